@@ -1,0 +1,3 @@
+"""adlm: the Anchored Diffusion Language Model, exact and readable."""
+
+__version__ = "0.1.0"

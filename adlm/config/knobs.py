@@ -1,0 +1,123 @@
+"""What the schema says of itself, and the sentence for a knob that is wrong. Knows no files."""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from pydantic import ValidationError
+
+from adlm.config.schema import Config
+
+
+@cache
+def sections() -> dict[str, type]:
+    """The fields of Config that are records of knobs themselves."""
+    found = {}
+    for name, hint in typing.get_type_hints(Config).items():
+        for option in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+            if dataclasses.is_dataclass(option):
+                found[name] = typing.cast(type, option)
+    return found
+
+
+@cache
+def sentences() -> dict[str, str]:
+    """Every knob, dotted, with the sentence under it in the schema."""
+    return dict(_sentences(Config, ""))
+
+
+def _sentences(owner: type, prefix: str) -> Iterator[tuple[str, str]]:
+    body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(owner)).body[0]).body
+    for statement, follower in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        name = statement.target.id
+        if owner is Config and name in sections():
+            yield from _sentences(sections()[name], f"{name}.")
+        elif isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
+            yield f"{prefix}{name}", str(follower.value.value)
+
+
+def unknown(knob: str) -> str | None:
+    """The sentence for a knob that does not exist, with the likely one; None where it does exist."""
+    known = sentences()
+    if knob in known or knob in sections():
+        return None
+    leaf = knob.rpartition(".")[2]
+    by_leaf: dict[str, list[str]] = {}
+    for name in known:
+        by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
+    near = difflib.get_close_matches(knob, known, n=1, cutoff=0.75)
+    for found in difflib.get_close_matches(leaf, by_leaf, n=2, cutoff=0.7):
+        near += [name for name in by_leaf[found] if name not in near]
+    section = knob.partition(".")[0]
+    inside = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
+    if near:
+        hint = f"did you mean {' or '.join(near[:3])}?"
+    elif inside:
+        hint = f"{section} has {', '.join(inside)}"
+    else:
+        hint = f"there are {', '.join(dict.fromkeys(name.partition('.')[0] for name in known))}"
+    return f"unknown knob {knob!r}; {hint}"
+
+
+WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dataclass_type": "a section of knobs, not a single value",
+}
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def in_words(error: ValidationError) -> str:
+    """The first mistake pydantic found, as a sentence with the knob, the value and the remedy."""
+    found = error.errors()[0]
+    knob = ".".join(str(part) for part in found["loc"] if part in _field_names())
+    kind, context, value = found["type"], found.get("ctx", {}), found["input"]
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "missing":
+        return f"{knob} is not given and has no default: {sentences()[knob]}"
+    shown = f"{knob} {value if isinstance(value, (int, float)) and not isinstance(value, bool) else repr(value)}"
+    for bound, phrase in BOUNDS.items():
+        if bound in context:
+            return f"{shown} must be {phrase} {context[bound]}: {sentences()[knob]}"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        return f"{shown} is not one of {', '.join(choices)}{instead(str(value), choices)}"
+    return f"{shown} must be {WANTED.get(kind, found['msg'])}"
+
+
+def instead(name: str, known: Iterable[str]) -> str:
+    """A closing `did you mean`, where one of the known names is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explained(text: str) -> str:
+    """A Config's YAML with the schema's sentence above each knob."""
+    known, section, lines = sentences(), "", []
+    for line in text.splitlines():
+        key, indent = line.split(":")[0].strip(), line[: len(line) - len(line.lstrip())]
+        if not indent:
+            section = key
+        if not indent and key in sections():
+            lines += ["", f"# {inspect.getdoc(sections()[key])}"]
+        else:
+            lines.append(f"{indent}# {known[f'{section}.{key}' if indent else key]}")
+        lines.append(line)
+    return "\n".join(lines).strip() + "\n"
+
+
+@cache
+def _field_names() -> set[str]:
+    return {field.name for owner in (Config, *sections().values()) for field in dataclasses.fields(owner)}

@@ -1,0 +1,185 @@
+"""Presets and overrides -> one checked Config, and back to YAML. Knows files and the schema, nothing of what knobs do.
+
+The words of a command are read from left to right: a bare word is a preset or a .yaml file laid over what is there,
+`section=name` lays that section's preset over the section, `a.b=c` sets one knob.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from adlm.config import knobs
+from adlm.config.schema import Config
+from adlm.errors import UserError
+
+Raw = dict[str, Any]
+
+PRESETS = files("adlm") / "presets"
+
+
+def resolve(words: Iterable[str]) -> Config:
+    """The Config that the words of a command ask for, over the defaults."""
+    raw: Raw = {}
+    for word in words:
+        knob, equals, value = word.partition("=")
+        if not equals and word.partition("/")[0] in knobs.sections():
+            raw = _laid_over(raw, {word.partition("/")[0]: _read_preset(word)})
+        elif not equals:
+            raw = _laid_over(raw, _read_preset(word))
+        elif knob in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
+            raw = _laid_over(raw, {knob: _read_preset(f"{knob}/{value}")})
+        else:
+            raw = _laid_over(raw, _nested(knob.split("."), _parse(value, origin=f"{knob}={value}")))
+    return from_mapping(raw)
+
+
+def from_mapping(raw: Mapping[str, Any]) -> Config:
+    """A plain mapping, as YAML gives it, checked key by key."""
+    for knob, value in _leaves(raw):
+        if complaint := knobs.unknown(knob):
+            raise UserError(complaint)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{knob} {value} must be a finite number")
+    try:
+        # through JSON, because there pydantic's strict mode takes a mapping for a record yet no "5" or true for a 5
+        return TypeAdapter(Config).validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        raise UserError(knobs.in_words(error)) from None
+
+
+def check(config: Config) -> Config:
+    """The same Config, its types and ranges checked: for one that was made in Python."""
+    return from_mapping(to_mapping(config))
+
+
+def to_mapping(config: Config) -> Raw:
+    """The Config as nested dicts, what is empty left out."""
+    return dataclasses.asdict(config, dict_factory=lambda items: {k: v for k, v in items if v is not None})
+
+
+def to_yaml(config: Config, explain: bool = False) -> str:
+    """The Config as YAML; with `explain`, each knob under its sentence from the schema."""
+    text = yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+    return knobs.explained(text) if explain else text
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the Config as YAML, whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n")
+            stream.write(to_yaml(config))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: Path) -> Config:
+    """A Config saved by `save`, or any .yaml of knobs."""
+    return resolve([str(path)])
+
+
+def preset_titles() -> dict[str, str]:
+    """Every preset shipped with the package, by name, with the sentence in its first line."""
+    return {
+        name: source.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for name, source in _preset_files()
+    }
+
+
+def _preset_files(folder: Traversable = PRESETS, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _preset_files(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            yield f"{prefix}{entry.name.removesuffix('.yaml')}", entry
+
+
+def _read_preset(name: str) -> Raw:
+    shipped = dict(_preset_files())
+    if name in shipped:
+        return _mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
+    if not name.endswith((".yaml", ".yml")):
+        raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.instead(name, shipped)}")
+    try:
+        return _mapping(Path(name).read_text(encoding="utf-8"), origin=name)
+    except OSError as error:
+        raise UserError(f"config file {name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"config file {name} cannot be read: it is not UTF-8 text") from None
+
+
+def _mapping(text: str, origin: str) -> Raw:
+    raw = _parse(text, origin)
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise UserError(f"{origin} is not a mapping of knobs to values, such as `length: 1024`")
+    return raw
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without surprises: 3e-4 is a number, a knob written twice is an error, and there are no aliases."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed; write the value out")
+        return super().compose_node(parent, index)
+
+    def unique_keys(self, node: yaml.MappingNode) -> Raw:
+        mapping: Raw = {}
+        for key_node, value_node in node.value:
+            key = str(self.construct_object(key_node, deep=True))
+            if key in mapping:
+                raise yaml.YAMLError(f"{key} is set twice, again on line {key_node.start_mark.line + 1}; keep one")
+            mapping[key] = self.construct_object(value_node, deep=True)
+        return mapping
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.unique_keys)
+_Loader.add_implicit_resolver(  # YAML 1.1 would read 3e-4 as text
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{origin} cannot be read as YAML: {problem}") from None
+
+
+def _nested(keys: list[str], value: Any) -> Raw:
+    for key in reversed(keys[1:]):
+        value = {key: value}
+    return {keys[0]: value}
+
+
+def _laid_over(below: Raw, above: Raw) -> Raw:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _leaves(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in raw.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,238 @@
+"""Every knob of a run, its default and a sentence about it. Knows nothing of files, tensors or networks.
+
+The defaults are ours where the paper leaves a choice; the presets `owt/...` and `lm1b/...` set what was published.
+Types and ranges are in the annotations, for `load.check`; what ties two knobs together is in `__post_init__`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from adlm.errors import UserError
+
+MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
+ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
+BridgeName = Literal["logits", "hidden", "mixture"]
+
+Count = Annotated[int, Ge(1)]
+Share = Annotated[float, Ge(0), Le(1)]
+Rate = Annotated[float, Ge(0)]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The size of the alphabet and the ids with a meaning, as `tokens.py` settles them from a tokenizer."""
+
+    size: Annotated[int, Ge(2)]
+    """Number of symbols V, the mask included."""
+    mask_id: Annotated[int, Ge(0)]
+    """The mask m; never a clean token."""
+    bos_id: Annotated[int, Ge(0)] | None = None
+    """Opens a block; empty where the tokenizer has none."""
+    eos_id: Annotated[int, Ge(0)] | None = None
+    """Ends a document; empty where the tokenizer has none."""
+    pad_id: Annotated[int, Ge(0)] | None = None
+    """Fills a short row; it enters no loss and no count."""
+
+    def __post_init__(self) -> None:
+        for name in ("mask_id", "bos_id", "eos_id", "pad_id"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < self.size:
+                raise UserError(
+                    f"vocabulary.{name} {value} is outside the vocabulary of {self.size} symbols; "
+                    f"give an id from 0 to {self.size - 1}, or a larger vocabulary.size"
+                )
+        for name in ("bos_id", "eos_id", "pad_id"):
+            if getattr(self, name) == self.mask_id:
+                raise UserError(
+                    f"vocabulary.{name} {self.mask_id} is the mask id too; the mask must be a symbol of its own"
+                )
+
+    @property
+    def num_clean(self) -> int:
+        """Number of symbols that text can hold: all but the mask."""
+        return self.size - 1
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is read, and how it becomes rows of `length` tokens."""
+
+    name: str = ""
+    """A corpus by name, such as openwebtext or lm1b."""
+    packing: Literal["packed", "packed-published", "padded"] = "packed"
+    """How documents become rows: joined with nothing lost, joined as the released code does, or one row each."""
+    pad: Literal["masked", "attended"] = "masked"
+    """Whether the network sees padding: masked hides it, attended is what the released code does."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the chance alpha_t that a token is still visible falls from t = 0 to t = 1."""
+
+    name: ScheduleName = "log-linear"
+    """The curve; log-linear is alpha_t = 1 - (1 - eps) t."""
+    eps: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """What is still visible at t = 1 (log-linear and both cosines); the released code trains with 1e-3."""
+    sigma_min: Rate = 1e-4
+    """Noise -log alpha at t = 0 (linear and geometric)."""
+    sigma_max: Annotated[float, Gt(0)] = 1.0
+    """Noise -log alpha at t = 1 (linear and geometric)."""
+
+    def __post_init__(self) -> None:
+        if self.name == "geometric" and self.sigma_min <= 0:
+            raise UserError(
+                f"schedule.sigma_min {self.sigma_min} is not positive, and a geometric curve cannot leave 0; try 1e-4"
+            )
+        if self.name in ("linear", "geometric") and self.sigma_max <= self.sigma_min:
+            raise UserError(
+                f"schedule.sigma_max {self.sigma_max} must exceed schedule.sigma_min {self.sigma_min}: "
+                "noise grows with t"
+            )
+
+
+@dataclass(frozen=True)
+class Time:
+    """Which times the objective looks at."""
+
+    steps: Annotated[int, Ge(0)] = 0
+    """T of the discrete-time bound; 0 is continuous time."""
+    t_min: Annotated[float, Ge(0), Lt(1)] = 1e-3
+    """Training draws t from [t_min, 1] in continuous time; the bound always looks at (0, 1]."""
+    antithetic: bool = True
+    """One time from each of B equal strata of a batch, instead of B independent times."""
+    sigma: Share = 0.0
+    """Remasking the discrete-time bound is for, cut at the ceiling of each step; 0 is ancestral sampling."""
+
+    def __post_init__(self) -> None:
+        if self.sigma > 0 and self.steps == 0:
+            raise UserError(
+                f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; set time.steps, say to 1000"
+            )
+
+
+@dataclass(frozen=True)
+class Model:
+    """The networks. Sizes by name: model=tiny, model=small, model=medium."""
+
+    hidden: Count = 768
+    """Width d."""
+    blocks: Count = 12
+    """Transformer blocks of the (anchor) network."""
+    heads: Count = 12
+    """Attention heads; each is hidden / heads wide."""
+    denoiser_blocks: Annotated[int, Ge(0)] | None = None
+    """Blocks of the second network; empty means half of `blocks`, 0 leaves the first network alone."""
+    bridge: BridgeName = "logits"
+    """What the second network reads of the first: raw logits (as published), hidden state, or expected embedding."""
+    condition: Count = 128
+    """Width of the time condition that modulates the norms."""
+    time_conditioning: bool = False
+    """Whether the network is told the noise sigma_t; if not, it is told 0."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
+    """Share of each residual update that is dropped in training."""
+
+    def __post_init__(self) -> None:
+        pairs = 2 * self.heads  # the halves of a head are rotated against each other, so its width is even
+        if self.hidden % pairs:
+            raise UserError(
+                f"model.hidden {self.hidden} is not a multiple of twice model.heads {self.heads}; "
+                f"try model.hidden={pairs * max(1, round(self.hidden / pairs))}"
+            )
+
+    @property
+    def num_denoiser_blocks(self) -> int:
+        """Blocks of the second network, with the default of half the first one's filled in."""
+        return self.blocks // 2 if self.denoiser_blocks is None else self.denoiser_blocks
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The anchor term of the ANELBO."""
+
+    gamma: Rate = 3e-3
+    """Weight of the anchor term; 0 leaves the plain bound."""
+    tau: Annotated[int, Ge(0)] = 5
+    """A token is an anchor where its id occurs at most tau times in its own sequence."""
+    positions: Literal["all", "masked"] = "all"
+    """Where anchors are scored: everywhere, as the released code does, or where masked, as Theorem 4.1 has it."""
+    warm_up: bool = True
+    """Let gamma grow with the share of training done: min(gamma, progress)."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """The recipe."""
+
+    steps: Count = 1_000_000
+    """Optimiser steps."""
+    batch_size: Count = 512
+    """Sequences a step, over all processes."""
+    learning_rate: Annotated[float, Gt(0)] = 3e-4
+    """Of AdamW, after the warm-up."""
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Decay of AdamW's mean."""
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
+    """Decay of AdamW's square."""
+    epsilon: Annotated[float, Gt(0)] = 1e-8
+    """AdamW's floor under the root."""
+    weight_decay: Rate = 0.0
+    """AdamW's decoupled decay."""
+    clip: Rate = 1.0
+    """Largest gradient norm; 0 does not clip."""
+    warm_up_steps: Annotated[int, Ge(0)] = 2_500
+    """Steps over which the learning rate rises from 0."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """The learning rate after the warm-up."""
+    ema: Annotated[float, Ge(0), Lt(1)] = 0.9999
+    """Largest decay of the averaged weights: min(ema, (1 + n) / (10 + n)) after n updates; 0 keeps no average."""
+    bridge_rate: Rate = 1.0
+    """Learning rate of the bridge, as a multiple of the others'."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Every draw of a run belongs to it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a canvas of masks becomes text."""
+
+    sampler: Literal["ancestral", "remdm-cap", "remdm-rescale"] = "ancestral"
+    """Which visible tokens are masked again: none, sigma = min(eta, ceiling), or sigma = eta * ceiling."""
+    steps: Count = 128
+    """Steps T of the walk from t = 1 to t_end."""
+    eta: Share = 0.0
+    """Strength of remasking; 0 is ancestral."""
+    t_end: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Where the walk ends; 0 reveals everything by draws, the released code stops at 1e-5."""
+    final: Literal["argmax", "draw"] = "argmax"
+    """What becomes of a token still masked at t_end."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, whole: the resolved form is saved beside every model and is itself a preset."""
+
+    method: MethodName = "adlm"
+    """The objective and its networks."""
+    tokenizer: str = "gpt2"
+    """A name, a tokenizer.json, a folder, a vocab.txt, or one of: text8, bytes."""
+    length: Annotated[int, Ge(2)] = 1024
+    """Tokens in a row, L; at least 2, so that one token can tell of another."""
+    vocabulary: Vocabulary | None = None
+    """Size and special ids; empty until a tokenizer settles them."""
+    data: Data = field(default_factory=Data)
+    schedule: Schedule = field(default_factory=Schedule)
+    time: Time = field(default_factory=Time)
+    model: Model = field(default_factory=Model)
+    anchor: Anchor = field(default_factory=Anchor)
+    train: Train = field(default_factory=Train)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        ends_visible = self.schedule.name in ("linear", "geometric") or self.schedule.eps > 0
+        if self.model.time_conditioning and not ends_visible:
+            raise UserError(
+                f"model.time_conditioning true needs a finite noise at t = 1, and schedule.eps {self.schedule.eps} "
+                "makes -log alpha_1 infinite; try schedule.eps=1e-3"
+            )

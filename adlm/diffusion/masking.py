@@ -1,0 +1,52 @@
+"""The forward process q(z_t | x) and its exact reversals. Knows nothing of networks or time grids.
+
+Shapes: B sequences, L tokens each, V symbols (the mask is one of them). alpha and sigma broadcast over (B, L).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adlm.diffusion.times import uniform
+
+
+def mask_tokens(x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator) -> Tensor:
+    """z_t ~ q(z_t | x): each token on its own is masked with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
+    return torch.where(uniform(tuple(x.shape), generator, x.device) < mask_chance, mask_id, x)
+
+
+def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:
+    """P(a masked token is revealed between t and s) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
+
+    sigma = 0 is ancestral sampling [ADLM Eq. 3]; any sigma up to `remasking_ceiling` leaves q(z_s | x) unchanged.
+    At alpha_t = 1 nothing is masked and there is no such chance.
+    """
+    return (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
+
+
+def remasking_ceiling(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """sigma_max = min(1, (1 - alpha_s) / alpha_t): above it the chance of a reveal would exceed 1.  [ReMDM]
+
+    At alpha_t = 0 nothing is visible, and any sigma up to 1 will do.
+    """
+    return torch.where(alpha_t > 0, (1 - alpha_s) / alpha_t, 1.0).clamp(max=1)
+
+
+def posterior(
+    z: Tensor, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask_id: int, sigma: Tensor | float = 0.0
+) -> Tensor:
+    """p(z_s | z_t) at every position, (B, L, V): what one reverse step draws from.  [ADLM Eq. 6, Eq. 3 at sigma = 0]
+
+    A visible token is masked again with probability sigma and else stays; a masked one is revealed with
+    `reveal_chance`, its identity drawn from the beliefs (B, L, V). With the true x for beliefs, a one-hot, this is
+    q(z_s | z_t, x). The anchor transition is the same step with the anchor network's prediction.  [ADLM Eq. 5]
+    """
+    symbols = beliefs.shape[-1]
+    masked = torch.full_like(z, mask_id)
+    reveal = torch.as_tensor(reveal_chance(alpha_s, alpha_t, sigma))[..., None]
+    remask = torch.as_tensor(sigma, dtype=beliefs.dtype, device=z.device)[..., None]
+    to_mask = F.one_hot(masked, symbols).to(beliefs.dtype)
+    to_itself = F.one_hot(z, symbols).to(beliefs.dtype)
+    if_masked = reveal * beliefs + (1 - reveal) * to_mask
+    if_visible = (1 - remask) * to_itself + remask * to_mask
+    return torch.where((z == mask_id)[..., None], if_masked, if_visible)

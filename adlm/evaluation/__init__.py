@@ -1,0 +1,1 @@
+"""Numbers about models and about this code itself. Never imports training."""

@@ -1,0 +1,64 @@
+"""The command line: `adlm COMMAND ...`. Knows which commands there are and how a mistake is told, nothing of either.
+
+Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence on standard error), 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from adlm import __version__
+from adlm.config.knobs import instead
+from adlm.errors import UserError
+
+# Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
+COMMANDS = {
+    "presets": "list the presets, or print one resolved, with overrides",
+    "parity": "compare this code with numbers of the released code",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its mistakes told as ours are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    try:
+        return run(sys.argv[1:] if words is None else words)
+    except UserError as error:
+        print(f"adlm: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run(words: Sequence[str]) -> int:
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise UserError(f"there is no command {words[0]!r}{instead(words[0], COMMANDS)} (see adlm --help)")
+    parser = Parser(prog="adlm", description="The Anchored Diffusion Language Model.")
+    parser.add_argument("--version", action="version", version=f"adlm {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, line in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=line, description=f"{line[0].upper()}{line[1:]}.", formatter_class=argparse.RawTextHelpFormatter
+        )
+        if words and words[0] == name:
+            module = importlib.import_module(f"adlm.interfaces.commands.{name}")
+            command.epilog = f"example:\n  {module.EXAMPLE}"
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    arguments = parser.parse_args(words)
+    return int(arguments.run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What every method can be asked. Knows none of the answers.
+
+The network is typed Any: each method takes the network that its own `build` makes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adlm.config.schema import Config, Sampling
+from adlm.sampling.frame import Frame
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One batch's objective, summed and not yet averaged: who adds up batches or processes divides once, by tokens."""
+
+    total: Tensor
+    """Sum over tokens, in nats, of everything that is trained: what is differentiated."""
+    nats: Tensor
+    """(B, L), the estimate of the bound a token, without the anchor term; 0 at padding; carries no gradient."""
+    num_tokens: int
+    """Tokens that are not padding, masked or not."""
+    parts: dict[str, Tensor]
+    """Sums over tokens of the terms of `total`, by name; no gradient."""
+
+    @property
+    def mean(self) -> Tensor:
+        """`total` a token."""
+        return self.total / self.num_tokens
+
+
+class Method(Protocol):
+    """A way to train a network on ids, to bound the likelihood of ids, and to make ids. Made from a checked Config."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def build(self) -> nn.Module:
+        """A fresh network, drawn from torch's default generator."""
+        ...
+
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator) -> Loss:
+        """The training objective on clean ids x (B, L), after a share `progress` of training."""
+        ...
+
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+        """nats (B, L): an unbiased estimate of an upper bound on -log p(x), spread over the tokens."""
+        ...
+
+    def generate(self, network: Any, canvas: Tensor, sampling: Sampling, generator: torch.Generator) -> Iterator[Frame]:
+        """A walk from the canvas (B, L), mask ids where text is wanted, to text."""
+        ...

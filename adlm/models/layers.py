@@ -1,0 +1,110 @@
+"""The parts of a transformer block as SEDD and ADLM have it. Knows nothing of vocabularies.
+
+Shapes: B sequences, L tokens, d wide, H heads of d / H each, c the width of the time condition.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with a weight and no bias, in float32 or better whatever runs around it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        precise = h if h.dtype == torch.float64 else h.float()
+        return F.layer_norm(precise, self.weight.shape, eps=1e-5) * self.weight
+
+
+class TimeCondition(nn.Module):
+    """The noise sigma (B,) as a vector (B, c): 128 cosines, then 128 sines, through two linear layers."""
+
+    FREQUENCIES = 128
+    LONGEST_PERIOD = 10_000.0
+
+    def __init__(self, condition: int):
+        super().__init__()
+        self.inner = nn.Linear(2 * self.FREQUENCIES, condition)
+        self.outer = nn.Linear(condition, condition)
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        steps = torch.arange(self.FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
+        angles = sigma[:, None] * torch.exp(-math.log(self.LONGEST_PERIOD) / self.FREQUENCIES * steps)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return F.silu(self.outer(F.silu(self.inner(waves))))
+
+
+def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or better."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    inverse = 10_000.0 ** (-torch.arange(0, head_width, 2, device=like.device, dtype=dtype) / head_width)
+    angles = torch.outer(torch.arange(length, device=like.device, dtype=dtype), inverse)
+    return angles.cos(), angles.sin()
+
+
+def rotate(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: coordinates i and i + head_width / 2 of q (B, H, L, head_width) turn by one angle."""
+    cos, sin = angles
+    first, second = q.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(q.dtype)
+
+
+def modulate(h: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
+    """h (1 + scale) + shift: adaLN, the identity at shift = scale = 0."""
+    return h * (1 + scale) + shift
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each on a modulated norm and added through a gate.
+
+    With `condition` None there is no adaLN (the autoregressive networks): shift and scale are 0 and the gates 1.
+    """
+
+    def __init__(self, width: int, heads: int, condition: int | None, dropout: float, causal: bool):
+        super().__init__()
+        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.norm1 = LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm2 = LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.modulation = None if condition is None else zero_linear(condition, 6 * width)
+
+    def forward(
+        self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None
+    ) -> Tensor:
+        parts: tuple[Tensor | float, ...] = (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
+        if self.modulation is not None:
+            parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        h = h + gate1 * self._drop(self._attend(modulate(self.norm1(h), shift1, scale1), angles, visible))
+        return h + gate2 * self._drop(self._think(modulate(self.norm2(h), shift2, scale2)))
+
+    def _attend(self, h: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, angles), rotate(k, angles)
+        if visible is not None and self.causal:
+            visible = visible & torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
+        return self.out(mixed.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _think(self, h: Tensor) -> Tensor:
+        return self.narrow(F.gelu(self.widen(h), approximate="tanh"))  # type: ignore[no-any-return]
+
+    def _drop(self, h: Tensor) -> Tensor:
+        return F.dropout(h, self.dropout, self.training)
+
+
+def zero_linear(width_in: int, width_out: int) -> nn.Linear:
+    """A linear layer that starts at zero, as every adaLN and every head does in the released code."""
+    layer = nn.Linear(width_in, width_out)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,86 @@
+"""One transformer: bidirectional or causal, told the noise or not. Knows nothing of masks or anchors.
+
+Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
+"""
+
+import math
+
+from torch import Tensor, nn
+
+from adlm.config.schema import Model
+from adlm.models.heads import Scored, score_positions
+from adlm.models.layers import Block, LayerNorm, TimeCondition, modulate, rotary_angles, zero_linear
+
+
+class Trunk(nn.Module):
+    """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
+
+    Everything here has static shapes: this is the part to compile.
+    """
+
+    def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool):
+        super().__init__()
+        condition = model.condition if modulated else None
+        self.head_width = model.hidden // model.heads
+        self.condition = TimeCondition(model.condition) if modulated else None
+        self.blocks = nn.ModuleList(
+            Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)
+        )
+        self.norm = LayerNorm(model.hidden)
+        self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
+
+    def forward(self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+        """sigma (B,) is the noise the network is told; without it every sequence is told 0."""
+        angles = rotary_angles(h.shape[1], self.head_width, like=h)
+        visible = None if pad is None else _attendable(pad)
+        condition = None
+        if self.condition is not None:
+            condition = self.condition(h.new_zeros(1) if sigma is None else sigma.to(h.dtype))
+        for block in self.blocks:
+            h = block(h, angles, condition, visible)
+        if self.modulation is None:
+            return self.norm(h)  # type: ignore[no-any-return]
+        shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
+        return modulate(self.norm(h), shift, scale)
+
+
+def _attendable(pad: Tensor) -> Tensor:
+    """Who may be attended to, (B, 1, 1, L): all but padding; in a row of nothing but padding, all, to stay finite."""
+    return (~pad | pad.all(dim=-1, keepdim=True))[:, None, None, :]
+
+
+class Transformer(nn.Module):
+    """ids (B, L) -> logits (B, L, V). Embedding and head are not tied."""
+
+    def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
+        super().__init__()
+        self.embedding = nn.Embedding(num_symbols, model.hidden)
+        nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
+        self.trunk = Trunk(model, model.blocks, causal, modulated)
+        self.head = zero_linear(model.hidden, num_symbols)
+
+    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+        return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]
+
+    def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+        return self.head(self.hidden(z, sigma, pad))  # type: ignore[no-any-return]
+
+    def score(
+        self,
+        z: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        mask_id: int | None = None,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+    ) -> Scored:
+        """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
+
+        The head runs at those positions only. One call holds all that reads a weight, so that FSDP2 can wrap it.
+        """
+        return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id)
+
+
+def num_parameters(network: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,202 @@
+"""Text <-> ids, and the one place where the mask, bos, eos and pad ids are settled. Knows no tensors.
+
+Every tokenizer is a Hugging Face `tokenizers` object underneath (the characters of text8 and plain bytes too), so that
+one class encodes, decodes and is saved as a tokenizer.json. A tokenizer without a mask (GPT-2) gets one more id for it.
+"""
+
+import json
+import logging
+import os
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers
+
+from adlm.config.schema import Vocabulary
+from adlm.errors import UserError
+
+MASK = "[MASK]"
+BUILT_IN = ("text8", "bytes")
+
+# What a special token is called where no file beside the tokenizer says so; the first that exists is taken.
+USUAL_NAMES = {
+    "mask": (MASK, "<mask>", "<|mask|>", "<MASK>"),
+    "bos": ("[BOS]", "<s>", "<|startoftext|>", "<|begin_of_text|>", "[CLS]", "<|endoftext|>"),
+    "eos": ("[EOS]", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<PAD>"),
+}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Ids for text and text for ids; `vocabulary` says how many symbols there are and which are special."""
+
+    name: str
+    engine: Engine
+    vocabulary: Vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text alone: nothing is added, and `[MASK]` in a document is five ordinary characters."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts, in parallel."""
+        self.engine.encode_special_tokens = True
+        try:
+            encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
+            raise UserError(f"tokenizer {self.name} has no id for something in the text: {error}") from None
+        return [row.ids for row in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens written out."""
+        for index in ids:
+            if not 0 <= index < self.vocabulary.size:
+                raise UserError(
+                    f"id {index} is outside tokenizer {self.name}, which has ids 0 to {self.vocabulary.size - 1}"
+                )
+        return str(self.engine.decode(list(ids), skip_special_tokens=False))
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json, which `load_tokenizer` reads back to the same ids."""
+        self.engine.save(str(folder / "tokenizer.json"))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by name (in $ADLM_DATA/tokenizers, then on the hub), tokenizer.json, vocab.txt or folder."""
+    engine, special = _read(name)
+    engine.no_truncation()
+    engine.no_padding()
+    return Tokenizer(name, engine, _settle(engine, special))
+
+
+def _read(name: str) -> tuple[Engine, Mapping[str, str]]:
+    """The engine, and the special tokens that files beside it name."""
+    if name == "text8":
+        return _characters(" " + string.ascii_lowercase), {}
+    if name == "bytes":
+        return _bytes(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+    path = Path(name)
+    local = Path(os.environ.get("ADLM_DATA", "")) / "tokenizers" / name
+    if not path.exists() and os.environ.get("ADLM_DATA") and local.is_dir():
+        path = local
+    if path.is_dir():
+        return _from_folder(path), _named_beside(path)
+    if path.is_file():
+        return (_bert(path) if path.suffix == ".txt" else _from_json(path)), _named_beside(path.parent)
+    if path.suffix in (".json", ".txt"):
+        raise UserError(f"tokenizer {name} does not exist; give a tokenizer.json, a vocab.txt or a folder with one")
+    return _from_hub(name), {}
+
+
+def _from_folder(folder: Path) -> Engine:
+    if (folder / "tokenizer.json").is_file():
+        return _from_json(folder / "tokenizer.json")
+    if (folder / "vocab.txt").is_file():
+        return _bert(folder / "vocab.txt")
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _gpt2(folder / "vocab.json", folder / "merges.txt")
+    raise UserError(f"tokenizer folder {folder} has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
+
+
+def _from_json(path: Path) -> Engine:
+    try:
+        return Engine.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  (the engine raises bare Exception for a damaged file)
+        raise UserError(f"tokenizer {path} cannot be read as a tokenizer.json: {error}") from None
+
+
+def _from_hub(name: str) -> Engine:
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's concern
+    try:
+        return Engine.from_pretrained(name)
+    except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
+        raise UserError(
+            f"tokenizer {name!r} is no file, not in $ADLM_DATA/tokenizers, none of {', '.join(BUILT_IN)}, and was not "
+            f"fetched from the hub ({type(error).__name__}); give the path of a tokenizer.json"
+        ) from None
+
+
+def _bert(vocab: Path) -> Engine:
+    """WordPiece over a vocab.txt, as bert-base-uncased reads text."""
+    try:
+        engine: Engine = tokenizers.BertWordPieceTokenizer(str(vocab), lowercase=True)._tokenizer
+    except Exception as error:  # noqa: BLE001  (as above)
+        raise UserError(f"tokenizer {vocab} cannot be read as a BERT vocab.txt: {error}") from None
+    return engine
+
+
+def _gpt2(vocab: Path, merges: Path) -> Engine:
+    """Byte-level BPE over vocab.json and merges.txt, as GPT-2 reads text."""
+    try:
+        engine: Engine = tokenizers.ByteLevelBPETokenizer(str(vocab), str(merges))._tokenizer
+    except Exception as error:  # noqa: BLE001  (as above)
+        raise UserError(f"tokenizer {vocab.parent} cannot be read as vocab.json and merges.txt: {error}") from None
+    return engine
+
+
+def _characters(alphabet: str) -> Engine:
+    """One id a character, in the order of the alphabet."""
+    engine = Engine(models.WordLevel({character: index for index, character in enumerate(alphabet)}))
+    engine.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    engine.decoder = decoders.Fuse()
+    return engine
+
+
+def _bytes() -> Engine:
+    """The ids 0 to 255 are the bytes themselves; 256 ends a document."""
+    # the engine writes a byte as one visible character: itself where it is printable, else the next from 256 on
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = iter(range(256, 512))
+    symbols = [chr(byte if byte in printable else next(hidden)) for byte in range(256)]
+    engine = Engine(models.BPE({symbol: byte for byte, symbol in enumerate(symbols)}, []))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.decoder = decoders.ByteLevel()
+    engine.add_special_tokens(["<|endoftext|>"])
+    return engine
+
+
+def _named_beside(folder: Path) -> dict[str, str]:
+    """The special tokens that special_tokens_map.json or tokenizer_config.json name."""
+    named: dict[str, str] = {}
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            entries = json.loads((folder / file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder / file} cannot be read as JSON: {error}") from None
+        roles = (("mask", ("mask",)), ("bos", ("cls", "bos")), ("eos", ("sep", "eos")), ("pad", ("pad",)))
+        for role, keys in roles:
+            for key in keys:
+                token = entries.get(f"{key}_token")
+                content = token.get("content") if isinstance(token, dict) else token
+                if isinstance(content, str):
+                    named[role] = content
+    return named
+
+
+def _settle(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
+    """The special ids; a mask is added as one more symbol where there is none, and eos pads where there is no pad."""
+
+    def first(role: str) -> int | None:
+        return next(_ids(engine, [named[role]] if role in named else USUAL_NAMES[role]), None)
+
+    mask_id = first("mask")
+    if mask_id is None:
+        engine.add_special_tokens([MASK])
+        mask_id = next(_ids(engine, [MASK]))
+    size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
+    bos_id, eos_id, pad_id = first("bos"), first("eos"), first("pad")
+    return Vocabulary(size, mask_id, bos_id, eos_id, eos_id if pad_id is None else pad_id)
+
+
+def _ids(engine: Engine, tokens: Sequence[str]) -> Iterator[int]:
+    for token in tokens:
+        index = engine.token_to_id(token)
+        if index is not None:
+            yield index
