@@ -30,7 +30,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(words: Sequence[str] | None = None) -> int:
     try:
-        return run(sys.argv[1:] if words is None else words)
+        code = run(sys.argv[1:] if words is None else words)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"adlm: {error}", file=sys.stderr)  # noqa: T201
         return 2

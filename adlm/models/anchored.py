@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.config.schema import Model
-from adlm.models.heads import LOGITS_AT_ONCE, Scored, score_positions
+from adlm.models.heads import LOGITS_AT_ONCE, Scored, plain_linear_cross_entropy, score_positions
 from adlm.models.layers import zero_linear
 from adlm.models.transformer import Transformer, Trunk
 
@@ -139,3 +139,22 @@ class AnchoredTransformer(nn.Module):
         if anchor_weight is None:
             return scored, None
         return scored, score_positions(anchor_hidden, self.anchor.head, x, anchor_weight)
+
+    def plain_score(
+        self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None
+    ) -> tuple[Scored, Scored]:
+        """`score` as on paper, the logits bridge unfolded and all logits built: the oracle."""
+        assert self.denoiser is not None
+        hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
+        handed_over = (bridge.unfolded if isinstance(bridge, LogitsBridge) else bridge)(hidden, self.anchor.head)
+        return (
+            _plain(self.denoiser.trunk(handed_over), self.denoiser.head, x, weight, mask_id),
+            _plain(hidden, self.anchor.head, x, anchor_weight, None),
+        )
+
+
+def _plain(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
+    flat = plain_linear_cross_entropy(
+        hidden.flatten(0, 1), head.weight, head.bias, x.flatten(), weight.flatten(), excluded
+    )
+    return Scored(flat.total, flat.nats.view(x.shape) * (weight != 0))

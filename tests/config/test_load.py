@@ -1,0 +1,172 @@
+"""Laws of presets, overrides and the sentences for what is wrong with them."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from adlm.config.knobs import sections, sentences
+from adlm.config.load import check, from_mapping, preset_titles, read, resolve, save, to_mapping, to_yaml
+from adlm.config.schema import Config, Model, Vocabulary
+from adlm.errors import UserError
+
+RUNS = [f"{corpus}/{method}" for corpus in ("owt", "lm1b") for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r")]
+
+
+def test_every_run_of_the_paper_has_a_preset_and_every_preset_a_title():
+    titles = preset_titles()
+    assert set(RUNS) <= set(titles)
+    assert {f"model/{size}" for size in ("tiny", "small", "medium")} <= set(titles)
+    assert all(len(title) > 10 for title in titles.values())
+
+
+@pytest.mark.parametrize("name", preset_titles())
+def test_every_preset_resolves_and_survives_a_round_trip(name, tmp_path):
+    config = resolve([name])
+    save(config, tmp_path / "config.yaml")
+    assert read(tmp_path / "config.yaml") == config
+    assert from_mapping(yaml.safe_load(to_yaml(config, explain=True))) == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_the_paper_is_what_it_says(name):
+    corpus, method = name.split("/")
+    config = resolve([name])
+    assert config.method == method
+    assert (config.tokenizer, config.length) == (("gpt2", 1024) if corpus == "owt" else ("bert-base-uncased", 128))
+    assert (config.model.hidden, config.model.blocks, config.model.heads) == (768, 12, 12)
+    assert config.train.steps == (500_000 if method in ("ar", "a2r") else 1_000_000)
+    if method in ("adlm", "a2r"):
+        assert config.model.num_denoiser_blocks == 6
+        assert (config.anchor.gamma, config.anchor.tau, config.anchor.positions) == (3e-3, 5, "all")
+    if method not in ("ar", "a2r"):
+        assert config.schedule.eps == 1e-3
+    assert config.time.steps == (1000 if method == "d3pm" else 0)
+    assert config.model.time_conditioning == (method in ("sedd", "d3pm"))
+
+
+def test_words_are_laid_over_each_other_from_left_to_right(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("length: 64\nanchor: {tau: 2}\n")
+    config = resolve(["owt/adlm", "model=medium", str(own), "anchor.gamma=0.1", "length=32"])
+    assert (config.model.hidden, config.model.num_denoiser_blocks) == (1024, 12)
+    assert (config.anchor.tau, config.anchor.gamma, config.length) == (2, 0.1, 32)
+    assert config.tokenizer == "gpt2"
+    assert resolve(["length=32", str(own)]).length == 64
+
+
+def test_numbers_may_be_written_as_people_write_them():
+    config = resolve(["train.learning_rate=3e-4", "train.steps=500_000", "schedule.eps=0", "anchor.gamma=1"])
+    assert (config.train.learning_rate, config.train.steps) == (3e-4, 500_000)
+    assert isinstance(config.schedule.eps, float)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["anchor.gama=1"], "unknown knob 'anchor.gama'; did you mean anchor.gamma?"),
+        (["gamma=1"], "unknown knob 'gamma'; did you mean anchor.gamma?"),
+        (["model.size=small"], "unknown knob 'model.size'; did you mean vocabulary.size?"),
+        (["anchor.zzz=1"], "unknown knob 'anchor.zzz'; anchor has gamma, tau, positions, warm_up"),
+        (["nothing=1"], "unknown knob 'nothing'; there are method, tokenizer, length"),
+        (["anchor.gamma.x=3"], "unknown knob 'anchor.gamma.x'; did you mean anchor.gamma?"),
+        (["anchor.tau=-1"], "anchor.tau -1 must be at least 0: A token is an anchor where"),
+        (["anchor.tau=2.5"], "anchor.tau 2.5 must be a whole number"),
+        (["anchor.tau=true"], "anchor.tau True must be a whole number"),
+        (["anchor.tau="], "anchor.tau None must be a whole number"),
+        (["anchor.tau=five"], "anchor.tau 'five' must be a whole number"),
+        (["anchor.gamma=big"], "anchor.gamma 'big' must be a number"),
+        (["anchor.gamma=.inf"], "anchor.gamma inf must be a finite number"),
+        (["anchor.warm_up=1"], "anchor.warm_up 1 must be true or false"),
+        (["tokenizer=3"], "tokenizer 3 must be text"),
+        (["anchor=3"], "anchor 3 must be a section of knobs, not a single value"),
+        (["length=1"], "length 1 must be at least 2"),
+        (["method=adml"], "method 'adml' is not one of adlm, mdlm, sedd, d3pm, ar, a2r; did you mean 'adlm'?"),
+        (
+            ["model=smal"],
+            "there is no preset 'model/smal' (`adlm presets` lists them all); did you mean 'model/small'?",
+        ),
+        (["owt/adml"], "there is no preset 'owt/adml' (`adlm presets` lists them all); did you mean 'owt/adlm'?"),
+        (["missing.yaml"], "config file missing.yaml cannot be read: No such file or directory"),
+        (["length=[1"], "length=[1 cannot be read as YAML"),
+        (
+            ["vocabulary.size=54", "vocabulary.mask_id=54"],
+            "vocabulary.mask_id 54 is outside the vocabulary of 54 symbols",
+        ),
+        (["vocabulary.size=54", "vocabulary.mask_id=-1"], "vocabulary.mask_id -1 must be at least 0"),
+        (["vocabulary.size=54"], "vocabulary.mask_id is not given and has no default"),
+        (["vocabulary={size: 5, mask_id: 4, eos_id: 4}"], "vocabulary.eos_id 4 is the mask id too"),
+        (["model.hidden=770"], "model.hidden 770 is not a multiple of twice model.heads 12; try model.hidden=768"),
+        (["model.hidden=36"], "model.hidden 36 is not a multiple of twice model.heads 12; try model.hidden=48"),
+        (["time.sigma=0.1"], "time.sigma 0.1 needs discrete time, and time.steps is 0"),
+        (["schedule=geometric", "schedule.sigma_min=0"], "schedule.sigma_min 0.0 is not positive"),
+        (["schedule=linear", "schedule.sigma_max=0.0"], "schedule.sigma_max 0.0 must be more than 0"),
+        (["schedule=geometric", "schedule.sigma_min=2"], "schedule.sigma_max 1.0 must exceed schedule.sigma_min 2.0"),
+        (["model.time_conditioning=true"], "needs a finite noise at t = 1, and schedule.eps 0.0"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_knob_the_value_and_the_remedy(words, sentence):
+    with pytest.raises(UserError) as caught:
+        resolve(words)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("length: 8\nlength: 9\n", "length is set twice, again on line 2"),
+        ("anchor: &a {tau: 2}\nmodel: *a\n", "aliases (*name) are not allowed"),
+        ("- 1\n- 2\n", "is not a mapping of knobs to values"),
+        ("just words\n", "is not a mapping of knobs to values"),
+        ("length: !!python/object/apply:os.system ['true']\n", "cannot be read as YAML"),
+        ("\x00", "cannot be read as YAML"),
+        ("length: {1: 2}\n", "unknown knob 'length.1'"),
+        ("? [a, b]\n: 3\n", "unknown knob"),
+        ("data: {name: 2024-01-01}\nlength: 2024-01-01\n", "length '2024-01-01' must be a whole number"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence_and_runs_nothing(tmp_path, text, sentence):
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve([str(path)])
+    assert sentence in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_one_sentence(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="it is not UTF-8 text"):
+        resolve([str(path)])
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("# nothing yet\n")
+    assert resolve([str(path)]) == Config()
+
+
+def test_a_config_made_in_python_is_checked_too():
+    config = Config(model=Model(hidden=32, heads=2), vocabulary=Vocabulary(5, 4))
+    assert check(config) == config
+    with pytest.raises(UserError, match=r"length 'long' must be a whole number"):
+        check(replace(config, length="long"))
+
+
+def test_every_knob_has_a_sentence():
+    known = sentences()
+    for name, value in to_mapping(replace(Config(), vocabulary=Vocabulary(9, 8, 1, 2, 3))).items():
+        leaves = [f"{name}.{leaf}" for leaf in value] if name in sections() else [name]
+        assert all(known[leaf].endswith(".") for leaf in leaves)
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    save(Config(length=8), path)
+    monkeypatch.setattr("adlm.config.load.to_yaml", lambda config: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save(Config(length=9), path)
+    assert read(path).length == 8
+    assert list(tmp_path.iterdir()) == [path]

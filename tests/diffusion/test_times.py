@@ -1,0 +1,48 @@
+"""Laws of the times a batch looks at."""
+
+import torch
+from worlds import seeded
+
+from adlm.diffusion.times import draw_grid_times, draw_times, grid
+
+
+def test_antithetic_times_lie_one_in_each_stratum():
+    t = draw_times(64, seeded(), t_min=0.2)
+    strata = torch.ceil((t - 0.2) / 0.8 * 64)
+    assert sorted(strata.tolist()) == list(range(1, 65))
+
+
+def test_each_antithetic_time_is_uniform_in_its_stratum():
+    draws = torch.stack([draw_times(4, seeded(seed)) for seed in range(4000)]).sort(dim=1).values
+    within = draws * 4 - torch.arange(4)
+    assert (within.mean(dim=0) - 0.5).abs().max() < 0.02  # standard error .0046
+    assert (within.var(dim=0) - 1 / 12).abs().max() < 0.005
+
+
+def test_independent_times_do_not_fill_the_strata():
+    strata = torch.ceil(draw_times(64, seeded(), antithetic=False) * 64)
+    assert len(strata.unique()) < 64
+
+
+def test_time_zero_is_never_drawn_even_where_float32_would_round_to_it(monkeypatch):
+    largest = 1 - 2**-24
+    monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.full(shape, largest))
+    assert (draw_times(100_000, seeded()) > 0).all()
+    t, s = draw_grid_times(512, 1000, seeded())
+    assert t.min() == 1 / 1000
+    assert s.min() == 0
+
+
+def test_grid_times_are_the_steps_of_the_grid_all_equally_likely():
+    t, s = draw_grid_times(10 * 100, 10, seeded())
+    torch.testing.assert_close(t - s, torch.full_like(t, 0.1))
+    values, counts = torch.round(t * 10).unique(return_counts=True)
+    assert values.tolist() == list(range(1, 11))
+    assert (counts - 100).abs().max() <= 1  # stratified: a stratum may straddle nothing, but floats may
+
+
+def test_the_walk_runs_from_one_to_its_end_in_equal_steps():
+    times = grid(5, 1e-5)
+    assert times[0] == 1
+    assert times[-1] == 1e-5
+    torch.testing.assert_close(times.diff(), torch.full((5,), -(1 - 1e-5) / 5, dtype=torch.float64))

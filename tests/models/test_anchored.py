@@ -1,0 +1,138 @@
+"""Laws of the anchored pair."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from worlds import seeded, wake
+
+from adlm.config.schema import Model
+from adlm.models import anchored
+from adlm.models.anchored import AnchoredTransformer, LogitsBridge, MixtureBridge
+
+MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
+BRIDGES = ("logits", "hidden", "mixture")
+
+
+def pair(bridge: str = "logits", **knobs: object) -> AnchoredTransformer:
+    network = AnchoredTransformer(replace(MODEL, bridge=bridge, **knobs), 12).double()
+    return wake(network).eval()
+
+
+def gradients(value, network):
+    network.zero_grad()
+    value.backward()
+    return {
+        name: parameter.grad.clone() for name, parameter in network.named_parameters() if parameter.grad is not None
+    }
+
+
+def test_the_folded_bridge_equals_the_two_layers_gradients_too():
+    torch.manual_seed(0)
+    head, bridge = torch.nn.Linear(5, 40).double(), LogitsBridge(40, 5).double()
+    hidden = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    pull = torch.randn(2, 3, 5, dtype=torch.float64)
+    results = []
+    for form in (bridge, bridge.unfolded):
+        out = form(hidden, head)
+        leaves = (hidden, head.weight, head.bias, bridge.weight, bridge.bias)
+        results.append([out, *torch.autograd.grad((out * pull).sum(), leaves)])
+    for folded, plain in zip(*results, strict=True):
+        torch.testing.assert_close(folded, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch):
+    torch.manual_seed(0)
+    head, bridge = torch.nn.Linear(5, 40).double(), MixtureBridge(40, 6).double()
+    hidden = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    plain = head(hidden).softmax(dim=-1) @ bridge.table
+    leaves = (hidden, head.weight, head.bias, bridge.table)
+    expected = [plain, *torch.autograd.grad((plain**2).sum(), leaves)]
+    monkeypatch.setattr(anchored, "LOGITS_AT_ONCE", 3 * 40)
+    chunked = bridge(hidden, head)
+    for ours, oracle in zip([chunked, *torch.autograd.grad((chunked**2).sum(), leaves)], expected, strict=True):
+        torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
+    """Silence the anchor network's hidden states, and the denoiser says the same of every text."""
+    network = pair(bridge)
+    assert not torch.equal(network(IDS)[0], network(IDS)[1])
+    network.anchor.trunk.norm.weight.data.zero_()
+    torch.testing.assert_close(network(IDS)[0], network(IDS)[1])
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_the_pair_composes_anchor_network_bridge_and_denoiser(bridge):
+    network = pair(bridge)
+    hidden = network.anchor.hidden(IDS)
+    by_hand = network.denoiser.head(network.denoiser.trunk(network.denoiser.bridge(hidden, network.anchor.head)))
+    torch.testing.assert_close(network(IDS), by_hand)
+    torch.testing.assert_close(network.anchor_logits(IDS), network.anchor.head(hidden))
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_both_totals_and_all_gradients_equal_the_unfolded_unchunked_form(bridge):
+    network, x = pair(bridge), IDS.clone()
+    z = IDS.masked_fill(torch.rand(2, 8, generator=seeded(1)) < 0.6, 0)
+    weight = torch.rand(2, 8, generator=seeded(2)).double() * (z == 0)
+    anchor_weight = torch.rand(2, 8, generator=seeded(3)).double()
+    scored, anchor_scored = network.score(z, x, weight, anchor_weight, mask_id=0)
+    ours = gradients(scored.total + 0.3 * anchor_scored.total, network)
+    plain, anchor_plain = network.plain_score(z, x, weight, anchor_weight, mask_id=0)
+    oracle = gradients(plain.total + 0.3 * anchor_plain.total, network)
+    for fast, slow in ((scored, plain), (anchor_scored, anchor_plain)):
+        torch.testing.assert_close(fast.total, slow.total)
+        torch.testing.assert_close(fast.nats, slow.nats)
+    assert ours.keys() == oracle.keys() == dict(network.named_parameters()).keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], oracle[name], rtol=1e-9, atol=1e-12)
+
+
+def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
+    network, nothing = pair(), torch.zeros(2, 8).double()
+    scored, anchor_scored = network.score(IDS, IDS, nothing, nothing, mask_id=0)
+    pulled = gradients(scored.total + anchor_scored.total, network)
+    assert scored.total == 0
+    assert all((gradient == 0).all() for gradient in pulled.values())
+
+
+def sharded_worker(rank: int, world: int, port: int, expected: dict[str, torch.Tensor]) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        network = pair()
+        mesh = init_device_mesh("cpu", (world,))
+        for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)  # embeddings, heads and bridge: the root group
+        register_fsdp_forward_method(network, "score")
+        row = IDS[rank : rank + 1]
+        weight = torch.linspace(0, 1, 8).double()[None]
+        scored, anchor_scored = network.score(row, row, weight, weight, mask_id=0)
+        (scored.total + 0.3 * anchor_scored.total).backward()
+        for name, parameter in network.named_parameters():
+            assert isinstance(parameter.grad, DTensor)
+            torch.testing.assert_close(world * parameter.grad.full_tensor(), expected[name], rtol=1e-10, atol=1e-12)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_over_two_processes_the_score_has_the_same_gradients():
+    """FSDP2 gathers the weights inside `score`; folding and the chunked loss see them whole."""
+    network, weight = pair(), torch.linspace(0, 1, 8).double().expand(2, 8)
+    scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
+    expected = gradients(scored.total + 0.3 * anchor_scored.total, network)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(sharded_worker, (2, port, expected), nprocs=2)

@@ -1,0 +1,96 @@
+"""Laws of the single network."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from worlds import seeded, wake
+
+from adlm.config.load import resolve
+from adlm.config.schema import Vocabulary
+from adlm.methods import method_of
+from adlm.models.layers import rotary_angles, rotate
+from adlm.models.transformer import Transformer, num_parameters
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
+
+
+@pytest.fixture
+def network(tiny_config):
+    return wake(Transformer(tiny_config.model, 12).double()).eval()
+
+
+@pytest.fixture
+def causal(tiny_config):
+    return wake(Transformer(tiny_config.model, 12, causal=True, modulated=False).double()).eval()
+
+
+def test_a_causal_network_sees_no_later_token_and_a_bidirectional_one_does(network, causal):
+    changed = IDS.clone()
+    changed[:, 5] = 0
+    for each, blind in ((causal, True), (network, False)):
+        before, after = each(IDS)[:, :5], each(changed)[:, :5]
+        assert torch.equal(before, after) == blind
+        assert not torch.equal(each(IDS)[:, 5:], each(changed)[:, 5:])
+
+
+def test_padding_changes_nothing_for_the_tokens_before_it(network, causal):
+    pad = torch.zeros(2, 8, dtype=torch.bool)
+    pad[1, 5:] = True
+    for each in (network, causal):
+        padded = each(IDS, pad=pad)
+        torch.testing.assert_close(padded[1, :5], each(IDS[1:, :5])[0])
+        torch.testing.assert_close(padded[0], each(IDS[:1])[0])
+
+
+def test_a_row_of_nothing_but_padding_stays_finite(network):
+    pad = torch.tensor([[False] * 8, [True] * 8])
+    assert network(IDS, pad=pad).isfinite().all()
+
+
+def test_a_network_told_nothing_is_told_that_the_noise_is_zero(network):
+    assert torch.equal(network(IDS), network(IDS, sigma=None))
+    torch.testing.assert_close(network(IDS), network(IDS, sigma=torch.zeros(2).double()))
+    noisy = network(IDS, sigma=torch.tensor([0.0, 1.3]).double())
+    torch.testing.assert_close(noisy[0], network(IDS)[0])
+    assert (noisy[1] - network(IDS)[1]).abs().max() > 1e-3
+
+
+def test_rotated_queries_and_keys_meet_by_distance_alone():
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded(), dtype=torch.float64).expand(2, 1, 1, 10, 8)
+    angles = rotary_angles(10, 8, like=q)
+    scores = (rotate(q, angles) @ rotate(k, angles).transpose(-1, -2))[0, 0]
+    for distance in range(-9, 10):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert scores[0, 1] != scores[0, 2]
+    torch.testing.assert_close(rotate(q, angles).norm(dim=-1), q.norm(dim=-1))
+
+
+def test_a_fresh_network_guesses_uniformly_whatever_it_reads(tiny_config):
+    logits = Transformer(tiny_config.model, 12)(IDS)
+    assert (logits == 0).all()
+
+
+def test_dropout_is_for_training_only(tiny_config):
+    network = wake(Transformer(replace(tiny_config.model, dropout=0.5), 12))
+    assert not torch.equal(network.train()(IDS), network.train()(IDS))
+    assert torch.equal(network.eval()(IDS), network.eval()(IDS))
+
+
+def test_the_nats_of_the_right_answers_are_minus_their_log_probability(network):
+    weight = torch.rand(2, 8, generator=seeded())
+    scored = network.score(IDS, IDS, weight, mask_id=0)
+    logits = network(IDS)
+    logits[..., 0] = -torch.inf
+    expected = -logits.log_softmax(dim=-1).gather(-1, IDS[..., None])[..., 0]
+    torch.testing.assert_close(scored.nats, expected)
+    torch.testing.assert_close(scored.total, (weight * expected).sum())
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("owt/adlm", 293.19), ("owt/mdlm", 169.63)])
+def test_the_paper_sizes_have_the_paper_number_of_parameters(preset, millions):
+    config = replace(resolve([preset]), vocabulary=Vocabulary(50_258, 50_257))
+    with torch.device("meta"):
+        network = method_of(config).build()
+    assert round(num_parameters(network) / 1e6, 2) == millions

@@ -1,0 +1,145 @@
+"""Laws of text and ids."""
+
+import json
+import string
+
+import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from adlm.errors import UserError
+from adlm.tokens import load_tokenizer
+
+TEXT = "Of the people, by the people, for the people: naïve ☃ [MASK] <|endoftext|>\n\tend."
+
+
+@pytest.fixture
+def word_piece(tmp_path):
+    """A BERT vocab.txt of two dozen lines."""
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "people", "##s", *".,[]", "mask"]))
+    return path
+
+
+@pytest.fixture
+def byte_level(tmp_path):
+    """A tokenizer.json as GPT-2's: <|endoftext|> and no mask; truncation and padding are set."""
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    engine.train_from_iterator([TEXT] * 5, trainer)
+    engine.enable_truncation(4)
+    engine.enable_padding(length=50)
+    path = tmp_path / "tokenizer.json"
+    engine.save(str(path))
+    return path
+
+
+def test_bytes_are_their_own_ids_and_every_text_comes_back():
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.encode(TEXT) == list(TEXT.encode())
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert (tokenizer.vocabulary.eos_id, tokenizer.vocabulary.mask_id, tokenizer.vocabulary.size) == (256, 257, 258)
+
+
+def test_text8_has_a_space_26_letters_and_a_mask():
+    tokenizer = load_tokenizer("text8")
+    alphabet = " " + string.ascii_lowercase
+    assert tokenizer.encode(alphabet) == list(range(27))
+    assert tokenizer.decode(tokenizer.encode("of the people")) == "of the people"
+    assert (tokenizer.vocabulary.size, tokenizer.vocabulary.mask_id) == (28, 27)
+    with pytest.raises(UserError, match="tokenizer text8 has no id for something in the text"):
+        tokenizer.encode("Über")
+
+
+def test_a_tokenizer_without_a_mask_gets_one_more_id_and_a_pad_that_is_its_eos(byte_level):
+    before = Engine.from_file(str(byte_level)).get_vocab_size()
+    vocabulary = load_tokenizer(str(byte_level)).vocabulary
+    assert (vocabulary.size, vocabulary.mask_id) == (before + 1, before)
+    assert vocabulary.bos_id == vocabulary.eos_id == vocabulary.pad_id == 0
+
+
+def test_a_tokenizer_with_a_mask_keeps_it(word_piece):
+    vocabulary = load_tokenizer(str(word_piece)).vocabulary
+    assert (vocabulary.size, vocabulary.mask_id) == (13, 4)
+    assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) == (2, 3, 0)
+
+
+def test_no_text_ever_encodes_to_the_mask_or_to_a_special_token(word_piece, byte_level):
+    for name in ("bytes", str(word_piece), str(byte_level)):
+        tokenizer = load_tokenizer(name)
+        special = {tokenizer.vocabulary.mask_id, tokenizer.vocabulary.eos_id, tokenizer.vocabulary.bos_id}
+        assert not special & set(tokenizer.encode(TEXT))
+
+
+def test_truncation_and_padding_saved_in_a_file_are_switched_off(byte_level):
+    tokenizer = load_tokenizer(str(byte_level))
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode("the")) <= 3
+
+
+def test_masks_can_be_read_in_decoded_text(byte_level):
+    tokenizer = load_tokenizer(str(byte_level))
+    assert tokenizer.decode([*tokenizer.encode("by "), tokenizer.vocabulary.mask_id]) == "by [MASK]"
+
+
+def test_many_texts_encode_as_one_by_one(byte_level):
+    tokenizer = load_tokenizer(str(byte_level))
+    texts = [TEXT, "", "the people"]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_saved_tokenizer_loads_to_the_same_ids(byte_level, tmp_path):
+    tokenizer, folder = load_tokenizer(str(byte_level)), tmp_path / "model"
+    folder.mkdir()
+    tokenizer.save(folder)
+    again = load_tokenizer(str(folder))
+    assert again.vocabulary == tokenizer.vocabulary
+    assert again.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_special_tokens_named_beside_the_tokenizer_count_before_the_usual_names(word_piece):
+    names = {"mask_token": {"content": "##s"}, "pad_token": "the", "cls_token": "[UNK]", "bos_token": None}
+    (word_piece.parent / "special_tokens_map.json").write_text(json.dumps(names))
+    vocabulary = load_tokenizer(str(word_piece.parent)).vocabulary
+    assert (vocabulary.mask_id, vocabulary.pad_id, vocabulary.bos_id, vocabulary.eos_id) == (7, 5, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({}, "has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt"),
+        ({"tokenizer.json": "{"}, "cannot be read as a tokenizer.json"),
+        ({"vocab.json": "[]", "merges.txt": "?"}, "cannot be read as vocab.json and merges.txt"),
+        ({"vocab.txt": "[UNK]", "tokenizer_config.json": "{"}, "cannot be read"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(tmp_path, files, sentence):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_network():
+    with pytest.raises(UserError, match=r"tokenizer no/such/tokenizer.json does not exist"):
+        load_tokenizer("no/such/tokenizer.json")
+
+
+def test_an_id_outside_the_tokenizer_is_refused():
+    with pytest.raises(UserError, match="id 258 is outside tokenizer bytes, which has ids 0 to 257"):
+        load_tokenizer("bytes").decode([65, 258])
+
+
+def test_the_real_tokenizers_have_their_known_ids(data_folder):
+    gpt2, bert = load_tokenizer("gpt2"), load_tokenizer("bert-base-uncased")
+    assert (gpt2.vocabulary.size, gpt2.vocabulary.mask_id, gpt2.vocabulary.eos_id) == (50_258, 50_257, 50_256)
+    assert (bert.vocabulary.size, bert.vocabulary.mask_id) == (30_522, 103)
+    assert (bert.vocabulary.bos_id, bert.vocabulary.eos_id, bert.vocabulary.pad_id) == (101, 102, 0)
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.decode(gpt2.encode(TEXT)) == TEXT
+    assert bert.encode("Hello world") == [7592, 2088]
+    only_vocab = load_tokenizer(str(data_folder / "tokenizers/bert-base-uncased/vocab.txt"))
+    assert only_vocab.encode(TEXT) == bert.encode(TEXT)

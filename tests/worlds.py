@@ -1,0 +1,99 @@
+"""Worlds small enough to enumerate: every text, every noisy state, every step of a walk.
+
+Shapes: X texts, S states, L tokens, V symbols with the mask last.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from adlm.diffusion.masking import posterior
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def real(value: float | list[float]) -> Tensor:
+    """A number of paper and pencil: in double precision."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def wake(network: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
+    """Random weights everywhere, heads and modulations too: a fresh network says the same of everything."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return network
+
+
+class World:
+    """A language over `words` words and a mask, `length` tokens a text, with a probability for every text."""
+
+    def __init__(self, words: int, length: int, probabilities: Tensor):
+        self.mask_id, self.num_symbols, self.length = words, words + 1, length
+        self.texts = torch.tensor(list(itertools.product(range(words), repeat=length)))
+        self.states = torch.tensor(list(itertools.product(range(words + 1), repeat=length)))
+        self.probabilities = probabilities
+
+    @classmethod
+    def random(cls, words: int = 2, length: int = 3, seed: int = 0) -> "World":
+        weights = torch.rand(words**length, generator=seeded(seed), dtype=torch.float64) + 0.05
+        return cls(words, length, weights / weights.sum())
+
+    def chance(self, alpha: Tensor) -> Tensor:
+        """q(z | x) for every text and state, (X, S)."""
+        masked = self.states == self.mask_id
+        agrees = self.states[None] == self.texts[:, None]
+        factor = torch.where(masked, 1 - alpha, torch.where(agrees, alpha, 0.0))
+        return factor.prod(dim=-1)
+
+    def exact_beliefs(self) -> Tensor:
+        """p(x_l = v | z) at every state, (S, L, V): what a perfect network would say."""
+        fits = ((self.states[:, None] == self.texts) | (self.states[:, None] == self.mask_id)).all(dim=-1)
+        joint = fits * self.probabilities
+        one_hot = torch.nn.functional.one_hot(self.texts, self.num_symbols).double()
+        beliefs = torch.einsum("sx,xlv->slv", joint, one_hot)
+        return beliefs / joint.sum(dim=1)[:, None, None]
+
+    def random_beliefs(self, seed: int = 0) -> Tensor:
+        """SUBS beliefs of a network that has learnt nothing right, (S, L, V)."""
+        guess = torch.rand(len(self.states), self.length, self.num_symbols, generator=seeded(seed)).double() + 0.02
+        guess[..., self.mask_id] = 0
+        guess = guess / guess.sum(dim=-1, keepdim=True)
+        copied = torch.nn.functional.one_hot(self.states, self.num_symbols).double()
+        return torch.where((self.states == self.mask_id)[..., None], guess, copied)
+
+    def step(self, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:
+        """P(z_s | z_t) for every pair of states, (S from, S to)."""
+        each = posterior(self.states, beliefs, alpha_s, alpha_t, self.mask_id, sigma)  # (S, L, V)
+        everywhere = each[:, None].expand(-1, len(self.states), -1, -1)
+        return everywhere.gather(-1, self.states[None, :, :, None].expand(len(self.states), -1, -1, 1))[..., 0].prod(-1)
+
+    def prior(self, alpha_1: Tensor) -> Tensor:
+        """Where a walk starts, (S,): masks, or with chance alpha_1 a word, all alike."""
+        factor = torch.where(self.states == self.mask_id, 1 - alpha_1, alpha_1 / self.mask_id)
+        return factor.prod(dim=-1)
+
+    def last_word(self, beliefs: Tensor) -> Tensor:
+        """P(x | z_0): what is still masked is drawn from the beliefs, (S, X)."""
+        picked = beliefs[:, None].expand(-1, len(self.texts), -1, -1)
+        return picked.gather(-1, self.texts[None, :, :, None].expand(len(self.states), -1, -1, 1))[..., 0].prod(-1)
+
+    def nats(self, beliefs: Tensor) -> Tensor:
+        """Sum over masked l of -log p(x_l | z) for every text and state, (X, S); 0 where z cannot come from x."""
+        picked = beliefs[None].expand(len(self.texts), -1, -1, -1)
+        right = picked.gather(-1, self.texts[:, None, :, None].expand(-1, len(self.states), -1, 1))[..., 0]
+        masked = self.states == self.mask_id
+        possible = ((self.states[None] == self.texts[:, None]) | masked).all(dim=-1)
+        return torch.where(masked & possible[..., None], -right.clamp(min=1e-300).log(), 0.0).sum(dim=-1)
+
+
+def quadrature(num: int = 400) -> tuple[Tensor, Tensor]:
+    """Gauss-Legendre points and weights on (0, 1), in double precision."""
+    k = torch.arange(1, num, dtype=torch.float64)
+    beta = k / torch.sqrt(4 * k**2 - 1)
+    values, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+    return (values + 1) / 2, vectors[0] ** 2
