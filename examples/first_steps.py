@@ -26,7 +26,7 @@ ANIMALS |= {"owl": ("hoots", "waits", "tree"), "goat": ("eats", "climbs", "field
 HOW = ["quietly", "gladly", "slowly", "often", "alone", "again"]
 WHEN = ["today", "tonight"]
 LENGTH = 24
-STEPS = 800
+STEPS = 1000
 
 
 def sentences() -> list[tuple[str, ...]]:
@@ -64,11 +64,12 @@ def draw_blocks(num: int, ids: Tensor, draws: torch.Generator) -> Tensor:
 def train(name: str, method: Method, ids: Tensor) -> torch.nn.Module:
     torch.manual_seed(0)
     network, draws = method.build(), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, STEPS)
+    optimizer = torch.optim.AdamW(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, STEPS)
     for step in track(range(STEPS), description=f"training {name}", transient=True):
         optimizer.zero_grad()
         method.loss(network, draw_blocks(32, ids, draws), None, step / STEPS, draws).mean.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     return network
@@ -86,7 +87,7 @@ def show(console: Console, method: Method, network: torch.nn.Module, words: list
     filled = list(method.generate(network, canvas, Sampling(steps=32), draws))[-1].ids[0]
     console.print(f"\n  given    {text(canvas[0])}\n  infilled {text(filled)}\n")
     blank = torch.full((1, 14), mask)
-    for frame in method.generate(network, blank, Sampling("remdm-rescale", steps=12, eta=0.2), draws):
+    for frame in method.generate(network, blank, Sampling("remdm-rescale", steps=20, eta=0.1), draws):
         console.print(f"  t = {frame.t:.2f}  {text(frame.ids[0])}")
     drawn = list(method.generate(network, torch.full((200, LENGTH), mask), Sampling(steps=64), draws))[-1].ids
     found = [piece.strip() for row in drawn for piece in text(row).split(".")[1:-1]]
@@ -109,7 +110,10 @@ def main() -> None:
     console.print(
         f"{len(language)} sentences: no model pays less than {floor:.4f} nats a word; no idea costs {nothing:.4f}"
     )
-    for name, method in (("adlm", method_of(config)), ("mdlm", method_of(replace(config, method="mdlm")))):
+    for name, method in (
+        ("adlm", method_of(config)),
+        ("mdlm", method_of(replace(config, method="mdlm", model=replace(config.model, blocks=3)))),
+    ):
         start = time.perf_counter()
         network = train(name, method, ids)
         seconds = time.perf_counter() - start

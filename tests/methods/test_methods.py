@@ -176,7 +176,7 @@ def test_training_lowers_the_bound_on_what_it_trains_on(tiny_config, name):
         method.loss(network, x, None, step / 150, draws).mean.backward()
         optimizer.step()
     nats = method.bound(network, text(rows=2, seed=3).repeat(256, 1), None, seeded()).mean()
-    assert nats < 0.5 < math.log(11)
+    assert nats < 0.3 * math.log(11)
     assert nats > math.log(2) / 8 - 0.02  # one of two texts costs log 2 at the least
 
 

@@ -37,15 +37,18 @@ def _as_mapping(report: Report) -> dict[str, object]:
 
 
 def _show(report: Report) -> None:
-    table = Table("compared", "largest error", "tolerance", "", box=None, pad_edge=False)
+    table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
     for row in report.rows:
-        kind = "relative" if row.relative else "absolute"
+        kind = " relative" if row.relative else ""
         verdict = "[green]agrees[/]" if row.ok else "[bold red]DIFFERS[/]"
-        table.add_row(row.name, f"{row.error:.1e}", f"{row.tolerance:.0e} {kind}", verdict)
+        table.add_row(row.name, f"{row.error:.1e}", f"{row.tolerance:.0e}{kind}", verdict)
     console = Console()
     console.print(table)
     apart = sum(not row.ok for row in report.rows)
-    console.print(f"\n{len(report.rows)} compared, {apart or 'none'} out of tolerance")
+    console.print(
+        f"\n{len(report.rows)} compared by their largest error (losses: relative), {apart or 'none'} out of tolerance",
+        highlight=False,
+    )
     for file, entries in groupby(report.unchecked, key=lambda entry: entry.partition(": ")[0]):
         names = ", ".join(entry.partition(": ")[2] for entry in entries)
         console.print(f"not checked: {file} {names}".rstrip(), style="dim", markup=False, highlight=False)

@@ -1,0 +1,85 @@
+"""Flip a sign, shift an index, swap two names: does a test fail? Every mutant here must be caught.
+
+Each mutant is made in a copy of the tree, and the suite runs there until its first failure.
+
+    python experiments/mutation/run.py > experiments/mutation/log.txt
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# (file, what stands there, what the mutant says)
+MUTANTS = [
+    ("diffusion/schedules.py", "return torch.full_like(t, self.eps - 1)", "return torch.full_like(t, 1 - self.eps)"),
+    ("diffusion/schedules.py", "return (1 - self.eps) * t", "return (1 + self.eps) * t"),
+    ("diffusion/schedules.py", "2 * torch.sin(math.pi / 4 * t) ** 2", "2 * torch.sin(math.pi / 2 * t) ** 2"),
+    ("diffusion/schedules.py", "-math.log(self.sigma_max / self.sigma_min)", "-math.log(self.sigma_max - self.sigma_min)"),
+    ("diffusion/times.py", "torch.arange(num, 0, -1", "torch.arange(num - 1, -1, -1"),
+    ("diffusion/times.py", "return index / steps, (index - 1) / steps", "return index / steps, (index + 1) / steps"),
+    ("diffusion/times.py", "torch.ceil(", "torch.floor("),
+    ("diffusion/masking.py", "x.device) < mask_chance", "x.device) > mask_chance"),
+    ("diffusion/masking.py", "(alpha_s - (1 - sigma) * alpha_t)", "(alpha_s - (1 + sigma) * alpha_t)"),
+    ("diffusion/masking.py", "(1 - alpha_s) / alpha_t, 1.0)", "(1 - alpha_t) / alpha_s, 1.0)"),
+    ("diffusion/masking.py", "(1 - remask) * to_itself + remask * to_mask", "remask * to_itself + (1 - remask) * to_mask"),
+    ("diffusion/beliefs.py", "(z == mask_id)[..., None], guessed, copied", "(z == mask_id)[..., None], guessed, guessed"),
+    ("diffusion/anchors.py", "<= tau", "< tau"),
+    ("diffusion/anchors.py", "(~pad).to(x.dtype)", "pad.to(x.dtype)"),
+    ("diffusion/objectives.py", "return -schedule.alpha_prime(t) / schedule.mask_chance(t)", "return -schedule.alpha_prime(t) / schedule.alpha(t)"),
+    ("diffusion/objectives.py", "return steps * reveal_chance", "return (steps - 1) * reveal_chance"),
+    ("diffusion/objectives.py", "return min(gamma, progress)", "return max(gamma, progress)"),
+    ("diffusion/objectives.py", "anchors & masked", "anchors | masked"),
+    ("models/heads.py", "slope.new_full(target.shape, -1.0)", "slope.new_full(target.shape, 1.0)"),
+    ("models/heads.py", "slice(start, start + rows)", "slice(start, start + rows - 1)"),
+    ("models/heads.py", "logits[:, excluded] = -torch.inf", "logits[:, excluded - 1] = -torch.inf"),
+    ("models/heads.py", "selected = weight != 0", "selected = weight > 0.5"),
+    ("models/layers.py", "first * cos - second * sin", "first * cos + second * sin"),
+    ("models/layers.py", "h * (1 + scale) + shift", "h * scale + shift"),
+    ("models/layers.py", "shift1, scale1, gate1, shift2, scale2, gate2 = parts", "scale1, shift1, gate1, shift2, scale2, gate2 = parts"),
+    ("models/layers.py", "[angles.cos(), angles.sin()]", "[angles.sin(), angles.cos()]"),
+    ("models/layers.py", "(3, self.heads, -1)).permute(2, 0, 3, 1, 4)", "(self.heads, 3, -1)).permute(3, 0, 2, 1, 4)"),
+    ("models/layers.py", 'approximate="tanh"', 'approximate="none"'),
+    ("models/layers.py", "is_causal=self.causal and visible is None", "is_causal=False"),
+    ("models/transformer.py", "(~pad | pad.all", "(pad | pad.all"),
+    ("models/transformer.py", "shift, scale = self.modulation", "scale, shift = self.modulation"),
+    ("models/anchored.py", "self.weight @ head.bias + self.bias", "self.weight @ head.bias - self.bias"),
+    ("models/anchored.py", "score_positions(anchor_hidden, self.anchor.head, x, anchor_weight)", "score_positions(hidden, self.anchor.head, x, anchor_weight)"),
+]  # fmt: skip
+
+
+def survives(file: str, old: str, new: str) -> str | None:
+    """The first test that fails on the mutant, or None where none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("adlm", "tests"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        source = copy / "adlm" / file
+        text = source.read_text()
+        assert text.count(old) >= 1, f"{file} has no {old!r}"
+        source.write_text(text.replace(old, new, 1))
+        suite = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not processes"]
+        rooms = [f"tests/{room}" for room in ("diffusion", "models", "evaluation", "methods", "sampling")]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        result = subprocess.run(suite + rooms, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else None
+
+
+def main() -> int:
+    alive = 0
+    for file, old, new in MUTANTS:
+        killer = survives(file, old, new)
+        alive += killer is None
+        print(f"{'caught  ' if killer else 'SURVIVED'} {file}: {old}  ->  {new}\n         {killer or ''}", flush=True)
+    print(f"\n{len(MUTANTS) - alive} of {len(MUTANTS)} mutants caught")
+    return min(alive, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
