@@ -1,21 +1,24 @@
-"""The checkpoints of the released ADLM and MDLM code, read as our weights. Knows their names for things.
+"""The checkpoints of the released ADLM, MDLM, SEDD, D3PM and AR code, read as our weights. Knows their names.
 
 A released .ckpt is a Lightning dictionary: `state_dict` with the networks under `backbone.` (the anchor network, or the
 only one) and `denoiser.` (older files: `replica.`), and `ema` with a bare list of averaged weights in the same order.
+Around them lie pickled config and tokenizer objects, which are looked into and never made.
 """
 
-import pickle
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from adlm.config.schema import Model
+from adlm.config.load import check
+from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
 from adlm.errors import UserError
+from adlm.model_folder import ModelFolder
+from adlm.pickles import Archive, Foreign, Noted, open_archive
+from adlm.tokens import Tokenizer
 
 # Their name -> ours, inside one network; applied in this order.
 RENAMED = (
@@ -33,86 +36,196 @@ RENAMED = (
     (r"\.mlp\.2\.", ".narrow."),
     (r"\.adaLN_modulation\.", ".modulation."),
 )
+NETWORKS = {"backbone": "anchor", "denoiser": "denoiser", "replica": "denoiser"}
 ROTARY = "rotary_emb.inv_freq"  # a constant they save and we compute; it tells the width of a head
+PARAMETERIZATIONS = {"subs": "mdlm", "sedd": "sedd", "d3pm": "d3pm", "ar": "ar"}
+HINTS_LOOKED_AT = 100_000
+BERT_SYMBOLS, BERT_MASK = 30_522, 103
 
 
 @dataclass(frozen=True)
 class Published:
     """What a released checkpoint holds, under our names."""
 
+    method: str
     model: Model
     num_symbols: int
     weights: dict[str, Tensor]
     averaged: dict[str, Tensor] | None
     """The EMA weights, where the file has them."""
+    step: int | None
+    """Optimiser steps done."""
+    hints: dict[str, Any]
+    """What its pickled config says of parameterization, T, length and tokenizer, where it says it."""
+    ignored: list[str]
+    """What the file holds and we have no use for."""
 
 
 def read_published(path: Path) -> Published:
-    """The weights of a released .ckpt whose contents are tensors and plain data; anything else is refused, not run."""
-    state, shadow = _read(path)
-    pair = any(_split(key)[0] == "denoiser" for key in state)
-    weights = {_our_name(key, pair): value for key, value in state.items() if not key.endswith(ROTARY)}
-    averaged = None
-    if shadow is not None:
-        if [value.shape for value in shadow] != [value.shape for value in weights.values()]:
-            raise UserError(f"{path}: the list of averaged weights does not have the shapes of the weights")
-        averaged = dict(zip(weights, shadow, strict=True))
-    return Published(_model(state, weights, pair, path), _shape(weights, "head.weight", path)[0], weights, averaged)
+    """Everything we use of a released .ckpt; nothing that it names is imported or run."""
+    with open_archive(path) as archive:
+        content = archive.content
+        state = content.get("state_dict") if isinstance(content, dict) else None
+        if not isinstance(state, dict) or not state or not all(isinstance(value, Noted) for value in state.values()):
+            raise UserError(f"{path} has no `state_dict` of tensors, so it is not a released checkpoint")
+        known = {key: value for key, value in state.items() if _is_weight(str(key), path)}
+        pair = any(NETWORKS[key.partition(".")[0]] == "denoiser" for key in known)
+        used = {_our_name(key, pair): value for key, value in known.items() if not key.endswith(ROTARY)}
+        model = _model(known, used, pair, path)
+        weights = {name: _finite(archive, name, value, path) for name, value in used.items()}
+        averaged = _averaged(archive, content.get("ema"), used, path)
+        hints = dict(_hints(content.get("hyper_parameters")))
+        ignored = [f"state_dict {key}" for key in state if key not in known or key.endswith(ROTARY)]
+        ignored += [str(key) for key in content if key not in ("state_dict", "ema", "global_step")]
+        ignored += [f"an object of {name}, not made" for name in sorted(archive.foreign)]
+    step = content.get("global_step")
+    method = _method(used, pair, hints)
+    size = _shape(used, "head.weight", path)[0]
+    return Published(method, model, size, weights, averaged, step if isinstance(step, int) else None, hints, ignored)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], list[Tensor] | None]:
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise UserError(f"{path} cannot be read as a checkpoint of tensors and plain data: {reason}") from None
-    state = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} has no `state_dict` of tensors, so it is not a released checkpoint")
-    average = content.get("ema")
-    return state, average.get("shadow_params") if isinstance(average, dict) else None
-
-
-def _split(key: str) -> tuple[str, str]:
-    """Which network a key is of, and its name there."""
-    prefix, _, rest = key.partition(".")
-    network = {"backbone": "anchor", "denoiser": "denoiser", "replica": "denoiser"}.get(prefix)
-    if network is None:
-        raise UserError(f"weight {key} belongs to no network we know: they are under backbone, denoiser or replica")
-    return network, rest
+def _is_weight(key: str, path: Path) -> bool:
+    """Whether a tensor is a network's; a metric's is not, and anything else would be lost, so it is refused."""
+    prefix = key.partition(".")[0]
+    if prefix in NETWORKS or prefix.endswith(("_metrics", "_metric")):
+        return prefix in NETWORKS
+    raise UserError(f"{path}: weight {key} belongs to no network we know: they are under {', '.join(NETWORKS)}")
 
 
 def _our_name(key: str, pair: bool) -> str:
-    network, name = _split(key)
+    prefix, _, name = key.partition(".")
     for theirs, ours in RENAMED:
         name = re.sub(theirs, ours, name)
-    return f"{network}.{name}" if pair else name
+    return f"{NETWORKS[prefix]}.{name}" if pair else name
 
 
-def _model(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], pair: bool, path: Path) -> Model:
+def _finite(archive: Archive, name: str, noted: Noted, path: Path) -> Tensor:
+    if not noted.storage.dtype.is_floating_point:
+        raise UserError(f"{path}: weight {name} is made of {noted.storage.dtype}, not of real numbers")
+    value = archive.tensor(noted)
+    if not value.isfinite().all():
+        raise UserError(f"{path}: weight {name} holds a NaN or an infinity, so the model is broken")
+    return value.float()
+
+
+def _averaged(archive: Archive, ema: Any, used: Mapping[str, Noted], path: Path) -> dict[str, Tensor] | None:
+    shadow = ema.get("shadow_params") if isinstance(ema, dict) else None
+    if shadow is None:
+        return None
+    shapes = [value.size if isinstance(value, Noted) else None for value in shadow] if isinstance(shadow, list) else []
+    if shapes != [value.size for value in used.values()]:
+        raise UserError(f"{path}: the list of averaged weights does not have the shapes of the weights")
+    pairs = zip(used, shadow, strict=True)
+    return {name: _finite(archive, f"{name} (averaged)", value, path) for name, value in pairs}
+
+
+def _model(state: Mapping[str, Noted], used: Mapping[str, Noted], pair: bool, path: Path) -> Model:
     """The sizes, read off the shapes."""
     first = "anchor." if pair else ""
-    hidden = _shape(weights, f"{first}embedding.weight", path)[1]
+    hidden = _shape(used, f"{first}embedding.weight", path)[-1]
     head_width = 2 * _shape(state, f"backbone.{ROTARY}", path)[0]
-    modulation = weights.get(f"{first}trunk.modulation.weight")
+    modulation = used.get(f"{first}trunk.modulation.weight")
+    if not head_width or hidden % head_width:
+        raise UserError(f"{path}: width {hidden} is not made of heads {head_width} wide")
     return Model(
         hidden=hidden,
         heads=hidden // head_width,
-        blocks=_count_blocks(weights, f"{first}trunk."),
-        denoiser_blocks=_count_blocks(weights, "denoiser.trunk."),
+        blocks=_count_blocks(used, f"{first}trunk."),
+        denoiser_blocks=_count_blocks(used, "denoiser.trunk.") if pair else None,
         bridge="logits",
-        condition=Model.condition if modulation is None else modulation.shape[1],
+        condition=Model.condition if modulation is None else modulation.size[-1],
     )
 
 
-def _shape(weights: Mapping[str, Tensor], ending: str, path: Path) -> torch.Size:
+def _shape(weights: Mapping[str, Noted], ending: str, path: Path) -> tuple[int, ...]:
     for name, value in weights.items():
-        if name.endswith(ending):
-            return value.shape
+        if name.endswith(ending) and value.size:
+            return value.size
     raise UserError(f"{path} has no weight {ending}, so its sizes cannot be told")
 
 
-def _count_blocks(weights: Mapping[str, Tensor], prefix: str) -> int:
+def _count_blocks(weights: Mapping[str, Noted], prefix: str) -> int:
     return len({found[0] for name in weights if (found := re.match(rf"{re.escape(prefix)}blocks\.\d+\.", name))})
+
+
+def _method(used: Mapping[str, Noted], pair: bool, hints: Mapping[str, Any]) -> str:
+    """A pair is anchored and a network without time is causal; only the config tells MDLM, SEDD and D3PM apart."""
+    timeless = not any("trunk.condition." in name for name in used)
+    if pair:
+        return "a2r" if timeless else "adlm"
+    return "ar" if timeless else PARAMETERIZATIONS.get(str(hints.get("parameterization")), "mdlm")
+
+
+def _hints(pickled: Any) -> Iterator[tuple[str, Any]]:
+    """Plain values under telling keys, wherever in the pickled config they lie."""
+    waiting, seen = [pickled], 0
+    while waiting and seen < HINTS_LOOKED_AT:
+        value = waiting.pop()
+        seen += 1
+        if isinstance(value, Foreign):
+            waiting += value.data
+        elif isinstance(value, (list, tuple)):
+            waiting += value[:HINTS_LOOKED_AT]
+        elif isinstance(value, dict):
+            for key, inner in list(value.items())[:HINTS_LOOKED_AT]:
+                plain = _plain(inner)
+                if (
+                    key in ("parameterization", "T", "length", "time_conditioning", "name_or_path")
+                    and plain is not None
+                ):
+                    yield str(key), plain
+                else:
+                    waiting.append(inner)
+
+
+def _plain(value: Any) -> str | int | bool | None:
+    """A plain value, or the one that a config node wraps."""
+    if isinstance(value, Foreign):
+        states = [state for state in value.data if isinstance(state, dict)]
+        value = states[-1].get("_val") if states else None
+    return value if isinstance(value, (str, int)) else None
+
+
+def as_model_folder(
+    published: Published,
+    weights: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    method: str | None = None,
+    mask_id: int | None = None,
+    length: int | None = None,
+) -> ModelFolder:
+    """A released checkpoint as a model folder. What its weights cannot tell can be said: method, mask id, length."""
+    if weights == "ema" and published.averaged is None:
+        raise UserError("--weights ema: the file has no averaged weights; use --weights raw")
+    chosen = published.weights if weights == "raw" or published.averaged is None else published.averaged
+    name = method or published.method
+    hinted = published.hints.get("length")
+    config = Config(
+        method=name,  # type: ignore[arg-type]
+        tokenizer="" if tokenizer is None else tokenizer.name,
+        length=length or (hinted if isinstance(hinted, int) and hinted > 1 else Config.length),
+        vocabulary=_vocabulary(published, tokenizer, mask_id),
+        schedule=Schedule(eps=1e-3),
+        time=Time(steps=_steps(name, published.hints.get("T"))),
+        model=replace(published.model, time_conditioning=name in ("sedd", "d3pm")),
+    )
+    return ModelFolder(check(config), chosen, tokenizer)
+
+
+def _steps(method: str, hinted: Any) -> int:
+    """T of the discrete-time methods; the released D3PM has 1,000 steps."""
+    if method not in ("mdlm", "d3pm"):
+        return 0
+    return hinted if isinstance(hinted, int) and hinted > 0 else 1000 * (method == "d3pm")
+
+
+def _vocabulary(published: Published, tokenizer: Tokenizer | None, mask_id: int | None) -> Vocabulary:
+    if tokenizer is not None:
+        if tokenizer.vocabulary.size != published.num_symbols:
+            raise UserError(
+                f"tokenizer {tokenizer.name} has {tokenizer.vocabulary.size} symbols and the weights have "
+                f"{published.num_symbols}; it is not the one they were trained with"
+            )
+        return tokenizer.vocabulary
+    usual = BERT_MASK if published.num_symbols == BERT_SYMBOLS else published.num_symbols - 1
+    return Vocabulary(published.num_symbols, usual if mask_id is None else mask_id)

@@ -11,14 +11,17 @@ HOUSE = Path(__file__).parent.parent / "adlm"
 FLOORS = {
     "errors": 0,
     "config": 1,
+    "pickles": 1,
     "tokens": 2,
     "diffusion": 2,
     "models": 2,
     "sampling": 3,
     "methods": 4,
-    "published": 5,
-    "evaluation": 6,
-    "interfaces": 7,
+    "model_folder": 5,
+    "published": 6,
+    "evaluation": 7,
+    "language_model": 8,
+    "interfaces": 9,
 }
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
 

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -76,15 +75,13 @@ def to_yaml(config: Config, explain: bool = False) -> str:
 
 def save(config: Config, path: Path) -> None:
     """Write the Config as YAML, whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    title = f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n")
-            stream.write(to_yaml(config))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        temporary.write_text(title + to_yaml(config), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Config:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Anchor, Config, Data, Schedule, Time
+from adlm.config.schema import Anchor, Config, Data, MethodName, Schedule, Time
 from adlm.diffusion import schedules
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
@@ -20,10 +20,14 @@ from adlm.diffusion.masking import posterior, remasking_ceiling
 from adlm.errors import UserError
 from adlm.evaluation.golden import Golden
 from adlm.methods.adlm import Adlm
+from adlm.methods.ar import Ar
+from adlm.methods.d3pm import D3pm
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.mdlm import Mdlm
+from adlm.methods.method import Loss
+from adlm.methods.sedd import Sedd
+from adlm.model_folder import network_of
 from adlm.models.anchored import AnchoredTransformer
-from adlm.models.transformer import Transformer
 from adlm.published import Published, read_published
 from adlm.sampling.plain import REMASKING
 
@@ -31,6 +35,8 @@ EPS = 1e-3
 GAMMA = 3e-3
 LOGITS = 1e-4  # absolute
 LOSSES = 1e-5  # relative
+SCORE_ENTROPIES = 1e-4  # relative
+D3PM_STEPS = 1000
 PROBABILITIES = 1e-5  # absolute
 
 
@@ -62,7 +68,7 @@ class Report:
 def compare(folder: Path) -> Report:
     """Every comparison that the folder has numbers for."""
     golden = Golden(folder)
-    rows = [row for check in (_adlm, _schedule, _mdlm) for row in check(golden)]
+    rows = [row for check in (_adlm, _schedule, _mdlm, _sedd, _d3pm, _ar) for row in check(golden)]
     if not rows:
         raise UserError(f"{folder} has nothing to compare: no adlm-tiny.ckpt with adlm_forward.npz, no mdlm-tiny.ckpt")
     return Report(rows, golden.untaken())
@@ -74,23 +80,30 @@ def _adlm(golden: Golden) -> Iterator[Row]:
     if not golden.has("adlm-tiny.ckpt", file):
         return
     published = read_published(golden.checkpoint("adlm-tiny.ckpt"))
-    config = _config(golden, published)
-    network = _pair(config, published.weights)
+    config = _config(golden, published, "adlm")
+    network = network_of(config, published.weights)
     xt, mask_id = golden.array(file, "xt"), golden.vocabulary().mask_id
-    for part in ("anchor_logits", "denoiser_logits", "log_prob"):
-        yield _apart(f"adlm {part}", _output(network, xt, mask_id, part), golden.array(file, part), LOGITS)
+    yield _apart("adlm denoiser_logits", network(xt), golden.array(file, "denoiser_logits"), LOGITS)
     yield from _anchor_masks(golden, file)
     yield from _losses(golden, config, network, file)
     yield from _transitions(golden, _output(network, xt, mask_id, "log_prob").exp())
-    if published.averaged and golden.has("adlm_forward_ema.npz"):
-        averaged, file = _pair(config, published.averaged), "adlm_forward_ema.npz"
-        for part in ("anchor_logits", "log_prob"):
-            ours = _output(averaged, golden.array(file, "xt"), mask_id, part)
-            yield _apart(f"adlm ema {part}", ours, golden.array(file, part), LOGITS)
-    if golden.has("adlm-tiny-legacy.ckpt"):
-        legacy = read_published(golden.checkpoint("adlm-tiny-legacy.ckpt"))
-        ours = _output(_pair(config, legacy.weights), xt, mask_id, "log_prob")
-        yield _apart("adlm legacy keys, log_prob", ours, golden.array("adlm_forward.npz", "log_prob"), LOGITS)
+    for form in ("adlm-tiny.ckpt", "adlm-tiny-legacy.ckpt", "adlm-tiny-official.ckpt"):
+        if golden.has(form):
+            yield from _form(golden, config, form)
+
+
+def _form(golden: Golden, config: Config, form: str) -> Iterator[Row]:
+    """One of the three forms a checkpoint comes in, with its raw and its averaged weights."""
+    published, mask_id = read_published(golden.checkpoint(form)), golden.vocabulary().mask_id
+    for kind, weights, file in (
+        ("raw", published.weights, "adlm_forward.npz"),
+        ("ema", published.averaged, "adlm_forward_ema.npz"),
+    ):
+        if weights is not None and golden.has(file):
+            network = network_of(config, weights)
+            for part in ("anchor_logits", "log_prob"):
+                ours = _output(network, golden.array(file, "xt"), mask_id, part)
+                yield _apart(f"{form} {kind} {part}", ours, golden.array(file, part), LOGITS)
 
 
 def _anchor_masks(golden: Golden, file: str) -> Iterator[Row]:
@@ -152,66 +165,110 @@ def _mdlm(golden: Golden) -> Iterator[Row]:
         if steps is None or not golden.has(file):
             continue
         published = read_published(golden.checkpoint(path.name))
-        config = _config(golden, published)
+        config = _config(golden, published, "mdlm")
         t, s = golden.array(file, "t"), None
         if steps[1]:
             config = replace(config, schedule=Schedule(eps=0.0), time=Time(steps=int(steps[1])))
             t, s = _their_step(t, int(steps[1]))
-        x = golden.array(file, "x0")
-        network = Transformer(published.model, published.num_symbols).eval()
-        _load(network, published.weights)
-        loss = Mdlm(config).loss_at(network, x, Noised(golden.array(file, "xt"), t.double(), s))
-        yield _apart(f"{name} nats a token", loss.nats, golden.array(file, "nlls"), LOSSES, relative=True)
-        if name in golden.section("baseline_losses"):
-            theirs = torch.tensor(golden.number("baseline_losses", name))
-            yield _apart(f"{name} loss", loss.mean, theirs, LOSSES, relative=True)
+        method = Mdlm(config)
+        noised = Noised(golden.array(file, "xt"), t.double(), s)
+        loss = method.loss_at(network_of(method.config, published.weights), golden.array(file, "x0"), noised)
+        yield from _baseline(golden, name, file, loss, loss.nats)
+
+
+@torch.no_grad()
+def _sedd(golden: Golden) -> Iterator[Row]:
+    file = "sedd_loss.npz"
+    if golden.has("sedd-tiny.ckpt", file):
+        published = read_published(golden.checkpoint("sedd-tiny.ckpt"))
+        method = Sedd(_told_the_time(golden, published, "sedd"))
+        noised = Noised(golden.array(file, "xt"), golden.array(file, "t").double())
+        loss = method.loss_at(network_of(method.config, published.weights), golden.array(file, "x0"), noised)
+        yield from _baseline(golden, "sedd", file, loss, loss.nats, SCORE_ENTROPIES)
+
+
+@torch.no_grad()
+def _d3pm(golden: Golden) -> Iterator[Row]:
+    """1,000 steps; its alpha has eps 0, while the noise it is told has the published eps."""
+    file = "d3pm_loss.npz"
+    if golden.has("d3pm-tiny.ckpt", file):
+        published = read_published(golden.checkpoint("d3pm-tiny.ckpt"))
+        config = _told_the_time(golden, published, "d3pm")
+        exact = replace(config, schedule=Schedule(eps=0.0), model=replace(config.model, time_conditioning=False))
+        method = D3pm(replace(exact, time=Time(steps=D3PM_STEPS)))
+        drawn = golden.array(file, "t")
+        t, s = _their_step(drawn, D3PM_STEPS)
+        told = schedules.sigma(schedules.LogLinear(EPS), _grid_time(drawn, D3PM_STEPS)).float()
+        network = network_of(method.config, published.weights)
+        loss = method.loss_at(network, golden.array(file, "x0"), Noised(golden.array(file, "xt"), t, s), told=told)
+        yield from _baseline(golden, "d3pm", file, loss, loss.nats)
+
+
+@torch.no_grad()
+def _ar(golden: Golden) -> Iterator[Row]:
+    file = "ar_forward.npz"
+    if golden.has("ar-tiny.ckpt", file):
+        published = read_published(golden.checkpoint("ar-tiny.ckpt"))
+        method = Ar(_config(golden, published, "ar"))
+        network, x = network_of(method.config, published.weights), golden.array(file, "x0")
+        ours = subs(network(x), torch.full_like(x, golden.vocabulary().mask_id), golden.vocabulary().mask_id)
+        yield _apart("ar log_prob", ours, golden.array(file, "log_prob"), LOGITS)
+        loss = method.loss(network, x, None, 1.0, torch.Generator())
+        yield from _baseline(golden, "ar", file, loss, loss.nats[:, 1:])
+
+
+def _baseline(
+    golden: Golden, name: str, file: str, loss: Loss, nats: Tensor, tolerance: float = LOSSES
+) -> Iterator[Row]:
+    yield _apart(f"{name} nats a token", nats, golden.array(file, "nlls"), tolerance, relative=True)
+    if name in golden.section("baseline_losses"):
+        theirs = torch.tensor(golden.number("baseline_losses", name))
+        yield _apart(f"{name} loss", loss.mean, theirs, tolerance, relative=True)
 
 
 def _their_step(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """The step (t, s) that the released code makes of a drawn time: the grid time above it, and 1 - 1e-4 for 1."""
-    above = ((t * steps).int() + 1).double() / steps
-    clamped = above.clamp(max=1 - 1e-4)
+    clamped = _grid_time(t, steps).clamp(max=1 - 1e-4)
     return clamped, clamped - 1 / steps
 
 
-def _config(golden: Golden, published: Published) -> Config:
+def _grid_time(t: Tensor, steps: int) -> Tensor:
+    return ((t * steps).int() + 1).double() / steps
+
+
+def _config(golden: Golden, published: Published, method: MethodName) -> Config:
     vocabulary = golden.vocabulary()
     if vocabulary.size != published.num_symbols:
         raise UserError(
             f"{golden.folder}: golden.json says {vocabulary.size} symbols, the weights have {published.num_symbols}"
         )
-    return Config(vocabulary=vocabulary, model=published.model, schedule=Schedule(eps=EPS), data=Data(pad="attended"))
+    return Config(
+        method=method,
+        vocabulary=vocabulary,
+        model=published.model,
+        schedule=Schedule(eps=EPS),
+        data=Data(pad="attended"),
+    )
 
 
-def _pair(config: Config, weights: dict[str, Tensor]) -> AnchoredTransformer:
-    network = Adlm(config).build().eval()
-    _load(network, weights)
-    return network
-
-
-def _load(network: torch.nn.Module, weights: dict[str, Tensor]) -> None:
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"the weights do not fit the network they describe: {' '.join(str(error).split())}") from None
+def _told_the_time(golden: Golden, published: Published, method: MethodName) -> Config:
+    config = _config(golden, published, method)
+    return replace(config, model=replace(config.model, time_conditioning=True))
 
 
 def _output(network: AnchoredTransformer, z: Tensor, mask_id: int, part: str) -> Tensor:
-    if part == "anchor_logits":
-        return network.anchor_logits(z)
-    logits = network(z)
-    return subs(logits, z, mask_id) if part == "log_prob" else logits
+    return network.anchor_logits(z) if part == "anchor_logits" else subs(network(z), z, mask_id)
 
 
 def _apart(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: bool = False) -> Row:
     """The largest difference; a relative one is to the largest of their values, unless all of those are 0.
 
-    The released code writes -1,000,000 for what is impossible, and we write -inf: both count as the same.
+    The released code writes -1,000,000 (AR: -1,000) for what is impossible, and we write -inf: they count as the same.
     """
     if ours.shape != theirs.shape:
         raise UserError(f"{name}: the golden numbers have shape {tuple(theirs.shape)}, ours {tuple(ours.shape)}")
     ours, theirs = ours.double(), theirs.double()
-    same = (ours == -torch.inf) & (theirs < -1e5)
+    same = (ours == -torch.inf) & (theirs < -900)
     difference = (ours - theirs).abs()
     if relative and theirs.any():
         difference = difference / theirs.abs().max()

@@ -17,8 +17,10 @@ from adlm.errors import UserError
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
 COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
+    "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
 }
+MODULES = {"import": "import_checkpoint"}  # where a command cannot be a module's name
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,7 +56,7 @@ def run(words: Sequence[str]) -> int:
             name, help=line, description=f"{line[0].upper()}{line[1:]}.", formatter_class=argparse.RawTextHelpFormatter
         )
         if words and words[0] == name:
-            module = importlib.import_module(f"adlm.interfaces.commands.{name}")
+            module = importlib.import_module(f"adlm.interfaces.commands.{MODULES.get(name, name)}")
             command.epilog = f"example:\n  {module.EXAMPLE}"
             module.add_arguments(command)
             command.set_defaults(run=module.run)

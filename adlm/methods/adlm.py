@@ -16,9 +16,11 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.methods import masked_diffusion as diffusion
+from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.heads import Scored
 from adlm.sampling.frame import Frame
 
 
@@ -27,12 +29,14 @@ class Adlm:
     config: Config
 
     def build(self) -> AnchoredTransformer:
-        return AnchoredTransformer(self.config.model, diffusion.vocabulary_of(self.config).size)
+        return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        return not_pad(x, pad)
 
     def loss(
         self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
     ) -> Loss:
-        diffusion.check_clean(x, diffusion.vocabulary_of(self.config))
         noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
         return self.loss_at(network, x, noised, pad, progress)
 
@@ -45,40 +49,49 @@ class Adlm:
         progress: float = 1.0,
     ) -> Loss:
         """The loss at a given noising. The perplexity of a run is that of `nats`: the anchor term is not in it."""
-        config, vocabulary = self.config, diffusion.vocabulary_of(self.config)
+        config, anchor = self.config, self.config.anchor
         base = diffusion.weight(config, noised)
         masked = diffusion.masked_positions(config, noised.z, pad)
         at_anchors = None
-        if config.anchor.gamma > 0:
-            anchors = anchor_mask(x, config.anchor.tau, vocabulary.size, pad)
-            at_anchors = anchor_weight(base, anchors, masked, config.anchor.positions)
-        scored, anchor_scored = network.score(
-            noised.z,
-            x,
-            base * masked,
-            at_anchors,
-            vocabulary.mask_id,
-            diffusion.told_sigma(config, noised.t, x.device),
-            diffusion.seen_pad(config, pad),
-        )
+        if anchor.gamma > 0:
+            anchors = anchor_mask(x, anchor.tau, vocabulary_of(config).size, pad)
+            at_anchors = anchor_weight(base, anchors, masked, anchor.positions)
+        scored, anchor_scored = self._score(network, x, noised, base * masked, at_anchors, pad)
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if anchor_scored is not None:
-            gamma = anchor_gamma(config.anchor.gamma, progress, config.anchor.warm_up)
-            total = total + gamma * anchor_scored.total
+            total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
             parts["anchor"] = anchor_scored.total.detach()
-        return Loss(total, base * masked * scored.nats, diffusion.num_tokens(x, pad), parts)
+        return Loss(total, base * masked * scored.nats, self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
     def bound(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
-        mask_id = diffusion.vocabulary_of(self.config).mask_id
+        def last(noised: Noised) -> Tensor:
+            masked = diffusion.masked_positions(self.config, noised.z, pad)
+            return self._score(network, x, noised, masked.float(), None, pad)[0].nats
 
-        def nats_at(z: Tensor, where: Tensor, sigma: Tensor | None, pad: Tensor | None) -> Tensor:
-            return network.score(z, x, where.float(), None, mask_id, sigma, pad)[0].nats
+        def nats_at(noised: Noised) -> Tensor:
+            return diffusion.weight(self.config, noised) * last(noised)
 
-        with diffusion.evaluating(network):
-            return diffusion.bound(self.config, nats_at, x, pad, generator)
+        with evaluating(network):
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+
+    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, t)
 
     def generate(
         self, network: AnchoredTransformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Iterator[Frame]:
         return diffusion.generate(self.config, network, canvas, sampling, generator)
+
+    def _score(
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        noised: Noised,
+        weight: Tensor,
+        anchor_weights: Tensor | None,
+        pad: Tensor | None,
+    ) -> tuple[Scored, Scored | None]:
+        sigma = diffusion.told_sigma(self.config, noised.t, x.device)
+        mask_id = vocabulary_of(self.config).mask_id
+        return network.score(noised.z, x, weight, anchor_weights, mask_id, sigma, seen_pad(self.config, pad))

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.methods import masked_diffusion as diffusion
+from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
+from adlm.models.heads import Scored
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 
@@ -22,40 +24,45 @@ class Mdlm:
     config: Config
 
     def build(self) -> Transformer:
-        return Transformer(self.config.model, diffusion.vocabulary_of(self.config).size)
+        return Transformer(self.config.model, vocabulary_of(self.config).size)
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        return not_pad(x, pad)
 
     def loss(
         self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
     ) -> Loss:
-        diffusion.check_clean(x, diffusion.vocabulary_of(self.config))
-        return self.loss_at(network, x, diffusion.noise(self.config, x, pad, generator, self.config.time.t_min), pad)
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        return self.loss_at(network, x, noised, pad)
 
     def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
         """The loss at a given noising: the NELBO's weight times the cross-entropy of what is masked."""
-        config = self.config
-        weight = diffusion.weight(config, noised) * diffusion.masked_positions(config, noised.z, pad)
-        scored = network.score(
-            noised.z,
-            x,
-            weight,
-            diffusion.vocabulary_of(config).mask_id,
-            diffusion.told_sigma(config, noised.t, x.device),
-            diffusion.seen_pad(config, pad),
-        )
+        weight = diffusion.weight(self.config, noised) * diffusion.masked_positions(self.config, noised.z, pad)
+        scored = self._score(network, x, noised, weight, pad)
         parts = {"nelbo": scored.total.detach()}
-        return Loss(scored.total, weight * scored.nats, diffusion.num_tokens(x, pad), parts)
+        return Loss(scored.total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
     def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
-        mask_id = diffusion.vocabulary_of(self.config).mask_id
+        def last(noised: Noised) -> Tensor:
+            masked = diffusion.masked_positions(self.config, noised.z, pad)
+            return self._score(network, x, noised, masked.float(), pad).nats
 
-        def nats_at(z: Tensor, where: Tensor, sigma: Tensor | None, pad: Tensor | None) -> Tensor:
-            return network.score(z, x, where.float(), mask_id, sigma, pad).nats
+        def nats_at(noised: Noised) -> Tensor:
+            return diffusion.weight(self.config, noised) * last(noised)
 
-        with diffusion.evaluating(network):
-            return diffusion.bound(self.config, nats_at, x, pad, generator)
+        with evaluating(network):
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+
+    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, t)
 
     def generate(
         self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Iterator[Frame]:
         return diffusion.generate(self.config, network, canvas, sampling, generator)
+
+    def _score(self, network: Transformer, x: Tensor, noised: Noised, weight: Tensor, pad: Tensor | None) -> Scored:
+        sigma = diffusion.told_sigma(self.config, noised.t, x.device)
+        mask_id = vocabulary_of(self.config).mask_id
+        return network.score(noised.z, x, weight, mask_id, sigma, seen_pad(self.config, pad))

@@ -22,8 +22,8 @@ class Loss:
     """Sum over tokens, in nats, of everything that is trained: what is differentiated."""
     nats: Tensor
     """(B, L), the estimate of the bound a token, without the anchor term; 0 at padding; carries no gradient."""
-    num_tokens: int
-    """Tokens that are not padding, masked or not."""
+    num_tokens: Tensor
+    """How many tokens the nats are of: those that are `predicted`, masked or not."""
     parts: dict[str, Tensor]
     """Sums over tokens of the terms of `total`, by name; no gradient."""
 
@@ -48,7 +48,14 @@ class Method(Protocol):
         ...
 
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
-        """nats (B, L): an unbiased estimate of an upper bound on -log p(x), spread over the tokens."""
+        """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
+        ...
+
+    def log_beliefs(self, network: Any, z: Tensor, t: float | None = None) -> Tensor:
+        """(B, L, V): of the clean token at each place given noisy ids z; left to right, of the token after it.
+
+        `t` matters only to a network that is told the time; without it the share of masks in a row stands for it.
+        """
         ...
 
     def generate(self, network: Any, canvas: Tensor, sampling: Sampling, generator: torch.Generator) -> Iterator[Frame]:

@@ -8,12 +8,14 @@ weight of every token is known beforehand the gradients are formed in the same p
 plain form, and nothing is computed twice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 LOGITS_AT_ONCE = 2**27  # 512 MB of float32, about 2,700 tokens with GPT-2's vocabulary
 
@@ -35,6 +37,28 @@ def score_positions(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, 
     nats = torch.zeros(x.shape, dtype=scored.nats.dtype, device=x.device)
     nats[selected] = scored.nats
     return Scored(scored.total, nats)
+
+
+def price_positions(
+    hidden: Tensor, head: nn.Linear, where: Tensor, price: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """`price(logits (n, V), index (n,))` of the positions `where` (B, L), put back in their places; 0 elsewhere.
+
+    For objectives that are no cross-entropy. `index` counts the selected positions in order. By chunks, recomputed in
+    the backward pass: the logits of a chunk are all that is held.
+    """
+
+    def priced(rows: Tensor, index: Tensor) -> Tensor:
+        logits = head(rows)
+        return price(logits if logits.dtype == torch.float64 else logits.float(), index)
+
+    selected = hidden[where]
+    size = max(1, LOGITS_AT_ONCE // head.out_features)
+    chunks = zip(
+        torch.split(selected, size), torch.split(torch.arange(len(selected), device=where.device), size), strict=True
+    )
+    prices = torch.cat([checkpoint(priced, rows, index, use_reentrant=False) for rows, index in chunks])
+    return torch.zeros(where.shape, dtype=prices.dtype, device=where.device).masked_scatter(where, prices)
 
 
 def linear_cross_entropy(

@@ -4,11 +4,12 @@ Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
-from adlm.models.heads import Scored, score_positions
+from adlm.models.heads import Scored, price_positions, score_positions
 from adlm.models.layers import Block, LayerNorm, TimeCondition, modulate, rotary_angles, zero_linear
 
 
@@ -79,6 +80,17 @@ class Transformer(nn.Module):
         The head runs at those positions only. One call holds all that reads a weight, so that FSDP2 can wrap it.
         """
         return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id)
+
+    def price(
+        self,
+        z: Tensor,
+        where: Tensor,
+        price: Callable[[Tensor, Tensor], Tensor],
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+    ) -> Tensor:
+        """Another objective than the cross-entropy, (B, L), at the positions `where`: see `heads.price_positions`."""
+        return price_positions(self.hidden(z, sigma, pad), self.head, where, price)
 
 
 def num_parameters(network: nn.Module) -> int:

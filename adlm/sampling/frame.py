@@ -17,3 +17,9 @@ class Frame:
     """(B, L), True where this step turned a mask into a token."""
     remasked: Tensor
     """(B, L), True where this step turned a token into a mask."""
+
+
+def changed(before: Tensor, after: Tensor, t: float, mask_id: int) -> Frame:
+    """The Frame of a step from one state to the next."""
+    was, now = before == mask_id, after == mask_id
+    return Frame(after, t, was & ~now, ~was & now)

@@ -13,26 +13,47 @@ from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
 
-MASK = 7
+MASK, BOS = 7, 3
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
+DIFFUSION = ("adlm", "mdlm", "sedd", "d3pm")
 every_method = pytest.mark.parametrize("name", METHODS)
+every_diffusion = pytest.mark.parametrize("name", DIFFUSION)
+
+
+def settings(name: str, **knobs) -> Config:
+    """Eleven words and a mask in their middle; sedd and d3pm as they need it."""
+    base = Config(
+        method=name,
+        vocabulary=Vocabulary(size=12, mask_id=MASK, bos_id=BOS),
+        length=8,
+        model=Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0),
+        schedule=Schedule(eps=1e-3 if name in ("sedd", "d3pm") else 0.0),
+        time=Time(steps=20 if name == "d3pm" else 0),
+    )
+    return replace(base, **knobs)
 
 
 def text(rows: int = 4, length: int = 8, seed: int = 0) -> torch.Tensor:
     return CLEAN[torch.randint(len(CLEAN), (rows, length), generator=seeded(seed))]
 
 
-def awake(config: Config):
-    return wake(method_of(config).build())
+def awake(config: Config, seed: int = 0):
+    return wake(method_of(config).build(), seed)
 
 
-def test_adlm_without_anchors_is_mdlm(tiny_config, mdlm_config):
-    """gamma 0 and no second network: the same weights, losses, gradients, bounds and samples, to the last bit."""
-    model = replace(tiny_config.model, denoiser_blocks=0, dropout=0.1)
-    alone = method_of(replace(tiny_config, model=model, anchor=Anchor(gamma=0.0)))
-    plain = method_of(replace(mdlm_config, model=model))
+def noising(x: torch.Tensor, discrete: bool = False) -> Noised:
+    """Half of the tokens hidden, at t = 0.5."""
+    z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
+    times = torch.full((len(x),), 0.5).double()
+    return Noised(z, times, times - 0.05 if discrete else None)
+
+
+@pytest.mark.parametrize(("anchored", "plain"), [("adlm", "mdlm"), ("a2r", "ar")])
+def test_without_anchors_and_a_second_network_anchoring_changes_nothing(anchored, plain):
+    """gamma 0: ADLM is MDLM and A2R is AR, in weights, losses, gradients, bounds and samples, to the last bit."""
+    model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=0, condition=8, dropout=0.1)
     runs = []
-    for method in (alone, plain):
+    for method in (method_of(settings(name, model=model, anchor=Anchor(gamma=0.0))) for name in (anchored, plain)):
         torch.manual_seed(1)
         network = method.build()
         optimizer, draws, losses = torch.optim.AdamW(network.parameters(), lr=1e-2), seeded(), []
@@ -51,11 +72,11 @@ def test_adlm_without_anchors_is_mdlm(tiny_config, mdlm_config):
             assert torch.equal(a, b)
 
 
-def test_the_loss_is_the_anelbo_written_out(tiny_config):
+def test_the_adlm_loss_is_the_anelbo_written_out():
     """weight * (masked cross-entropy + gamma * anchor cross-entropy at anchors), summed over tokens."""
-    config = replace(tiny_config, anchor=Anchor(gamma=0.4, tau=1), schedule=Schedule(eps=1e-3))
+    config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), schedule=Schedule(eps=1e-3))
     method, network, x = method_of(config), awake(config), text()
-    z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
+    z = noising(x).z
     t = torch.tensor([0.2, 0.4, 0.6, 0.9]).double()
     loss = method.loss_at(network, x, Noised(z, t))
     denoised = network(z)
@@ -76,108 +97,222 @@ def test_the_loss_is_the_anelbo_written_out(tiny_config):
     )
 
 
-def test_the_anchor_term_trains_the_anchor_network_but_is_not_in_the_nats(tiny_config):
-    method, x = method_of(tiny_config), text()
-    network = awake(tiny_config)
+def test_the_a2r_loss_is_next_tokens_and_next_anchors():
+    config = settings("a2r", anchor=Anchor(gamma=0.4, tau=1))
+    method, network, x = method_of(config), awake(config), text()
+    loss = method.loss(network, x, None, 1.0, seeded())
+    logits, anchor_logits = network(x[:, :-1]), network.anchor_logits(x[:, :-1])
+    logits[..., MASK] = -torch.inf
+    right, anchored = (-each.log_softmax(-1).gather(-1, x[:, 1:, None])[..., 0] for each in (logits, anchor_logits))
+    anchors = anchor_mask(x, 1, 12)[:, 1:]
+    torch.testing.assert_close(loss.total, (right + 0.4 * anchors * anchored).sum())
+    torch.testing.assert_close(loss.nats[:, 1:], right.detach())
+    assert loss.num_tokens == 4 * 7
+
+
+@pytest.mark.parametrize("name", ["adlm", "a2r"])
+def test_the_anchor_term_is_trained_but_is_not_in_the_nats(name):
+    method, x = method_of(settings(name)), text()
+    network = awake(settings(name))
     with_anchor = method.loss(network, x, None, 1.0, seeded())
-    without = method_of(replace(tiny_config, anchor=Anchor(gamma=0.0))).loss(network, x, None, 1.0, seeded())
+    without = method_of(settings(name, anchor=Anchor(gamma=0.0))).loss(network, x, None, 1.0, seeded())
     assert torch.equal(with_anchor.nats, without.nats)
     assert with_anchor.total > without.total
     assert torch.equal(method.loss(network, x, None, 0.0, seeded()).total, without.total)  # gamma starts at 0
 
 
-@every_method
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+def test_the_left_to_right_bound_is_the_exact_likelihood(name):
+    """Two words, four tokens: the likelihoods of all texts with one first token sum to 1, and each is its product."""
+    config = settings(name, vocabulary=Vocabulary(3, 2), length=4)
+    method, network = method_of(config), awake(config).double()
+    texts = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    nats = method.bound(network, texts, None, seeded())
+    likelihood = (-nats.sum(dim=1)).exp()
+    for first in (0, 1):
+        torch.testing.assert_close(likelihood[texts[:, 0] == first].sum(), torch.ones((), dtype=torch.float64))
+    log_next = method.log_beliefs(network, texts)
+    by_hand = log_next[:, :-1].gather(-1, texts[:, 1:, None])[..., 0].sum(dim=1)
+    torch.testing.assert_close(-nats.sum(dim=1), by_hand)
+    assert (nats[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+def test_left_to_right_text_has_the_law_of_the_likelihood(name):
+    config = settings(name, vocabulary=Vocabulary(3, 2, bos_id=0), length=3)
+    method, network = method_of(config), awake(config)
+    drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), seeded()))[-1].ids
+    assert (drawn[:, 0] == 0).all()
+    texts = torch.tensor([[0, a, b] for a in (0, 1) for b in (0, 1)])
+    expected = 20_000 * (-method.bound(network, texts, None, seeded()).sum(dim=1)).exp()
+    counts = torch.bincount(2 * drawn[:, 1] + drawn[:, 2], minlength=4)
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom: once in a thousand seeds
+
+
+def test_sedd_pays_what_mdlm_pays_for_the_same_beliefs():
+    """Shift each row of logits so that the scores sum as beliefs do, and the score entropy is the cross-entropy."""
+    config = settings("sedd")
+    sedd, mdlm = method_of(config), method_of(replace(config, method="mdlm"))
+    network, x = awake(config), text()
+    noised = noising(x)
+
+    class Normalised(torch.nn.Module):
+        """The network with log(V - 1) + log softmax for logits: scores that are beliefs."""
+
+        def forward(self, z, sigma=None, pad=None):
+            logits = network(z, sigma, pad)
+            clean = logits.index_fill(-1, torch.tensor(MASK), -torch.inf)
+            return logits - clean.logsumexp(dim=-1, keepdim=True) + math.log(11)
+
+        def price(self, z, where, price, sigma=None, pad=None):
+            rows = self(z, sigma, pad)[where]
+            return torch.zeros(z.shape).masked_scatter(where, price(rows, torch.arange(len(rows))))
+
+    ours = sedd.loss_at(Normalised(), x, noised).nats
+    theirs = mdlm.loss_at(network, x, noised).nats
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert (sedd.loss_at(network, x, noised).nats.sum() - ours.sum()) > 0  # a wrong sum costs more
+
+
+def test_d3pm_pays_what_mdlm_pays_when_it_has_no_belief_in_the_mask():
+    config = settings("d3pm")
+    d3pm, mdlm = method_of(config), method_of(replace(config, method="mdlm"))
+    network, x = awake(config), text()
+    network.head.bias.data[MASK] = -1e4
+    noised = noising(x, discrete=True)
+    loss = d3pm.loss_at(network, x, noised)
+    plain = mdlm.loss_at(network, x, noised)
+    torch.testing.assert_close(loss.parts["divergence"], plain.parts["nelbo"], rtol=1e-4, atol=1e-4)
+    named = network(x).log_softmax(-1).gather(-1, x[..., None]).sum()
+    torch.testing.assert_close(loss.parts["reconstruction"], -named.detach(), rtol=1e-4, atol=1e-4)
+
+
+ENDS = {
+    "log-linear": Schedule(),
+    "published": Schedule(eps=1e-3),
+    "geometric": Schedule(name="geometric", sigma_min=0.05, sigma_max=2.0),
+    "cosine": Schedule(name="cosine", eps=0.01),
+    "linear": Schedule(name="linear", sigma_min=0.0, sigma_max=3.0),
+}
+
+
 @pytest.mark.parametrize(
-    ("schedule", "time"),
+    ("name", "schedule", "time"),
     [
-        (Schedule(), Time()),
-        (Schedule(eps=1e-3), Time()),
-        (Schedule(name="geometric", sigma_min=0.05, sigma_max=2.0), Time()),
-        (Schedule(name="cosine"), Time(steps=16)),
-        (Schedule(name="linear", sigma_min=0.0, sigma_max=3.0), Time(steps=5, antithetic=False)),
+        *((name, schedule, Time()) for name in ("adlm", "mdlm") for schedule in ENDS),
+        *(("sedd", schedule, Time()) for schedule in ENDS if schedule != "log-linear"),  # its noise must be finite
+        ("adlm", "cosine", Time(steps=16)),
+        ("mdlm", "linear", Time(steps=5, antithetic=False)),
+        ("mdlm", "geometric", Time(steps=5)),
+        ("mdlm", "log-linear", Time(steps=5, sigma=0.0)),
     ],
     ids=str,
 )
-def test_a_fresh_network_knows_nothing_and_its_bound_is_log_v(tiny_config, name, schedule, time):
-    config = replace(tiny_config, method=name, schedule=schedule, time=time)
-    method = method_of(config)
-    nats = method.bound(method.build(), text(rows=4096), None, seeded())
-    rows = nats.mean(dim=1)
-    error = rows.std() / math.sqrt(len(rows))
-    assert abs(rows.mean() - math.log(11)) < 5 * error + 1e-6
+def test_a_fresh_network_knows_nothing_and_its_bound_is_log_v(name, schedule, time):
+    method = method_of(settings(name, schedule=ENDS[schedule], time=time))
+    nats = method.bound(method.build(), text(rows=4096), None, seeded()).mean(dim=1)
+    error = nats.std() / math.sqrt(len(nats))
+    assert abs(nats.mean() - math.log(11)) < 5 * error + 1e-4
     assert error < 0.1
 
 
-@every_method
-def test_the_training_loss_of_a_fresh_network_leaves_out_what_the_schedule_shows(tiny_config, name):
-    config = replace(tiny_config, method=name, schedule=Schedule(eps=0.3), anchor=Anchor(gamma=0.0))
-    method = method_of(config)
+def test_a_fresh_d3pm_pays_for_its_belief_in_the_mask():
+    """Twelve guesses instead of eleven, and every token named once more at t = 0."""
+    method = method_of(settings("d3pm"))
+    nats = method.bound(method.build(), text(rows=4096), None, seeded()).mean(dim=1)
+    assert nats.mean() > math.log(11) + math.log(12)
+    assert nats.mean() < 2 * math.log(12) + 0.1
+
+
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+def test_a_fresh_network_left_to_right_pays_log_v_exactly(name):
+    method = method_of(settings(name))
+    nats = method.bound(method.build(), text(), None, seeded())
+    torch.testing.assert_close(nats[:, 1:], torch.full((4, 7), math.log(11)))
+
+
+@pytest.mark.parametrize("name", ["adlm", "mdlm"])
+def test_the_training_loss_of_a_fresh_network_leaves_out_what_the_schedule_shows(name):
+    method = method_of(settings(name, schedule=Schedule(eps=0.3), anchor=Anchor(gamma=0.0)))
     nats = method.loss(method.build(), text(rows=4096), None, 1.0, seeded()).nats.mean(dim=1)
     assert abs(nats.mean() - 0.7 * math.log(11)) < 5 * nats.std() / 64
 
 
 @every_method
 @pytest.mark.parametrize("pad_is", ["masked", "attended"])
-def test_padding_enters_no_loss_no_count_and_no_bound(tiny_config, name, pad_is):
-    config = replace(tiny_config, method=name, data=Data(pad=pad_is), anchor=Anchor(gamma=0.5))
+def test_padding_enters_no_loss_no_count_and_no_bound(name, pad_is):
+    config = settings(name, data=Data(pad=pad_is), anchor=Anchor(gamma=0.5))
     method, network = method_of(config), awake(config)
     x, pad = text(), torch.zeros(4, 8, dtype=torch.bool)
     pad[:, 5:] = True
     loss = method.loss(network, x, pad, 1.0, seeded())
-    assert loss.num_tokens == 20
+    assert loss.num_tokens == method.predicted(x, pad).sum() == (20 if name in DIFFUSION else 16)
     assert (loss.nats[pad] == 0).all()
     assert (method.bound(network, x, pad, seeded())[pad] == 0).all()
     other = torch.where(pad, text(seed=9), x)  # what stands in the padding
-    assert torch.equal(method.loss(network, other, pad, 1.0, seeded()).total, loss.total) == (pad_is == "masked")
+    same = torch.equal(method.loss(network, other, pad, 1.0, seeded()).total, loss.total)
+    assert same == (pad_is == "masked" or name not in DIFFUSION)  # what comes later is never seen from left to right
 
 
-@every_method
-def test_a_network_told_the_time_answers_by_it(tiny_config, name):
-    model = replace(tiny_config.model, time_conditioning=True)
-    config = replace(tiny_config, method=name, model=model, schedule=Schedule(eps=1e-3))
-    method, network, x = method_of(config), awake(config), text()
-    z = torch.full_like(x, MASK)
-    early, late = (method.loss_at(network, x, Noised(z, torch.full((4,), t).double())).nats * t for t in (0.3, 1.0))
+@every_diffusion
+def test_a_network_told_the_time_answers_by_it(name):
+    model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
+    config = settings(name, model=model, schedule=Schedule(eps=1e-3))
+    method, network = method_of(config), awake(config)
+    z = torch.full((2, 8), MASK)
+    early, late = (method.log_beliefs(network, z, t).exp() for t in (0.3, 1.0))
     assert (early - late).abs().max() > 1e-3
+    assert torch.equal(method.log_beliefs(network, z).exp(), late)  # all masked: it must be late
     frames = list(method.generate(network, z, Sampling(steps=3), seeded()))
     assert (frames[-1].ids != MASK).all()
 
 
 @every_method
-def test_generated_text_is_clean_keeps_what_was_given_and_leaves_the_network_as_it_was(tiny_config, name):
-    config = replace(tiny_config, method=name, model=replace(tiny_config.model, dropout=0.3))
+def test_generated_text_is_clean_keeps_what_was_given_and_leaves_the_network_as_it_was(name):
+    base = settings(name)
+    config = replace(base, model=replace(base.model, dropout=0.3))
     method, network = method_of(config), awake(config).train()
     canvas = torch.full((5, 8), MASK)
-    canvas[:, 2], canvas[:, 6] = 1, 9
-    sampling = Sampling(sampler="remdm-rescale", eta=0.5, steps=10)
-    frames = list(method.generate(network, canvas, sampling, seeded()))
-    final = frames[-1].ids
+    given = (2, 6) if name in DIFFUSION else (0, 1)
+    canvas[:, given[0]], canvas[:, given[1]] = 1, 9
+    remasking = Sampling(sampler="remdm-rescale", eta=0.5, steps=10)
+    sampling = remasking if name in ("adlm", "mdlm", "sedd") else Sampling(steps=10)
+    final = list(method.generate(network, canvas, sampling, seeded()))[-1].ids
     assert (final != MASK).all()
-    assert (final[:, 2] == 1).all()
-    assert (final[:, 6] == 9).all()
+    assert (final[:, given[0]] == 1).all()
+    assert (final[:, given[1]] == 9).all()
     assert network.training
     again = list(method.generate(network, canvas, sampling, seeded()))[-1].ids
     assert torch.equal(final, again)  # dropout was off
 
 
 @every_method
-def test_training_lowers_the_bound_on_what_it_trains_on(tiny_config, name):
+def test_beliefs_are_distributions_over_clean_tokens(name):
+    config = settings(name)
+    beliefs = method_of(config).log_beliefs(awake(config), noising(text()).z).exp()
+    torch.testing.assert_close(beliefs.sum(dim=-1), torch.ones(4, 8))
+    assert (beliefs[..., MASK] == 0).all() == (name != "d3pm")  # which may believe in the mask
+
+
+@every_method
+def test_training_lowers_the_bound_on_what_it_trains_on(name):
     """Two texts of eleven words: knowing one token tells the rest."""
-    config = replace(
-        tiny_config, method=name, anchor=Anchor(gamma=0.1), model=replace(tiny_config.model, bridge="hidden")
-    )
+    base = settings(name, anchor=Anchor(gamma=0.1))
+    config = replace(base, model=replace(base.model, bridge="hidden", time_conditioning=name in ("sedd", "d3pm")))
     method = method_of(config)
     torch.manual_seed(0)
     network, draws = method.build(), seeded()
     x = text(rows=2, seed=3).repeat(16, 1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    for step in range(150):
+    for step in range(200):
         optimizer.zero_grad()
-        method.loss(network, x, None, step / 150, draws).mean.backward()
+        method.loss(network, x, None, step / 200, draws).mean.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
     nats = method.bound(network, text(rows=2, seed=3).repeat(256, 1), None, seeded()).mean()
-    assert nats < 0.3 * math.log(11)
-    assert nats > math.log(2) / 8 - 0.02  # one of two texts costs log 2 at the least
+    assert nats < 0.4 * math.log(11)
+    if name in DIFFUSION:
+        assert nats > math.log(2) / 8 - 0.02  # one of two texts costs log 2 at the least
 
 
 @every_method
@@ -190,9 +325,10 @@ def test_training_lowers_the_bound_on_what_it_trains_on(tiny_config, name):
         (torch.zeros(2, 3), "must be int64 ids of shape"),
         (torch.zeros(0, 3, dtype=torch.int64), "must be int64 ids of shape"),
     ],
+    ids=["all masked", "too large", "negative", "floats", "empty"],
 )
-def test_text_that_is_no_text_is_refused_in_a_sentence(tiny_config, name, x, sentence):
-    method = method_of(replace(tiny_config, method=name))
+def test_text_that_is_no_text_is_refused_in_a_sentence(name, x, sentence):
+    method = method_of(settings(name))
     network = method.build()
     for verb in (
         lambda: method.loss(network, x, None, 1.0, seeded()),
@@ -206,28 +342,56 @@ def test_text_that_is_no_text_is_refused_in_a_sentence(tiny_config, name, x, sen
 @pytest.mark.parametrize(
     ("canvas", "sentence"),
     [
-        (torch.tensor([[MASK, 1], [2, 3]]), "row 1 of the canvas has no mask id 7"),
-        (torch.tensor([[MASK, 12]]), "the canvas holds id 12"),
+        (torch.tensor([[1, MASK], [2, 3]]), "row 1 of the canvas has no mask id 7"),
+        (torch.tensor([[12, MASK]]), "the canvas holds id 12"),
         (torch.full((1, 9), MASK), "the canvas is 9 tokens long and the model was made for length 8"),
     ],
+    ids=["nothing to fill", "outside", "too long"],
 )
-def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(tiny_config, name, canvas, sentence):
-    method = method_of(replace(tiny_config, method=name))
+def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
+    method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
         method.generate(method.build(), canvas, Sampling(), seeded())
 
 
-def test_all_masked_or_none_masked_are_ordinary_batches(tiny_config):
-    method, network, x = method_of(tiny_config), awake(tiny_config), text()
-    nothing = method.loss_at(network, x, Noised(x, torch.full((4,), 1e-3).double()))
-    assert (nothing.nats == 0).all()
-    everything = method.loss_at(network, x, Noised(torch.full_like(x, MASK), torch.ones(4).double()))
+@pytest.mark.parametrize(
+    ("name", "canvas", "sampling", "sentence"),
+    [
+        ("ar", [[3, MASK, 4]], Sampling(), "gives a token after a mask, and ar writes from left to right"),
+        ("a2r", [[3, MASK]], Sampling("remdm-cap"), "remdm-cap masks tokens again, and a2r has no masks"),
+        ("d3pm", [[3, MASK]], Sampling("remdm-cap"), "needs beliefs without mass on the mask"),
+    ],
+)
+def test_what_a_method_cannot_do_it_says(name, canvas, sampling, sentence):
+    method = method_of(settings(name))
+    with pytest.raises(UserError, match=sentence):
+        method.generate(method.build(), torch.tensor(canvas), sampling, seeded())
+
+
+def test_left_to_right_needs_a_first_token():
+    method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
+    with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
+        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), seeded())
+
+
+@every_diffusion
+def test_all_masked_or_none_masked_are_ordinary_batches(name):
+    config = settings(name)
+    method, network, x = method_of(config), awake(config), text()
+    early, late = torch.full((4,), 0.05).double(), torch.full((4,), 0.95).double()
+    step = 0.05 if name == "d3pm" else None
+    nothing = method.loss_at(network, x, Noised(x, early, step and early - step))
+    assert nothing.parts[{"sedd": "score_entropy", "d3pm": "divergence"}.get(name, "nelbo")] == 0
+    nothing.mean.backward()
+    everything = method.loss_at(network, x, Noised(torch.full_like(x, MASK), late, step and late - step))
     assert (everything.nats > 0).all()
     assert everything.total.isfinite()
 
 
-def test_one_token_alone_is_a_text_too(tiny_config):
-    method, network = method_of(tiny_config), awake(tiny_config)
+@every_diffusion
+def test_one_token_alone_is_a_text_too(name):
+    config = settings(name)
+    method, network = method_of(config), awake(config)
     assert method.loss(network, torch.tensor([[3]]), None, 1.0, seeded()).total.isfinite()
     assert list(method.generate(network, torch.tensor([[MASK]]), Sampling(steps=2), seeded()))[-1].ids != MASK
 
@@ -235,10 +399,20 @@ def test_one_token_alone_is_a_text_too(tiny_config):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (Config(method="sedd", vocabulary=Vocabulary(12, 7)), "method sedd has a preset but no code yet"),
         (Config(anchor=Anchor(tau=-1)), "anchor.tau -1 must be at least 0"),
         (Config(model=Model(dropout=1.5)), "model.dropout 1.5 must be less than 1"),
+        (Config(method="d3pm"), "time.steps 0 is continuous time, and d3pm is a method of discrete steps"),
+        (
+            Config(method="sedd", time=Time(steps=9)),
+            "time.steps 9 is discrete time, and sedd is a method of continuous",
+        ),
+        (Config(method="sedd"), "schedule.eps 0.0 makes the noise at t = 1 infinite, and sedd is trained on noise"),
+        (
+            Config(method="d3pm", time=Time(steps=9), schedule=Schedule(name="geometric")),
+            "schedule.name geometric hides tokens at t = 0 already",
+        ),
     ],
+    ids=["tau", "dropout", "d3pm steps", "sedd steps", "sedd noise", "d3pm start"],
 )
 def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentence):
     with pytest.raises(UserError, match=sentence):

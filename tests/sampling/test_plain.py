@@ -9,7 +9,7 @@ from worlds import World, seeded
 from adlm.diffusion.masking import remasking_ceiling
 from adlm.diffusion.schedules import LogLinear
 from adlm.diffusion.times import grid
-from adlm.sampling.plain import REMASKING, walk
+from adlm.sampling.plain import REMASKING, subs_transition, walk
 
 STEPS = 4
 
@@ -26,18 +26,10 @@ def walks(
     times = grid(STEPS, t_end)
     if canvas is None:
         canvas = torch.full((num, world.length), world.mask_id)
-    sigma = REMASKING[sampler]
-    frames = walk(
-        lookup(world, beliefs),
-        canvas,
-        world.mask_id,
-        times,
-        (schedule or LogLinear()).alpha(times),
-        lambda ceiling: sigma(eta, ceiling),
-        final,
-        seeded(),
-    )
-    return list(frames)
+    sigma, told = REMASKING[sampler], lookup(world, beliefs)
+    transition = subs_transition(told, world.mask_id, lambda ceiling: sigma(eta, ceiling))
+    alphas = (schedule or LogLinear()).alpha(times)
+    return list(walk(transition, told, canvas, world.mask_id, times, alphas, final, seeded()))
 
 
 def law(world, beliefs, sampler, eta, t_end):

@@ -1,0 +1,40 @@
+"""Scores of the absorbing process, as SEDD has them, and their entropy. Knows nothing of networks.
+
+A score is the ratio q(z with another token there) / q(z), learnt at masked positions. For the true beliefs p it is
+p / expm1(sigma_t), where expm1(sigma_t) = (1 - alpha_t) / alpha_t, so scores and beliefs tell the same story.
+
+Shapes: B sequences, L tokens, V symbols (the mask is one of them); sigma broadcasts over (B, L).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def log_scores(logits: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+    """logits - log expm1(sigma) - log(V - 1), and 0 at z itself: how SEDD reads its network, (B, L, V)."""
+    scale = torch.log(torch.expm1(sigma)) + math.log(logits.shape[-1] - 1)
+    return (logits - scale[..., None]).scatter(-1, z[..., None], 0.0)
+
+
+def scores_to_beliefs(scores: Tensor, mask_id: int) -> Tensor:
+    """What the scores (N, V) of masked tokens say of the clean token: normalised, without mass on the mask."""
+    clean = scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 0.0)
+    return clean / clean.sum(dim=-1, keepdim=True)
+
+
+def beliefs_to_scores(beliefs: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
+    """The scores (N, V) of masked tokens that tell these beliefs; 1 at the mask itself."""
+    scores = beliefs / torch.expm1(sigma)[..., None]
+    return scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 1.0)
+
+
+def score_entropy(log_score_sum: Tensor, log_score_right: Tensor, sigma: Tensor) -> Tensor:
+    """sum_v s_v - r log s_x + r (log r - 1), r = 1 / expm1(sigma): the price of scores s at a masked token.  [SEDD]
+
+    The sum runs over the clean tokens. It is least, 0, for s = r at the right token alone; for scores made of beliefs
+    p it is -r log p_x, so times sigma' it is the NELBO's weight times the cross-entropy.
+    """
+    ratio = 1 / torch.expm1(sigma)
+    return log_score_sum.exp() - ratio * log_score_right + ratio * (ratio.log() - 1)

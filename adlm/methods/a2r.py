@@ -1,0 +1,64 @@
+"""A2R: anchoring left to right. A causal anchor network, a bridge, a causal network of half the depth.
+
+The next-token cross-entropy of the second network + gamma * that of the anchor network at targets that are anchors.
+With gamma 0 and no second network this is AR, to the last bit.
+
+Shapes: B sequences, L tokens, V symbols.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adlm.config.schema import Config, Sampling
+from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_gamma
+from adlm.methods import left_to_right
+from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
+from adlm.methods.method import Loss
+from adlm.models.anchored import AnchoredTransformer
+from adlm.sampling.frame import Frame
+
+
+@dataclass(frozen=True)
+class A2r:
+    config: Config
+
+    def build(self) -> AnchoredTransformer:
+        return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        return left_to_right.predicted(x, pad)
+
+    def loss(
+        self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+    ) -> Loss:
+        """Nothing is drawn. The perplexity of a run is that of `nats`: the anchor term is not in it."""
+        vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
+        check_clean(x, vocabulary)
+        predicted = self.predicted(x, pad)
+        weight, at_anchors = predicted[:, 1:].float(), None
+        if anchor.gamma > 0:
+            at_anchors = weight * anchor_mask(x, anchor.tau, vocabulary.size, pad)[:, 1:]
+        scored, anchor_scored = network.score(x[:, :-1], x[:, 1:], weight, at_anchors, vocabulary.mask_id)
+        total, parts = scored.total, {"nll": scored.total.detach()}
+        if anchor_scored is not None:
+            total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
+            parts["anchor"] = anchor_scored.total.detach()
+        return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)
+
+    @torch.no_grad()
+    def bound(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+        with evaluating(network):
+            return self.loss(network, x, pad, 1.0, generator).nats
+
+    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
+        return left_to_right.log_beliefs(self.config, network, z)
+
+    def generate(
+        self, network: AnchoredTransformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Iterator[Frame]:
+        return left_to_right.generate(self.config, network, canvas, sampling, generator)

@@ -1,0 +1,98 @@
+"""SEDD: one network told the noise learns scores of the absorbing process, trained with their entropy.
+
+The entropy of scores made of beliefs is the NELBO's weight times the cross-entropy, so the nats here and MDLM's are the
+same kind of number; what SEDD leaves free is the scores' sum.
+
+Shapes: B sequences, L tokens, V symbols.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.config.schema import Config, Sampling
+from adlm.diffusion import schedules
+from adlm.diffusion.scores import log_scores, score_entropy
+from adlm.errors import UserError
+from adlm.methods import masked_diffusion as diffusion
+from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
+from adlm.methods.masked_diffusion import Noised
+from adlm.methods.method import Loss
+from adlm.models.transformer import Transformer
+from adlm.sampling.frame import Frame
+
+
+@dataclass(frozen=True)
+class Sedd:
+    config: Config
+
+    def __post_init__(self) -> None:
+        if self.config.time.steps:
+            raise UserError(
+                f"time.steps {self.config.time.steps} is discrete time, and sedd is a method of continuous time; "
+                "use time.steps=0"
+            )
+        if diffusion.schedule_of(self.config).alpha(torch.ones(())) <= 0:
+            raise UserError(
+                f"schedule.eps {self.config.schedule.eps} makes the noise at t = 1 infinite, and sedd is trained on "
+                "noise; try schedule=published"
+            )
+
+    def build(self) -> Transformer:
+        return Transformer(self.config.model, vocabulary_of(self.config).size)
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        return not_pad(x, pad)
+
+    def loss(
+        self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+    ) -> Loss:
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        return self.loss_at(network, x, noised, pad)
+
+    def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
+        """sigma'_t times the score entropy of what is masked, at a given noising."""
+        nats = self._nats(network, x, noised, pad)
+        parts = {"score_entropy": nats.sum().detach()}
+        return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
+
+    @torch.no_grad()
+    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+        def nats_at(noised: Noised) -> Tensor:
+            return self._nats(network, x, noised, pad)
+
+        def last(noised: Noised) -> Tensor:
+            masked = diffusion.masked_positions(self.config, noised.z, pad).float()
+            told = diffusion.told_sigma(self.config, noised.t, x.device)
+            mask_id = vocabulary_of(self.config).mask_id
+            return network.score(noised.z, x, masked, mask_id, told, seen_pad(self.config, pad)).nats
+
+        with evaluating(network):
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+
+    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, t)
+
+    def generate(
+        self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Iterator[Frame]:
+        """The plain walk: scores normalised over the clean tokens are the SUBS beliefs of the same logits."""
+        return diffusion.generate(self.config, network, canvas, sampling, generator)
+
+    def _nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+        schedule, mask_id = diffusion.schedule_of(self.config), vocabulary_of(self.config).mask_id
+        masked = diffusion.masked_positions(self.config, noised.z, pad)
+        sigma = schedules.sigma(schedule, noised.t).float().to(x.device)[:, None].expand_as(x)[masked]
+        rate = schedules.sigma_prime(schedule, noised.t).float().to(x.device)[:, None]
+        right = x[masked]
+
+        def price(logits: Tensor, index: Tensor) -> Tensor:
+            scores = log_scores(logits, torch.full_like(index, mask_id), sigma[index])
+            clean = scores.index_fill(-1, torch.tensor(mask_id, device=x.device), -torch.inf)
+            log_right = scores.gather(-1, right[index, None])[:, 0]
+            return score_entropy(torch.logsumexp(clean, dim=-1), log_right, sigma[index])
+
+        told = diffusion.told_sigma(self.config, noised.t, x.device)
+        return rate * network.price(noised.z, masked, price, told, seen_pad(self.config, pad))

@@ -1,0 +1,93 @@
+"""A model as people keep and share it: model.safetensors + config.yaml + tokenizer.json. Knows nothing of training.
+
+A folder appears whole or not at all. Nothing in it can run code: safetensors and YAML of plain values.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adlm.config.load import read, save
+from adlm.config.schema import Config
+from adlm.errors import UserError
+from adlm.methods import method_of
+from adlm.tokens import Tokenizer, load_tokenizer
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What a folder holds; without a tokenizer it serves ids."""
+
+    config: Config
+    weights: dict[str, Tensor]
+    tokenizer: Tokenizer | None = None
+
+
+def save_model_folder(model: ModelFolder, folder: Path) -> None:
+    """Write the folder beside its place, then put it there in one move."""
+    refuse_taken(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        weights = {name: value.detach().contiguous() for name, value in model.weights.items()}
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        save(model.config, temporary / CONFIG)
+        if model.tokenizer is not None:
+            model.tokenizer.save(temporary)
+        temporary.chmod(0o755)
+        (temporary / WEIGHTS).chmod(0o644)
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_taken(folder: Path) -> None:
+    """Nothing of the user's is ever written over: the place must be free, or an empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; give another place, or move it away")
+
+
+def load_model_folder(folder: Path) -> ModelFolder:
+    for name in (WEIGHTS, CONFIG):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}, so it is not a model folder")
+    config = read(folder / CONFIG)
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read as safetensors: {error}") from None
+    tokenizer = load_tokenizer(str(folder / TOKENIZER)) if (folder / TOKENIZER).is_file() else None
+    if tokenizer is not None and config.vocabulary is not None and tokenizer.vocabulary.size != config.vocabulary.size:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocabulary.size} symbols, "
+            f"and vocabulary.size is {config.vocabulary.size}"
+        )
+    return ModelFolder(config, weights, tokenizer)
+
+
+def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
+    """The network of a Config with the weights in it, every one of them used; ready to be asked, not to be trained."""
+    method = method_of(config)
+    with torch.device("meta"):  # no numbers are drawn that the weights would replace
+        network = method.build()
+    wanted = network.state_dict()
+    for name in sorted(wanted.keys() ^ weights.keys()):
+        excess = "is missing" if name in wanted else "is one too many"
+        raise UserError(f"weight {name} {excess} for method {config.method} of the sizes that the config gives")
+    for name, value in wanted.items():
+        if value.shape != weights[name].shape:
+            raise UserError(f"weight {name} has shape {tuple(weights[name].shape)}, and {tuple(value.shape)} would fit")
+    network.load_state_dict(dict(weights), assign=True)
+    return network.eval().requires_grad_(False)

@@ -1,0 +1,319 @@
+"""The content of a torch .ckpt or .pt file, read without importing or calling anything it names. Knows no networks.
+
+A pickle is a program for a stack machine that may call any function. Here the machine is our own: it knows how to build
+plain data and to note down tensors, and where the program names anything else it puts an inert `Foreign` with the
+name and whatever data was meant for it. There is no call in it to be tricked into. Tensors are read from the archive
+only when they are asked for, each checked against the bytes that are really there.
+"""
+
+import io
+import math
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+
+LARGEST_PROGRAM = 64 * 2**20  # bytes; a released checkpoint with its tokenizer inside has about 5 MB
+MOST_STEPS = 3_000_000  # a few seconds
+MOST_ENTRIES = 100_000
+MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
+
+DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A function or class that the file names; only ever a name."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False)
+class Foreign:
+    """An object of a class that was not imported: its name, and the data that was meant for it."""
+
+    name: str
+    data: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A run of numbers in the archive."""
+
+    dtype: torch.dtype
+    key: str
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class Noted:
+    """A tensor that has not been read yet."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.size) * self.storage.dtype.itemsize
+
+
+class Damaged(Exception):
+    """The file is not what it says; becomes a UserError with the file's name."""
+
+
+class Archive:
+    """An opened file: `content` is its plain data, with `Noted` for tensors and `Foreign` for what is not plain."""
+
+    def __init__(self, file: zipfile.ZipFile, num_bytes: int):
+        self._file = file
+        self._left = MOST_COPIES * num_bytes
+        entries = file.infolist()
+        if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
+            raise Damaged("its entries claim more than the file holds")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise Damaged("it is compressed, which torch never does")
+        programs = [
+            entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")
+        ]
+        if len(programs) != 1:
+            raise Damaged("it is a zip file without torch's data.pkl")
+        if programs[0].file_size > LARGEST_PROGRAM:
+            raise Damaged(
+                f"its data.pkl has {programs[0].file_size:,} bytes, and more than {LARGEST_PROGRAM:,} is not read"
+            )
+        self._folder = programs[0].filename.removesuffix("data.pkl")
+        names = {entry.filename for entry in entries}
+        if f"{self._folder}byteorder" in names and file.read(f"{self._folder}byteorder") != b"little":
+            raise Damaged("its numbers are big-endian; save it again on an ordinary machine")
+        self.content, self.foreign = run(file.read(programs[0]))
+
+    def tensor(self, noted: Noted) -> Tensor:
+        """The numbers, copied out of the archive."""
+        storage, num_bytes = noted.storage, noted.storage.length * noted.storage.dtype.itemsize
+        last = noted.offset + sum((n - 1) * step for n, step in zip(noted.size, noted.stride, strict=True))
+        if math.prod(noted.size) and not last < storage.length:
+            raise Damaged(f"a tensor of shape {noted.size} does not fit its {storage.length} numbers")
+        self._left -= noted.num_bytes
+        if self._left < 0:
+            raise Damaged("its tensors come to several times the size of the file")
+        try:
+            entry = self._file.getinfo(f"{self._folder}data/{storage.key}")
+        except KeyError:
+            raise Damaged(f"its numbers {storage.key!r} are missing") from None
+        if entry.file_size != num_bytes:
+            raise Damaged(f"its numbers {storage.key!r} are {entry.file_size} bytes, not {num_bytes}")
+        if not math.prod(noted.size):
+            return torch.empty(noted.size, dtype=storage.dtype)
+        flat = torch.frombuffer(bytearray(self._file.read(entry)), dtype=storage.dtype)
+        return flat.as_strided(noted.size, noted.stride, noted.offset).clone()
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Archive]:
+    """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            yield Archive(file, path.stat().st_size)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError):
+        raise UserError(
+            f"{path} is not a checkpoint: torch's files are zip archives, and this is none or is cut off"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (Damaged, RuntimeError) as error:
+        raise UserError(f"{path} is damaged or is no checkpoint: {error}") from None
+
+
+def run(program: bytes) -> tuple[Any, set[str]]:
+    """What a pickle builds, and the names of everything in it that was left foreign."""
+    machine = Machine()
+    try:
+        for step, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(program))):
+            if step > MOST_STEPS:
+                raise Damaged(f"its data.pkl takes more than {MOST_STEPS:,} steps")
+            machine.do(opcode.name, argument)
+        return machine.result(), machine.foreign
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, UnicodeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise Damaged(f"its data.pkl cannot be followed ({type(error).__name__}: {reason})") from None
+
+
+INTEGERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
+TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+CONSTANTS = INTEGERS | TEXTS | BYTES | {"FLOAT", "BINFLOAT"}
+FIXED: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class Machine:
+    """The stack machine. Nothing on its stack is ever called, compared or hashed but plain keys."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.foreign: set[str] = set()
+
+    def result(self) -> Any:
+        if len(self.stack) != 1:
+            raise Damaged("its data.pkl does not end with one object")
+        return self.stack[0]
+
+    def do(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in CONSTANTS:
+            stack.append(argument)
+        elif name in FIXED:
+            stack.append(FIXED[name])
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self.memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            self.memo[len(self.memo)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self.memo[argument])
+        elif name == "MARK":
+            self.marks.append(len(stack))
+        elif name == "POP":
+            stack.pop()
+        elif name == "POP_MARK":
+            self.since_mark()
+        elif name == "DUP":
+            stack.append(stack[-1])
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            self.build(name, argument)
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def build(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in TUPLES:
+            together = tuple(stack[-TUPLES[name] :])
+            del stack[-TUPLES[name] :]
+            stack.append(together)
+        elif name in ("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
+            stack.append({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}.get(name, Foreign("set")))
+        elif name == "TUPLE":
+            stack.append(tuple(self.since_mark()))
+        elif name == "LIST":
+            stack.append(self.since_mark())
+        elif name == "DICT":
+            items = self.since_mark()
+            stack.append({})
+            put(stack[-1], items)
+        elif name == "FROZENSET":
+            stack.append(Foreign("frozenset", self.since_mark()))
+        elif name == "APPEND":
+            put(stack[-2], [stack.pop()])
+        elif name in ("APPENDS", "ADDITEMS", "SETITEMS"):
+            items = self.since_mark()
+            put(stack[-1], items)
+        elif name == "SETITEM":
+            value, key = stack.pop(), stack.pop()
+            put(stack[-1], [key, value])
+        else:
+            self.make(name, argument)
+
+    def make(self, name: str, argument: Any) -> None:
+        """The steps that would call something."""
+        stack = self.stack
+        if name == "GLOBAL":
+            stack.append(Name(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            attribute, module = stack.pop(), stack.pop()
+            stack.append(Name(str(module), str(attribute)))
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, callee = stack.pop(), stack.pop()
+            stack.append(self.called(callee, arguments))
+        elif name == "NEWOBJ_EX":
+            keywords, arguments, callee = stack.pop(), stack.pop(), stack.pop()
+            stack.append(self.called(callee, (arguments, keywords)))
+        elif name == "OBJ":
+            callee, *rest = self.since_mark()
+            stack.append(self.called(callee, tuple(rest)))
+        elif name == "INST":
+            stack.append(self.called(Name(*argument.split(" ", 1)), tuple(self.since_mark())))
+        elif name == "BUILD":
+            state = stack.pop()
+            if isinstance(stack[-1], Foreign):
+                stack[-1].data.append(state)  # on plain data a state is an attribute nobody needs
+        elif name in ("BINPERSID", "PERSID"):
+            stack.append(stored(stack.pop() if name == "BINPERSID" else argument))
+        else:
+            raise Damaged(f"its data.pkl holds the step {name}, which no checkpoint needs")
+
+    def called(self, callee: Any, arguments: Any) -> Any:
+        """What a call would make, where it is a tensor or an ordered dict; else something foreign."""
+        named = str(callee) if isinstance(callee, Name) else "something that is no name"
+        if named == "collections.OrderedDict" and len(arguments) == 0:
+            return {}
+        if named == "torch._utils._rebuild_tensor_v2":
+            return noted(*arguments[:4])
+        if named == "torch._utils._rebuild_parameter" and isinstance(arguments[0], Noted):
+            return arguments[0]
+        self.foreign.add(named)
+        return Foreign(named, [arguments])
+
+
+def put(container: Any, items: list[Any]) -> None:
+    """Add to a list or, two by two, to a dict, if the key is plain: a nested tuple can take forever to hash."""
+    if isinstance(container, list):
+        container.extend(items)
+    elif isinstance(container, dict):
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if isinstance(key, (str, int, float, bytes, type(None))):
+                container[key] = value
+    elif isinstance(container, Foreign):
+        container.data.append(items)
+    else:
+        raise Damaged("its data.pkl adds to something that is no container")
+
+
+def stored(identity: Any) -> Storage:
+    """('storage', a storage type, key, device, length)"""
+    if not isinstance(identity, tuple) or len(identity) < 5 or not isinstance(identity[1], Name):
+        raise Damaged("it refers to something outside itself that is no storage")
+    kind, key, length = identity[1], identity[2], identity[4]
+    if kind.module != "torch" or kind.name not in DTYPES:
+        raise Damaged(f"it stores numbers of a kind that is not known: {kind}")
+    if not isinstance(key, str) or not isinstance(length, int) or length < 0:
+        raise Damaged("one of its storages has no proper key or length")
+    return Storage(DTYPES[kind.name], key, length)
+
+
+def noted(storage: Any, offset: Any, size: Any, stride: Any) -> Noted:
+    """A tensor's shape, before anything is read."""
+    if not isinstance(storage, Storage) or len(size) != len(stride) or len(size) > 64:
+        raise Damaged("one of its tensors is not made of a storage, a shape and strides")
+    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
+        raise Damaged("one of its tensors has a shape that is not whole numbers")
+    return Noted(storage, offset, tuple(size), tuple(stride))
