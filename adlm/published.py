@@ -17,7 +17,8 @@ from adlm.config.load import check
 from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.model_folder import ModelFolder
-from adlm.pickles import Archive, Foreign, Noted, open_archive
+from adlm.pickles.archive import Archive, open_archive
+from adlm.pickles.machine import Foreign, Noted
 from adlm.tokens import Tokenizer
 
 # Their name -> ours, inside one network; applied in this order.

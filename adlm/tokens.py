@@ -5,7 +5,6 @@ one class encodes, decodes and is saved as a tokenizer.json. A tokenizer without
 """
 
 import json
-import logging
 import os
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
+from huggingface_hub.utils.logging import set_verbosity_error
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -40,7 +40,7 @@ class Tokenizer:
     vocabulary: Vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone: nothing is added, and `[MASK]` in a document is five ordinary characters."""
+        """The ids of the text alone: nothing is added, and `[MASK]` in a document is ordinary characters."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -48,8 +48,9 @@ class Tokenizer:
         self.engine.encode_special_tokens = True
         try:
             encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
-            raise UserError(f"tokenizer {self.name} has no id for something in the text: {error}") from None
+        except Exception:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
+            unknown = next((c for text in texts for c in text if self.engine.token_to_id(c) is None), None)
+            raise UserError(f"tokenizer {self.name} has no id for {unknown!r}; it is not in its alphabet") from None
         return [row.ids for row in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -62,8 +63,11 @@ class Tokenizer:
         return str(self.engine.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, which `load_tokenizer` reads back to the same ids."""
+        """Write tokenizer.json and its special tokens by name; `load_tokenizer` reads them back to the same ids."""
         self.engine.save(str(folder / "tokenizer.json"))
+        ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
+        named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
+        (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=1), encoding="utf-8")
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -111,7 +115,7 @@ def _from_json(path: Path) -> Engine:
 
 
 def _from_hub(name: str) -> Engine:
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's concern
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # its retries are not the user's concern
     try:
         return Engine.from_pretrained(name)
     except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
@@ -170,6 +174,8 @@ def _named_beside(folder: Path) -> dict[str, str]:
             continue
         except (OSError, ValueError) as error:
             raise UserError(f"{folder / file} cannot be read as JSON: {error}") from None
+        if not isinstance(entries, dict):
+            raise UserError(f"{folder / file} must be a mapping of special tokens")
         roles = (("mask", ("mask",)), ("bos", ("cls", "bos")), ("eos", ("sep", "eos")), ("pad", ("pad",)))
         for role, keys in roles:
             for key in keys:
@@ -187,10 +193,16 @@ def _settle(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
         return next(_ids(engine, [named[role]] if role in named else USUAL_NAMES[role]), None)
 
     mask_id = first("mask")
+    size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
     if mask_id is None:
         engine.add_special_tokens([MASK])
-        mask_id = next(_ids(engine, [MASK]))
-    size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
+        mask_id, size = next(_ids(engine, [MASK])), size + 1
+        if mask_id != size - 1:
+            raise UserError(
+                f"the tokenizer's ids have gaps, so no id is free for a mask: {MASK} would be {mask_id}, a word"
+            )
+    else:
+        engine.add_special_tokens([str(engine.id_to_token(mask_id))])  # so that no text encodes to it
     bos_id, eos_id, pad_id = first("bos"), first("eos"), first("pad")
     return Vocabulary(size, mask_id, bos_id, eos_id, eos_id if pad_id is None else pad_id)
 

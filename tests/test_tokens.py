@@ -50,7 +50,7 @@ def test_text8_has_a_space_26_letters_and_a_mask():
     assert tokenizer.encode(alphabet) == list(range(27))
     assert tokenizer.decode(tokenizer.encode("of the people")) == "of the people"
     assert (tokenizer.vocabulary.size, tokenizer.vocabulary.mask_id) == (28, 27)
-    with pytest.raises(UserError, match="tokenizer text8 has no id for something in the text"):
+    with pytest.raises(UserError, match="tokenizer text8 has no id for 'Ü'"):
         tokenizer.encode("Über")
 
 
@@ -100,11 +100,21 @@ def test_a_saved_tokenizer_loads_to_the_same_ids(byte_level, tmp_path):
     assert again.encode(TEXT) == tokenizer.encode(TEXT)
 
 
+def test_a_vocabulary_with_gaps_has_no_room_for_a_mask(tmp_path):
+    Engine(models.WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="the tokenizer's ids have gaps"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_special_tokens_named_beside_the_tokenizer_count_before_the_usual_names(word_piece):
     names = {"mask_token": {"content": "##s"}, "pad_token": "the", "cls_token": "[UNK]", "bos_token": None}
     (word_piece.parent / "special_tokens_map.json").write_text(json.dumps(names))
     vocabulary = load_tokenizer(str(word_piece.parent)).vocabulary
     assert (vocabulary.mask_id, vocabulary.pad_id, vocabulary.bos_id, vocabulary.eos_id) == (7, 5, 1, 3)
+    kept = word_piece.parent / "kept"
+    kept.mkdir()
+    load_tokenizer(str(word_piece.parent)).save(kept)
+    assert load_tokenizer(str(kept)).vocabulary == vocabulary
 
 
 @pytest.mark.parametrize(

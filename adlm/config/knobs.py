@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import json
 import re
 import types
 import typing
@@ -87,10 +88,10 @@ def in_words(error: ValidationError) -> str:
         return str(context["error"])
     if kind == "missing":
         return f"{knob} is not given and has no default: {sentences()[knob]}"
-    shown = f"{knob} {value if isinstance(value, (int, float)) and not isinstance(value, bool) else repr(value)}"
+    shown = f"{knob} {repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value)}"
     for bound, phrase in BOUNDS.items():
         if bound in context:
-            return f"{shown} must be {phrase} {context[bound]}: {sentences()[knob]}"
+            return f"{shown} must be {phrase} {context[bound]:g}: {sentences()[knob]}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         return f"{shown} is not one of {', '.join(choices)}{instead(str(value), choices)}"
@@ -113,9 +114,19 @@ def explained(text: str) -> str:
         if not indent and key in sections():
             lines += ["", f"# {inspect.getdoc(sections()[key])}"]
         else:
-            lines.append(f"{indent}# {known[f'{section}.{key}' if indent else key]}")
+            knob = f"{section}.{key}" if indent else key
+            choices = _choices(knob)
+            one_of = f" One of: {', '.join(choices)}." if choices else ""
+            lines.append(f"{indent}# {known[knob]}{one_of}")
         lines.append(line)
     return "\n".join(lines).strip() + "\n"
+
+
+def _choices(knob: str) -> tuple[str, ...]:
+    """The values a knob may take, where they are named."""
+    section, _, name = knob.rpartition(".")
+    hint = typing.get_type_hints(sections()[section] if section else Config)[name]
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
 
 
 @cache

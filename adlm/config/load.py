@@ -30,17 +30,35 @@ PRESETS = files("adlm") / "presets"
 def resolve(words: Iterable[str]) -> Config:
     """The Config that the words of a command ask for, over the defaults."""
     raw: Raw = {}
+    whole = ""  # the preset that names a method: a run of its own, into which no other must leak
     for word in words:
-        knob, equals, value = word.partition("=")
-        if not equals and word.partition("/")[0] in knobs.sections():
-            raw = _laid_over(raw, {word.partition("/")[0]: _read_preset(word)})
-        elif not equals:
-            raw = _laid_over(raw, _read_preset(word))
-        elif knob in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
-            raw = _laid_over(raw, {knob: _read_preset(f"{knob}/{value}")})
-        else:
-            raw = _laid_over(raw, _nested(knob.split("."), _parse(value, origin=f"{knob}={value}")))
+        above = _asked(word)
+        if "=" not in word and "method" in above:
+            if whole:
+                raise UserError(
+                    f"{whole} and {word} are both whole runs, and one must not leak into the other; name one"
+                )
+            whole = word
+        raw = _laid_over(raw, above)
     return from_mapping(raw)
+
+
+def _asked(word: str) -> Raw:
+    """What one word of a command sets."""
+    if word.endswith((".yaml", ".yml")) and Path(word).exists():
+        return _read_file(word)
+    knob, equals, value = word.partition("=")
+    section, slash, _ = knob.partition("/")
+    if not equals:
+        preset = _read_preset(word)
+        return {section: preset} if slash and section in knobs.sections() else preset
+    if knob in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
+        if value.endswith((".yaml", ".yml")):
+            return {knob: _read_file(value)}
+        if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.sentences():
+            return {knob: {"name": value}}
+        return {knob: _read_preset(f"{knob}/{value}")}
+    return _nested(knob.split("."), _parse(value, origin=f"{knob}={value}"))
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:
@@ -52,7 +70,7 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
             raise UserError(f"{knob} {value} must be a finite number")
     try:
         # through JSON, because there pydantic's strict mode takes a mapping for a record yet no "5" or true for a 5
-        return TypeAdapter(Config).validate_json(json.dumps(raw, default=str), strict=True)
+        return TypeAdapter(Config).validate_json(json.dumps(raw, default=_plain), strict=True)
     except ValidationError as error:
         raise UserError(knobs.in_words(error)) from None
 
@@ -63,13 +81,13 @@ def check(config: Config) -> Config:
 
 
 def to_mapping(config: Config) -> Raw:
-    """The Config as nested dicts, what is empty left out."""
-    return dataclasses.asdict(config, dict_factory=lambda items: {k: v for k, v in items if v is not None})
+    """The Config as nested dicts; what is empty is None."""
+    return dataclasses.asdict(config)
 
 
 def to_yaml(config: Config, explain: bool = False) -> str:
     """The Config as YAML; with `explain`, each knob under its sentence from the schema."""
-    text = yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=math.inf)
     return knobs.explained(text) if explain else text
 
 
@@ -86,7 +104,7 @@ def save(config: Config, path: Path) -> None:
 
 def read(path: Path) -> Config:
     """A Config saved by `save`, or any .yaml of knobs."""
-    return resolve([str(path)])
+    return from_mapping(_read_file(str(path)))
 
 
 def preset_titles() -> dict[str, str]:
@@ -109,8 +127,14 @@ def _read_preset(name: str) -> Raw:
     shipped = dict(_preset_files())
     if name in shipped:
         return _mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
+    if name in knobs.sentences():
+        raise UserError(f"knob {name} is given no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
         raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.instead(name, shipped)}")
+    return _read_file(name)
+
+
+def _read_file(name: str) -> Raw:
     try:
         return _mapping(Path(name).read_text(encoding="utf-8"), origin=name)
     except OSError as error:
@@ -129,7 +153,7 @@ def _mapping(text: str, origin: str) -> Raw:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: 3e-4 is a number, a knob written twice is an error, and there are no aliases."""
+    """YAML without surprises: 3e-4 is a number, 010 and 1:30 are none, a knob written twice is an error, no aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -145,10 +169,25 @@ class _Loader(yaml.SafeLoader):
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
 
+    def whole_if_it_is(self, node: yaml.ScalarNode) -> int | float:
+        """1e6 is a whole number, whatever YAML says."""
+        number = self.construct_yaml_float(node)
+        return int(number) if "e" in node.value.lower() and number.is_integer() and abs(number) < 2**53 else number
+
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.unique_keys)
-_Loader.add_implicit_resolver(  # YAML 1.1 would read 3e-4 as text
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.whole_if_it_is)
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9][0-9_]*\.?[0-9]*([eE][-+]?[0-9]+)?|\.[0-9]+([eE][-+]?[0-9]+)?|\.(inf|nan))$"),
+    list("-+0123456789."),
 )
 
 
@@ -157,7 +196,14 @@ def _parse(text: str, origin: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"{origin} cannot be read as YAML: {problem}") from None
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark is not None and "=" not in origin else ""
+        raise UserError(f"{origin} cannot be read as YAML: {problem}{line}") from None
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's; anything else as text."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _nested(keys: list[str], value: Any) -> Raw:

@@ -1,7 +1,8 @@
 """Every knob of a run, its default and a sentence about it. Knows nothing of files, tensors or networks.
 
 The defaults are ours where the paper leaves a choice; the presets `owt/...` and `lm1b/...` set what was published.
-Types and ranges are in the annotations, for `load.check`; what ties two knobs together is in `__post_init__`.
+Types and ranges are in the annotations, for `load.check`; what ties two knobs together is in `__post_init__`, which
+leaves alone what is not even of the right type: `load.check` has the better sentence.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ Share = Annotated[float, Ge(0), Le(1)]
 Rate = Annotated[float, Ge(0)]
 
 
+def _numbers(*values: object) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The size of the alphabet and the ids with a meaning, as `tokens.py` settles them from a tokenizer."""
@@ -36,6 +41,10 @@ class Vocabulary:
     """Fills a short row; it enters no loss and no count."""
 
     def __post_init__(self) -> None:
+        if not _numbers(
+            self.size, *(value for value in (self.mask_id, self.bos_id, self.eos_id, self.pad_id) if value)
+        ):
+            return
         for name in ("mask_id", "bos_id", "eos_id", "pad_id"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < self.size:
@@ -81,6 +90,8 @@ class Schedule:
     """Noise -log alpha at t = 1 (linear and geometric)."""
 
     def __post_init__(self) -> None:
+        if not _numbers(self.sigma_min, self.sigma_max):
+            return
         if self.name == "geometric" and self.sigma_min <= 0:
             raise UserError(
                 f"schedule.sigma_min {self.sigma_min} is not positive, and a geometric curve cannot leave 0; try 1e-4"
@@ -106,7 +117,7 @@ class Time:
     """Remasking the discrete-time bound is for, cut at the ceiling of each step; 0 is ancestral sampling."""
 
     def __post_init__(self) -> None:
-        if self.sigma > 0 and self.steps == 0:
+        if _numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(
                 f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; set time.steps, say to 1000"
             )
@@ -123,7 +134,7 @@ class Model:
     heads: Count = 12
     """Attention heads; each is hidden / heads wide."""
     denoiser_blocks: Annotated[int, Ge(0)] | None = None
-    """Blocks of the second network; empty means half of `blocks`, 0 leaves the first network alone."""
+    """Blocks of the second network; empty means half of `blocks` but at least 1, 0 leaves the first network alone."""
     bridge: BridgeName = "logits"
     """What the second network reads of the first: raw logits (as published), hidden state, or expected embedding."""
     condition: Count = 128
@@ -134,6 +145,8 @@ class Model:
     """Share of each residual update that is dropped in training."""
 
     def __post_init__(self) -> None:
+        if not _numbers(self.hidden, self.heads) or self.heads < 1:
+            return
         pairs = 2 * self.heads  # the halves of a head are rotated against each other, so its width is even
         if self.hidden % pairs:
             raise UserError(
@@ -144,7 +157,7 @@ class Model:
     @property
     def num_denoiser_blocks(self) -> int:
         """Blocks of the second network, with the default of half the first one's filled in."""
-        return self.blocks // 2 if self.denoiser_blocks is None else self.denoiser_blocks
+        return max(1, self.blocks // 2) if self.denoiser_blocks is None else self.denoiser_blocks
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ class Sampling:
 
     sampler: Literal["ancestral", "remdm-cap", "remdm-rescale"] = "ancestral"
     """Which visible tokens are masked again: none, sigma = min(eta, ceiling), or sigma = eta * ceiling."""
-    steps: Count = 128
+    steps: Annotated[int, Ge(1), Le(1_000_000)] = 128
     """Steps T of the walk from t = 1 to t_end."""
     eta: Share = 0.0
     """Strength of remasking; 0 is ancestral."""
@@ -207,6 +220,13 @@ class Sampling:
     """Where the walk ends; 0 reveals everything by draws, the released code stops at 1e-5."""
     final: Literal["argmax", "draw"] = "argmax"
     """What becomes of a token still masked at t_end."""
+
+    def __post_init__(self) -> None:
+        if self.sampler == "ancestral" and _numbers(self.eta) and self.eta > 0:
+            raise UserError(
+                f"sampling.eta {self.eta} is the strength of remasking, and sampling.sampler ancestral never remasks; "
+                "try sampling.sampler=remdm-cap"
+            )
 
 
 @dataclass(frozen=True)
@@ -230,7 +250,13 @@ class Config:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        ends_visible = self.schedule.name in ("linear", "geometric") or self.schedule.eps > 0
+        if (
+            not isinstance(self.schedule, Schedule)
+            or not isinstance(self.model, Model)
+            or not _numbers(self.schedule.eps)
+        ):
+            return
+        ends_visible = self.schedule.name in ("linear", "geometric") or 1 - (1 - self.schedule.eps) > 0
         if self.model.time_conditioning and not ends_visible:
             raise UserError(
                 f"model.time_conditioning true needs a finite noise at t = 1, and schedule.eps {self.schedule.eps} "

@@ -14,7 +14,7 @@ from torch import Tensor
 def absorbing_posterior(z: Tensor, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask_id: int) -> Tensor:
     """p(z_s | z_t) proportional to q(z_t | z_s) q(z_s | x_theta), (B, L, V); a visible token stays."""
     mask_mass = beliefs[..., mask_id, None]
-    alpha_s, alpha_t = alpha_s[..., None], alpha_t[..., None]
+    alpha_s, alpha_t = (alpha.to(beliefs.device)[..., None] for alpha in (alpha_s, alpha_t))
     norm = 1 - alpha_t + alpha_t * mask_mass
     revealed = (alpha_s - alpha_t) * beliefs / norm
     hidden = (1 - alpha_s + alpha_s * mask_mass) / norm

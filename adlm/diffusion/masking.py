@@ -43,8 +43,8 @@ def posterior(
     """
     symbols = beliefs.shape[-1]
     masked = torch.full_like(z, mask_id)
-    reveal = torch.as_tensor(reveal_chance(alpha_s, alpha_t, sigma))[..., None]
-    remask = torch.as_tensor(sigma, dtype=beliefs.dtype, device=z.device)[..., None]
+    reveal = reveal_chance(alpha_s, alpha_t, sigma).to(beliefs)[..., None]
+    remask = torch.as_tensor(sigma).to(beliefs)[..., None]
     to_mask = F.one_hot(masked, symbols).to(beliefs.dtype)
     to_itself = F.one_hot(z, symbols).to(beliefs.dtype)
     if_masked = reveal * beliefs + (1 - reveal) * to_mask

@@ -53,5 +53,4 @@ def anchor_weight(weight: Tensor, anchors: Tensor, masked: Tensor, positions: st
 
     `masked` looks at masked anchors, as Theorem 4.1 has it; `all` at visible ones too, as the released code does.
     """
-    where = anchors & masked if positions == "masked" else anchors
-    return weight * where
+    return weight * {"all": anchors, "masked": anchors & masked}[positions]

@@ -15,11 +15,12 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.de
 def draw_times(num: int, generator: torch.Generator, t_min: float = 0.0, antithetic: bool = True) -> Tensor:
     """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, each uniform in its own.
 
-    In double precision, where the generator lives. Time 1 can be drawn and time t_min cannot: at t = 0 the weight of
-    the bound is not finite.
+    Which row gets which stratum is drawn too, so that every row's own time is uniform: tied to its place in the batch,
+    a row's bound would depend on where it stands. In double precision, where the generator lives. Time 1 can be drawn
+    and time t_min cannot: at t = 0 the weight of the bound is not finite.
     """
     below = uniform((num,), generator, generator.device).double()
-    strata = torch.arange(num, 0, -1, device=generator.device)
+    strata = torch.randperm(num, generator=generator, device=generator.device) + 1
     share = (strata - below) / num if antithetic else 1 - below
     return t_min + (1 - t_min) * share
 

@@ -4,7 +4,9 @@ Everything taken from it is remembered, so that what nobody asked for can be nam
 """
 
 import json
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,10 @@ class Golden:
         meta = self.section("meta")
         try:
             return Vocabulary(int(meta["vocab_size_with_mask"]), int(meta["mask_index"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self.folder / 'golden.json'}: meta gives no usable vocabulary: {error}") from None
+        except (KeyError, TypeError, OverflowError):
+            raise UserError(
+                f"{self.folder / 'golden.json'}: meta must give vocab_size_with_mask and mask_index as whole numbers"
+            ) from None
 
     def section(self, name: str) -> dict[str, Any]:
         found = self._json.get(name, {})
@@ -47,33 +51,67 @@ class Golden:
         return found
 
     def transitions(self) -> list[dict[str, Any]]:
-        return list(self._json.get("transitions", []))
+        """The sampler steps the folder has, each with its key, name, t and dt."""
+        found = self._json.get("transitions", [])
+        for entry in found if isinstance(found, list) else [None]:
+            known = entry if isinstance(entry, dict) else {}
+            named = all(isinstance(known.get(key), str) for key in ("key", "name"))
+            timed = all(isinstance(known.get(key), (int, float)) for key in ("t", "dt"))
+            if not named or not timed or not isinstance(known.get("eta", 0.0), (int, float)):
+                raise UserError(f"{self.folder / 'golden.json'}: a transition must have key, name, t and dt")
+        return list(found)
 
-    def number(self, section: str, key: str) -> Any:
-        """An entry of golden.json, taken."""
+    def number(self, section: str, key: str) -> Tensor:
+        """A number or a list of numbers of golden.json, taken."""
         self._taken.add(f"{section} {key}")
-        return self._json[section][key]
+        value = self._json[section][key]
+        if not all(isinstance(each, (int, float)) for each in (value if isinstance(value, list) else [value])):
+            raise UserError(f"{self.folder / 'golden.json'}: {section} {key} must be a number, not {value!r}")
+        return torch.tensor(value, dtype=torch.float64)
 
     def has(self, *files: str) -> bool:
         return all((self.folder / file).is_file() for file in files)
 
     def array(self, file: str, key: str) -> Tensor:
         """One array of a .npz, taken."""
+        arrays = self._read(file)
+        if key not in arrays:
+            raise UserError(f"{self.folder / file} has no array {key!r}; it has {', '.join(arrays)}")
+        self._taken.add(f"{file} {key}")
+        if arrays[key].dtype.kind not in "iufb":
+            raise UserError(f"{self.folder / file}: array {key!r} is not made of numbers")
+        return torch.from_numpy(arrays[key].astype(arrays[key].dtype.newbyteorder("=")))
+
+    def ids(self, file: str, key: str) -> Tensor:
+        """An array of token ids (B, L), taken."""
+        found, size = self.array(file, key), self.vocabulary().size
+        if found.ndim != 2 or found.is_floating_point() or not found.numel() or found.min() < 0 or found.max() >= size:
+            raise UserError(f"{self.folder / file}: {key!r} must be ids (rows, length) from 0 to {size - 1}")
+        if key == "x0" and "xt" in self.keys(file) and self.array(file, "xt").shape != found.shape:
+            raise UserError(f"{self.folder / file}: 'x0' and 'xt' must have one shape")
+        return found.long()
+
+    def times(self, file: str) -> Tensor:
+        """The array `t` of a .npz, one time in (0, 1] for each row of `xt`, taken."""
+        found = self.array(file, "t")
+        if found.shape != self.ids(file, "xt").shape[:1] or not ((found > 0) & (found <= 1)).all():
+            raise UserError(f"{self.folder / file}: 't' must be one time in (0, 1] for each row of 'xt'")
+        return found.float()
+
+    def keys(self, file: str) -> list[str]:
+        """The arrays of a .npz."""
+        return list(self._read(file))
+
+    def _read(self, file: str) -> dict[str, np.ndarray[Any, Any]]:
         if file not in self._arrays:
             try:
                 with np.load(self.folder / file, allow_pickle=False) as content:
                     self._arrays[file] = dict(content)
-            except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-                raise UserError(f"{self.folder / file} cannot be read as arrays: {error}") from None
-        if key not in self._arrays[file]:
-            raise UserError(f"{self.folder / file} has no array {key!r}; it has {', '.join(self._arrays[file])}")
-        self._taken.add(f"{file} {key}")
-        return torch.from_numpy(self._arrays[file][key])
-
-    def keys(self, file: str) -> list[str]:
-        """The arrays of a .npz."""
-        with np.load(self.folder / file, allow_pickle=False) as content:
-            return list(content.files)
+            except (OSError, ValueError, TypeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
+                raise UserError(
+                    f"{self.folder / file} cannot be read as the arrays of a .npz; is it damaged?"
+                ) from None
+        return self._arrays[file]
 
     def checkpoint(self, file: str) -> Path:
         """The path of a .ckpt, taken."""
@@ -81,19 +119,18 @@ class Golden:
         return self.folder / file
 
     def untaken(self) -> list[str]:
-        """What the folder holds and nobody asked for, a file or an entry each; transitions by the sampler's name."""
+        """What the folder holds or speaks of and nobody asked for, a file or an entry each."""
         left = []
         names = {entry["key"]: f"{entry['name']} at {entry['t']}" for entry in self.transitions()}
-        for path in sorted(self.folder.iterdir()):
+        for path in sorted(self.folder.glob("*.*")):
             if path.suffix == ".ckpt" and path.name not in self._taken:
                 left.append(path.name)
-            if path.suffix == ".npz":
+            if path.suffix == ".npz" and path.is_file():
                 keys = [key for key in self.keys(path.name) if f"{path.name} {key}" not in self._taken]
                 left += [f"{path.name}: {names.get(key, key)}" for key in keys if key not in ("x0", "xt", "t")]
+        if not self.has("adlm_transitions.npz"):
+            left += [f"adlm_transitions.npz (missing): {name}" for name in names.values()]
         for section in ("adlm_losses", "baseline_losses"):
-            left += [
-                f"golden.json: {section} {key}"
-                for key in self.section(section)
-                if f"{section} {key}" not in self._taken
-            ]
+            keys = [key for key in self.section(section) if f"{section} {key}" not in self._taken]
+            left += [f"golden.json {section}: {key}" for key in keys]
         return left

@@ -82,11 +82,11 @@ def _adlm(golden: Golden) -> Iterator[Row]:
     published = read_published(golden.checkpoint("adlm-tiny.ckpt"))
     config = _config(golden, published, "adlm")
     network = network_of(config, published.weights)
-    xt, mask_id = golden.array(file, "xt"), golden.vocabulary().mask_id
-    yield _apart("adlm denoiser_logits", network(xt), golden.array(file, "denoiser_logits"), LOGITS)
+    ours = network(golden.ids(file, "xt"))
+    yield _apart("adlm denoiser_logits", ours, golden.array(file, "denoiser_logits"), LOGITS)
     yield from _anchor_masks(golden, file)
     yield from _losses(golden, config, network, file)
-    yield from _transitions(golden, _output(network, xt, mask_id, "log_prob").exp())
+    yield from _transitions(golden, network)
     for form in ("adlm-tiny.ckpt", "adlm-tiny-legacy.ckpt", "adlm-tiny-official.ckpt"):
         if golden.has(form):
             yield from _form(golden, config, form)
@@ -102,24 +102,24 @@ def _form(golden: Golden, config: Config, form: str) -> Iterator[Row]:
         if weights is not None and golden.has(file):
             network = network_of(config, weights)
             for part in ("anchor_logits", "log_prob"):
-                ours = _output(network, golden.array(file, "xt"), mask_id, part)
+                ours = _output(network, golden.ids(file, "xt"), mask_id, part)
                 yield _apart(f"{form} {kind} {part}", ours, golden.array(file, part), LOGITS)
 
 
 def _anchor_masks(golden: Golden, file: str) -> Iterator[Row]:
-    x = golden.array(file, "x0")
+    x = golden.ids(file, "x0")
     for key in golden.keys(file):
-        if found := re.fullmatch(r"anchor_mask_tau(\d+)", key):
+        if found := re.fullmatch(r"anchor_mask_tau(\d{1,9})", key):
             ours = anchor_mask(x, int(found[1]), golden.vocabulary().size)
             yield _apart(f"anchor mask, tau {found[1]}", ours.float(), golden.array(file, key).float(), 0.0)
 
 
 def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: str) -> Iterator[Row]:
-    x, noised = golden.array(file, "x0"), Noised(golden.array(file, "xt"), golden.array(file, "t").double())
+    x, noised = golden.ids(file, "x0"), Noised(golden.ids(file, "xt"), golden.times(file).double())
     for key in golden.section("adlm_losses"):
-        if found := re.fullmatch(r"train_loss_tau(\d+)_gamma(.+)", key):
+        if found := re.fullmatch(r"train_loss_tau(\d{1,9})_gamma(\d+(?:\.\d+)?(?:e-?\d+)?)", key):
             tau, gamma, progress = int(found[1]), float(found[2]), 1.0
-        elif found := re.fullmatch(r"warmup_loss_step(\d+)_of_(\d+)_tau(\d+)", key):
+        elif found := re.fullmatch(r"warmup_loss_step(\d+)_of_([1-9]\d*)_tau(\d{1,9})", key):
             tau, gamma, progress = int(found[3]), GAMMA, int(found[1]) / int(found[2])
         elif key == "val_loss":
             tau, gamma, progress = 0, 0.0, 1.0
@@ -127,21 +127,25 @@ def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: 
             continue
         method = Adlm(replace(config, anchor=Anchor(gamma=gamma, tau=tau)))
         ours = method.loss_at(network, x, noised, progress=progress).mean
-        theirs = torch.tensor(golden.number("adlm_losses", key))
+        theirs = golden.number("adlm_losses", key)
         yield _apart(f"adlm {key}", ours, theirs, LOSSES, relative=True)
 
 
-def _transitions(golden: Golden, beliefs: Tensor) -> Iterator[Row]:
+def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[Row]:
     """One reverse step of the samplers whose sigma depends on the step alone; these run with alpha = 1 - t."""
     file, mask_id = "adlm_transitions.npz", golden.vocabulary().mask_id
-    for entry in golden.transitions() if golden.has(file) else []:
+    if not golden.has(file):
+        return
+    z = golden.ids(file, "xt")
+    beliefs = _output(network, z, mask_id, "log_prob").exp().double()
+    for entry in golden.transitions():
         sampler = {"mdlm": "ancestral"}.get(entry["name"], entry["name"])
         if sampler not in REMASKING:
             continue
         alpha_t = torch.tensor(1 - entry["t"], dtype=torch.float64)
         alpha_s = alpha_t + entry["dt"]
         sigma = REMASKING[sampler](entry.get("eta", 0.0), remasking_ceiling(alpha_s, alpha_t))
-        ours = posterior(golden.array(file, "xt"), beliefs.double(), alpha_s, alpha_t, mask_id, sigma)
+        ours = posterior(z, beliefs, alpha_s, alpha_t, mask_id, sigma)
         name = f"transition {entry['name']} at t = {entry['t']}"
         yield _apart(name, ours, golden.array(file, entry["key"]), PROBABILITIES)
 
@@ -150,8 +154,8 @@ def _schedule(golden: Golden) -> Iterator[Row]:
     schedule = schedules.LogLinear(EPS)
     for key, ours in (("loglinear_sigma", schedules.sigma), ("loglinear_dsigma", schedules.sigma_prime)):
         if key in golden.section("adlm_losses") and golden.has("adlm_forward.npz"):
-            t = golden.array("adlm_forward.npz", "t").double()
-            theirs = torch.tensor(golden.number("adlm_losses", key))
+            t = golden.times("adlm_forward.npz")  # in float32, as theirs: near t = 1 their sigma' has few digits
+            theirs = golden.number("adlm_losses", key)
             yield _apart(key, ours(schedule, t), theirs, LOSSES, relative=True)
 
 
@@ -166,13 +170,13 @@ def _mdlm(golden: Golden) -> Iterator[Row]:
             continue
         published = read_published(golden.checkpoint(path.name))
         config = _config(golden, published, "mdlm")
-        t, s = golden.array(file, "t"), None
+        t, s = golden.times(file), None
         if steps[1]:
             config = replace(config, schedule=Schedule(eps=0.0), time=Time(steps=int(steps[1])))
             t, s = _their_step(t, int(steps[1]))
         method = Mdlm(config)
-        noised = Noised(golden.array(file, "xt"), t.double(), s)
-        loss = method.loss_at(network_of(method.config, published.weights), golden.array(file, "x0"), noised)
+        noised = Noised(golden.ids(file, "xt"), t.double(), s)
+        loss = method.loss_at(network_of(method.config, published.weights), golden.ids(file, "x0"), noised)
         yield from _baseline(golden, name, file, loss, loss.nats)
 
 
@@ -182,8 +186,8 @@ def _sedd(golden: Golden) -> Iterator[Row]:
     if golden.has("sedd-tiny.ckpt", file):
         published = read_published(golden.checkpoint("sedd-tiny.ckpt"))
         method = Sedd(_told_the_time(golden, published, "sedd"))
-        noised = Noised(golden.array(file, "xt"), golden.array(file, "t").double())
-        loss = method.loss_at(network_of(method.config, published.weights), golden.array(file, "x0"), noised)
+        noised = Noised(golden.ids(file, "xt"), golden.times(file).double())
+        loss = method.loss_at(network_of(method.config, published.weights), golden.ids(file, "x0"), noised)
         yield from _baseline(golden, "sedd", file, loss, loss.nats, SCORE_ENTROPIES)
 
 
@@ -196,11 +200,11 @@ def _d3pm(golden: Golden) -> Iterator[Row]:
         config = _told_the_time(golden, published, "d3pm")
         exact = replace(config, schedule=Schedule(eps=0.0), model=replace(config.model, time_conditioning=False))
         method = D3pm(replace(exact, time=Time(steps=D3PM_STEPS)))
-        drawn = golden.array(file, "t")
+        drawn = golden.times(file)
         t, s = _their_step(drawn, D3PM_STEPS)
         told = schedules.sigma(schedules.LogLinear(EPS), _grid_time(drawn, D3PM_STEPS)).float()
         network = network_of(method.config, published.weights)
-        loss = method.loss_at(network, golden.array(file, "x0"), Noised(golden.array(file, "xt"), t, s), told=told)
+        loss = method.loss_at(network, golden.ids(file, "x0"), Noised(golden.ids(file, "xt"), t, s), told=told)
         yield from _baseline(golden, "d3pm", file, loss, loss.nats)
 
 
@@ -210,7 +214,7 @@ def _ar(golden: Golden) -> Iterator[Row]:
     if golden.has("ar-tiny.ckpt", file):
         published = read_published(golden.checkpoint("ar-tiny.ckpt"))
         method = Ar(_config(golden, published, "ar"))
-        network, x = network_of(method.config, published.weights), golden.array(file, "x0")
+        network, x = network_of(method.config, published.weights), golden.ids(file, "x0")
         ours = subs(network(x), torch.full_like(x, golden.vocabulary().mask_id), golden.vocabulary().mask_id)
         yield _apart("ar log_prob", ours, golden.array(file, "log_prob"), LOGITS)
         loss = method.loss(network, x, None, 1.0, torch.Generator())
@@ -222,7 +226,7 @@ def _baseline(
 ) -> Iterator[Row]:
     yield _apart(f"{name} nats a token", nats, golden.array(file, "nlls"), tolerance, relative=True)
     if name in golden.section("baseline_losses"):
-        theirs = torch.tensor(golden.number("baseline_losses", name))
+        theirs = golden.number("baseline_losses", name)
         yield _apart(f"{name} loss", loss.mean, theirs, tolerance, relative=True)
 
 

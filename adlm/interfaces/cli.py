@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence o
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -41,8 +42,19 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _forget_output()
+        print("adlm: there is no space left on the device that is written to", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _forget_output() -> None:
+    """What is still buffered cannot be written, and Python must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(words: Sequence[str]) -> int:

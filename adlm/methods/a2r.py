@@ -17,7 +17,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.methods import left_to_right
-from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
+from adlm.methods.inputs import check_clean, check_progress, evaluating, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.sampling.frame import Frame
@@ -38,7 +38,8 @@ class A2r:
     ) -> Loss:
         """Nothing is drawn. The perplexity of a run is that of `nats`: the anchor term is not in it."""
         vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
-        check_clean(x, vocabulary)
+        check_clean(self.config, x, pad)
+        check_progress(progress)
         predicted = self.predicted(x, pad)
         weight, at_anchors = predicted[:, 1:].float(), None
         if anchor.gamma > 0:

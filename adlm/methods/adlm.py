@@ -16,7 +16,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
+from adlm.methods.inputs import check_progress, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
@@ -49,6 +49,7 @@ class Adlm:
         progress: float = 1.0,
     ) -> Loss:
         """The loss at a given noising. The perplexity of a run is that of `nats`: the anchor term is not in it."""
+        check_progress(progress)
         config, anchor = self.config, self.config.anchor
         base = diffusion.weight(config, noised)
         masked = diffusion.masked_positions(config, noised.z, pad)

@@ -34,7 +34,7 @@ class Ar:
         self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
     ) -> Loss:
         """The cross-entropy of every next token. Nothing is drawn."""
-        check_clean(x, vocabulary_of(self.config))
+        check_clean(self.config, x, pad)
         predicted = self.predicted(x, pad)
         weight = predicted[:, 1:].float()
         scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)

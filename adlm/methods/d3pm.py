@@ -13,7 +13,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.errors import UserError
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
+from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
@@ -73,6 +73,7 @@ class D3pm:
     def generate(
         self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Iterator[Frame]:
+        check_canvas(self.config, canvas, sampling)
         if sampling.sampler != "ancestral":
             raise UserError(
                 f"sampling.sampler {sampling.sampler} needs beliefs without mass on the mask, and d3pm's may have "

@@ -1,31 +1,37 @@
-"""What every method is given: ids, canvas and padding, checked in the user's words. Knows no mathematics.
+"""What every method is given: ids, canvas, padding, sampling, checked in the user's words. Knows no mathematics.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import Config, Vocabulary
+from adlm.config.load import check
+from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
 
 
 def vocabulary_of(config: Config) -> Vocabulary:
     if config.vocabulary is None:
         raise UserError(
-            "vocabulary is not settled yet: take it from a tokenizer (adlm.tokens), "
-            "or give vocabulary.size and vocabulary.mask_id"
+            "vocabulary is not settled yet: give vocabulary.size and vocabulary.mask_id, or take them from the "
+            "tokenizer: replace(config, vocabulary=adlm.tokens.load_tokenizer(config.tokenizer).vocabulary)"
         )
     return config.vocabulary
 
 
-def check_clean(x: Tensor, vocabulary: Vocabulary) -> None:
-    """Clean ids are ids, and none of them is the mask."""
-    _check_ids(x, vocabulary, "text")
-    masks = int((x == vocabulary.mask_id).sum())
+def check_clean(config: Config, x: Tensor, pad: Tensor | None) -> None:
+    """Clean ids are ids, none of them outside the padding is the mask, and they are no longer than the model."""
+    vocabulary = vocabulary_of(config)
+    _check_ids(x, config, "text")
+    if pad is not None:
+        _check_pad(pad, x)
+    masks = int(((x == vocabulary.mask_id) & not_pad(x, pad)).sum())
     if masks:
         raise UserError(
             f"the text holds the mask id {vocabulary.mask_id} at {masks} of {x.numel()} positions; "
@@ -33,28 +39,33 @@ def check_clean(x: Tensor, vocabulary: Vocabulary) -> None:
         )
 
 
-def check_canvas(config: Config, canvas: Tensor) -> None:
-    """A canvas fits the model and has something to fill in."""
-    vocabulary = vocabulary_of(config)
-    _check_ids(canvas, vocabulary, "canvas")
-    if canvas.shape[1] > config.length:
-        raise UserError(
-            f"the canvas is {canvas.shape[1]} tokens long and the model was made for length {config.length}; "
-            "shorten the canvas"
-        )
-    complete = (canvas != vocabulary.mask_id).all(dim=1)
+def check_canvas(config: Config, canvas: Tensor, sampling: Sampling) -> None:
+    """A canvas fits the model and has something to fill in, and the sampling is one."""
+    check(replace(config, sampling=sampling))
+    mask_id = vocabulary_of(config).mask_id
+    _check_ids(canvas, config, "canvas")
+    complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
-            f"row {int(complete.nonzero()[0])} of the canvas has no mask id {vocabulary.mask_id}: there is nothing to "
-            "fill in; put the mask where text is wanted"
+            f"row {int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to fill in; "
+            "put the mask where text is wanted"
         )
 
 
-def _check_ids(ids: Tensor, vocabulary: Vocabulary, what: str) -> None:
+def _check_ids(ids: Any, config: Config, what: str) -> None:
+    vocabulary = vocabulary_of(config)
+    if not isinstance(ids, Tensor):
+        raise UserError(
+            f"the {what} must be a torch tensor of int64 ids (sequences, length), not a {type(ids).__name__}"
+        )
     if ids.ndim != 2 or ids.dtype != torch.int64 or ids.numel() == 0:
         raise UserError(
             f"the {what} must be int64 ids of shape (sequences, length), not {str(ids.dtype).removeprefix('torch.')} "
             f"of shape {tuple(ids.shape)}"
+        )
+    if ids.shape[1] > config.length:
+        raise UserError(
+            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; shorten it"
         )
     outside = (ids < 0) | (ids >= vocabulary.size)
     if outside.any():
@@ -62,6 +73,18 @@ def _check_ids(ids: Tensor, vocabulary: Vocabulary, what: str) -> None:
             f"the {what} holds id {int(ids[outside][0])}, outside the vocabulary of {vocabulary.size} symbols; "
             "was it made with another tokenizer?"
         )
+
+
+def _check_pad(pad: Any, x: Tensor) -> None:
+    if not isinstance(pad, Tensor) or pad.dtype != torch.bool or pad.shape != x.shape:
+        raise UserError(f"pad must be a boolean tensor of the text's shape {tuple(x.shape)}, True at padding")
+    if pad.all():
+        raise UserError("pad is True everywhere: there is no text in this batch")
+
+
+def check_progress(progress: float) -> None:
+    if not 0 <= progress <= 1:
+        raise UserError(f"progress {progress} must be from 0 to 1: the share of training that is done")
 
 
 def seen_pad(config: Config, pad: Tensor | None) -> Tensor | None:

@@ -28,7 +28,7 @@ def generate(
 ) -> Iterator[Frame]:
     """The plain walk. The canvas is a prompt and then masks; a masked first token becomes bos."""
     vocabulary = vocabulary_of(config)
-    check_canvas(config, canvas)
+    check_canvas(config, canvas, sampling)
     if sampling.sampler != "ancestral":
         raise UserError(
             f"sampling.sampler {sampling.sampler} masks tokens again, and {config.method} has no masks; use ancestral"

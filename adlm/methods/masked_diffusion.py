@@ -50,7 +50,7 @@ def schedule_of(config: Config) -> Schedule:
 
 def noise(config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, t_min: float) -> Noised:
     """One time a sequence, and masks laid on x for it. Padding is masked only where the network attends to it."""
-    check_clean(x, vocabulary_of(config))
+    check_clean(config, x, pad)
     s = None
     if config.time.steps:
         t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic)
@@ -120,7 +120,7 @@ def generate(
 ) -> Iterator[Frame]:
     """The plain walk: by SUBS beliefs and their reverse step, or by a transition of the method's own."""
     mask_id = vocabulary_of(config).mask_id
-    check_canvas(config, canvas)
+    check_canvas(config, canvas, sampling)
     logits = logits_of(config, network)
 
     def beliefs(z: Tensor, t: Tensor) -> Tensor:

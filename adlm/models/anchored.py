@@ -6,6 +6,7 @@ Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -73,10 +74,11 @@ class MixtureBridge(nn.Module):
 Bridge = LogitsBridge | HiddenBridge | MixtureBridge
 
 
-def build_bridge(name: str, num_symbols: int, width: int) -> Bridge:
-    if name == "logits":
-        return LogitsBridge(num_symbols, width)
-    return HiddenBridge(width) if name == "hidden" else MixtureBridge(num_symbols, width)
+BRIDGES: dict[str, Callable[[int, int], Bridge]] = {
+    "logits": LogitsBridge,
+    "hidden": lambda num_symbols, width: HiddenBridge(width),
+    "mixture": MixtureBridge,
+}
 
 
 class Denoiser(nn.Module):
@@ -84,7 +86,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
         super().__init__()
-        self.bridge = build_bridge(model.bridge, num_symbols, model.hidden)
+        self.bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated)
         self.head = zero_linear(model.hidden, num_symbols)
 
@@ -104,7 +106,7 @@ class AnchoredTransformer(nn.Module):
         anchor_hidden = self.anchor.hidden(z, sigma, pad)
         if self.denoiser is None:
             return anchor_hidden, anchor_hidden
-        handed_over = self.denoiser.bridge(anchor_hidden, self.anchor.head)
+        handed_over = self.denoiser.bridge(anchor_hidden, self.anchor.head).to(anchor_hidden.dtype)
         return anchor_hidden, self.denoiser.trunk(handed_over, sigma, pad)
 
     @property
@@ -147,6 +149,7 @@ class AnchoredTransformer(nn.Module):
         assert self.denoiser is not None
         hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
         handed_over = (bridge.unfolded if isinstance(bridge, LogitsBridge) else bridge)(hidden, self.anchor.head)
+        handed_over = handed_over.to(hidden.dtype)
         return (
             _plain(self.denoiser.trunk(handed_over), self.denoiser.head, x, weight, mask_id),
             _plain(hidden, self.anchor.head, x, anchor_weight, None),

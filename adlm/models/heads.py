@@ -76,7 +76,8 @@ def linear_cross_entropy(
     its precision; logits, sums and the weights' gradients are float32, or float64 where everything is.
     """
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    lowered = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64  # which autocast leaves alone
+    dtype = torch.get_autocast_dtype(device) if lowered else hidden.dtype
     rows = rows or max(1, LOGITS_AT_ONCE // weight.shape[0])
     differentiable = torch.is_grad_enabled()
     with torch.autocast(device, enabled=False):

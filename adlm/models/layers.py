@@ -19,7 +19,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         precise = h if h.dtype == torch.float64 else h.float()
-        return F.layer_norm(precise, self.weight.shape, eps=1e-5) * self.weight
+        return F.layer_norm(precise, self.weight.shape, eps=1e-5).to(self.weight.dtype) * self.weight
 
 
 class TimeCondition(nn.Module):
@@ -37,7 +37,7 @@ class TimeCondition(nn.Module):
         steps = torch.arange(self.FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
         angles = sigma[:, None] * torch.exp(-math.log(self.LONGEST_PERIOD) / self.FREQUENCIES * steps)
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return F.silu(self.outer(F.silu(self.inner(waves))))
+        return F.silu(self.outer(F.silu(self.inner(waves.to(self.inner.weight.dtype)))))
 
 
 def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:

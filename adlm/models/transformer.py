@@ -6,6 +6,7 @@ Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
@@ -36,7 +37,8 @@ class Trunk(nn.Module):
         visible = None if pad is None else _attendable(pad)
         condition = None
         if self.condition is not None:
-            condition = self.condition(h.new_zeros(1) if sigma is None else sigma.to(h.dtype))
+            precise = torch.float64 if h.dtype == torch.float64 else torch.float32
+            condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
         for block in self.blocks:
             h = block(h, angles, condition, visible)
         if self.modulation is None:

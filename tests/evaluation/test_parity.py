@@ -1,6 +1,8 @@
 """Agreement with the released code, and that disagreement would be seen."""
 
+import io
 import json
+import math
 import re
 import shutil
 
@@ -81,8 +83,8 @@ def test_what_is_not_compared_is_named(copy):
     assert compare(copy).unchecked == [
         "duo-tiny.ckpt",
         "duo_loss.npz: nlls",
-        "golden.json: adlm_losses new_loss",
-        "golden.json: baseline_losses duo",
+        "golden.json adlm_losses: new_loss",
+        "golden.json baseline_losses: duo",
     ]
 
 
@@ -205,13 +207,13 @@ def test_no_two_rules_of_the_renaming_claim_one_name(test_vectors):
         (lambda f: (f / "golden.json").unlink(), "golden.json cannot be read: No such file"),
         (lambda f: (f / "golden.json").write_text("{"), "golden.json is not JSON"),
         (lambda f: (f / "golden.json").write_text("[]"), "must hold sections"),
-        (lambda f: spoil_json(f, lambda c: c.pop("meta")), "meta gives no usable vocabulary"),
+        (lambda f: spoil_json(f, lambda c: c.pop("meta")), "meta must give vocab_size_with_mask and mask_index"),
         (lambda f: spoil_json(f, lambda c: c["meta"].update(mask_index=54)), "mask_id 54 is outside the vocabulary"),
         (
             lambda f: spoil_json(f, lambda c: c["meta"].update(vocab_size_with_mask=60)),
             "says 60 symbols, the weights have 54",
         ),
-        (lambda f: (f / "adlm_forward.npz").write_bytes(b"PK"), "cannot be read as arrays"),
+        (lambda f: (f / "adlm_forward.npz").write_bytes(b"PK"), "cannot be read as the arrays of a .npz"),
         (lambda f: (f / "adlm-tiny.ckpt").write_bytes(b"PK"), "is not a checkpoint: torch's files are zip archives"),
         (lambda f: torch.save({"state_dict": 3}, f / "adlm-tiny.ckpt"), "not a released checkpoint"),
         (
@@ -229,6 +231,70 @@ def test_a_damaged_folder_is_one_sentence(copy, spoil, sentence):
     assert "\n" not in str(caught.value)
 
 
+DAMAGE = {
+    "four bytes for weights": lambda f: (f / "adlm-tiny.ckpt").write_bytes(b"junk"),
+    "no bytes for weights": lambda f: (f / "adlm-tiny.ckpt").write_bytes(b""),
+    "arrays for weights": lambda f: shutil.copy(f / "adlm_forward.npz", f / "adlm-tiny.ckpt"),
+    "a stray array file": lambda f: (f / "stray.npz").write_bytes(b"junk"),
+    "bits flipped in arrays": lambda f: flip(f / "adlm_transitions.npz"),
+    "bits flipped in weights": lambda f: flip(f / "adlm-tiny.ckpt"),
+    "one array for many": lambda f: (f / "adlm_forward.npz").write_bytes(array_file()),
+    "text for numbers": lambda f: spoil_array(f, "adlm_forward.npz", "x0", lambda a: a.astype(str)),
+    "complex numbers": lambda f: spoil_array(f, "adlm_forward.npz", "t", lambda a: a.astype(complex)),
+    "flat ids": lambda f: spoil_array(f, "adlm_forward.npz", "xt", lambda a: a.ravel()),
+    "ids that are no ids": lambda f: spoil_array(f, "adlm_forward.npz", "xt", lambda a: a + 40),
+    "negative ids": lambda f: spoil_array(f, "adlm_forward.npz", "x0", lambda a: a - 9),
+    "half ids": lambda f: spoil_array(f, "adlm_forward.npz", "x0", lambda a: a / 2),
+    "one row too few": lambda f: spoil_array(f, "adlm_forward.npz", "x0", lambda a: a[:2]),
+    "one time too few": lambda f: spoil_array(f, "adlm_forward.npz", "t", lambda a: a[:2]),
+    "time zero": lambda f: spoil_array(f, "adlm_forward.npz", "t", lambda a: 0 * a),
+    "not a time": lambda f: spoil_array(f, "adlm_forward.npz", "t", lambda a: a * np.nan),
+    "another shape of states": lambda f: spoil_array(f, "adlm_transitions.npz", "xt", lambda a: a[:, :5]),
+    "nothing for a loss": lambda f: spoil_json(f, lambda c: c["adlm_losses"].update(val_loss=None)),
+    "text for a loss": lambda f: spoil_json(f, lambda c: c["adlm_losses"].update(loglinear_sigma="x")),
+    "ragged noise": lambda f: spoil_json(f, lambda c: c["adlm_losses"].update(loglinear_sigma=[[1], 2])),
+    "no transitions": lambda f: spoil_json(f, lambda c: c.update(transitions=None)),
+    "a transition of nothing": lambda f: spoil_json(f, lambda c: c.update(transitions=[{}])),
+    "a transition without a time": lambda f: spoil_json(f, lambda c: c["transitions"][0].pop("dt")),
+    "an endless vocabulary": lambda f: spoil_json(f, lambda c: c["meta"].update(vocab_size_with_mask=math.inf)),
+    "losses that are no mapping": lambda f: spoil_json(f, lambda c: c.update(adlm_losses=[1])),
+}
+
+
+def array_file():
+    """The bytes of a .npy."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    return buffer.getvalue()
+
+
+def flip(path):
+    """Every hundredth byte turned over."""
+    content = bytearray(path.read_bytes())
+    content[::100] = bytes(255 - byte for byte in content[::100])
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_no_damage_is_a_traceback(copy, damage):
+    DAMAGE[damage](copy)
+    with pytest.raises(UserError) as caught:
+        compare(copy)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("key", ["train_loss_tau1_gammaX", "warmup_loss_step1_of_0_tau2", "train_loss_tau1_gamma0,5"])
+def test_a_loss_nobody_understands_is_named_as_unchecked(copy, key):
+    spoil_json(copy, lambda content: content["adlm_losses"].update({key: 1.0}))
+    assert compare(copy).unchecked == [f"golden.json adlm_losses: {key}"]
+
+
+def test_transitions_without_their_arrays_are_named_as_unchecked(copy):
+    (copy / "adlm_transitions.npz").unlink()
+    assert "adlm_transitions.npz (missing): mdlm at 0.9" in compare(copy).unchecked
+
+
 def test_missing_weights_are_named(copy):
     content = torch.load(copy / "adlm-tiny.ckpt", weights_only=True)
     content["state_dict"].pop("denoiser.blocks.0.attn_out.weight")
@@ -244,5 +310,6 @@ def test_a_checkpoint_that_would_run_code_runs_none(copy, tmp_path):
 
     content = torch.load(copy / "adlm-tiny.ckpt", weights_only=True)
     torch.save({**content, "hyper_parameters": Hostile()}, copy / "adlm-tiny.ckpt")
-    assert compare(copy).ok
+    with pytest.raises(UserError, match=r"it names io.open, which no checkpoint needs; nothing of it was run"):
+        compare(copy)
     assert not (tmp_path / "ran").exists()

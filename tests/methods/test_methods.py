@@ -12,6 +12,7 @@ from adlm.diffusion.anchors import anchor_mask
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
+from adlm.models.layers import TimeCondition
 
 MASK, BOS = 7, 3
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -95,6 +96,21 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
         at_masked.loss_at(network, x, Noised(z, t)).total,
         (weight * masked * (right + 0.4 * anchors * anchored)).sum(),
     )
+
+
+def test_in_discrete_time_with_remasking_the_anchor_term_has_the_same_weight():
+    """T (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), for both terms; the released code drops the anchors here."""
+    config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), time=Time(steps=20, sigma=0.3))
+    method, network, x = method_of(config), awake(config), text()
+    noised = noising(x, discrete=True)
+    loss = method.loss_at(network, x, noised)
+    weight = 20 * (0.55 - 0.7 * 0.5) / 0.5
+    denoised = network(noised.z)
+    denoised[..., MASK] = -torch.inf
+    right = -denoised.log_softmax(-1).gather(-1, x[..., None])[..., 0]
+    anchored = -network.anchor_logits(noised.z).log_softmax(-1).gather(-1, x[..., None])[..., 0]
+    masked, anchors = noised.z == MASK, anchor_mask(x, 1, 12)
+    torch.testing.assert_close(loss.total, (weight * (masked * right + 0.4 * anchors * anchored)).sum())
 
 
 def test_the_a2r_loss_is_next_tokens_and_next_anchors():
@@ -267,6 +283,27 @@ def test_a_network_told_the_time_answers_by_it(name):
     assert (frames[-1].ids != MASK).all()
 
 
+@every_diffusion
+def test_a_network_told_the_time_is_told_sigma_itself(name):
+    """-log alpha_t, to every network of the method, in losses, bounds and walks."""
+    model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
+    method = method_of(settings(name, model=model, schedule=Schedule(eps=1e-3)))
+    network, told = method.build(), []
+    trunks = [module for module in network.modules() if isinstance(module, TimeCondition)]
+    for trunk in trunks:
+        trunk.register_forward_hook(lambda module, given, result: told.append(given[0].clone()))
+    x = text(rows=2)
+    t = torch.tensor([0.25, 0.75]).double()
+    method.loss_at(network, x, Noised(torch.full_like(x, MASK), t, t - 0.05))
+    expected = -torch.log(1 - 0.999 * t).float()
+    torch.testing.assert_close(told[: len(trunks)], [expected] * len(trunks))
+    told.clear()
+    list(method.generate(network, torch.full((2, 8), MASK), Sampling(steps=2), seeded()))
+    walked = torch.stack([-torch.log(torch.tensor(1 - 0.999 * t)) for t in (1.0, 0.5)])
+    torch.testing.assert_close(torch.stack(told)[:: len(trunks), 0][:2], walked)
+    assert len(trunks) == (2 if name == "adlm" else 1)
+
+
 @every_method
 def test_generated_text_is_clean_keeps_what_was_given_and_leaves_the_network_as_it_was(name):
     base = settings(name)
@@ -352,6 +389,77 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
         method.generate(method.build(), canvas, Sampling(), seeded())
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("sampling", "sentence"),
+    [
+        (Sampling(steps=0), "sampling.steps 0 must be at least 1"),
+        (Sampling(steps=2.5), "sampling.steps 2.5 must be a whole number"),
+        (Sampling(steps=10**11), "sampling.steps 100000000000 must be at most 1e"),
+        (Sampling("remdm-cap", eta=2), "sampling.eta 2 must be at most 1"),
+        (Sampling("nope"), "sampling.sampler 'nope' is not one of ancestral"),
+        (Sampling(t_end=1.0), "sampling.t_end 1.0 must be less than 1"),
+        (Sampling(final="arg"), "sampling.final 'arg' is not one of argmax, draw"),
+        (None, "sampling null must be a section of knobs"),
+    ],
+    ids=str,
+)
+def test_sampling_made_in_python_is_checked_too(name, sampling, sentence):
+    method = method_of(settings(name))
+    with pytest.raises(UserError, match=sentence):
+        method.generate(method.build(), torch.full((1, 8), MASK), sampling, seeded())
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("pad", "sentence"),
+    [
+        (torch.zeros(4, 8), "pad must be a boolean tensor"),
+        (torch.zeros(4, 7, dtype=torch.bool), "pad must be a boolean tensor of the text's shape"),
+        (torch.ones(4, 8, dtype=torch.bool), "pad is True everywhere"),
+    ],
+    ids=["floats", "too short", "everywhere"],
+)
+def test_padding_that_is_no_padding_is_refused(name, pad, sentence):
+    method = method_of(settings(name))
+    with pytest.raises(UserError, match=sentence):
+        method.loss(method.build(), text(), pad, 1.0, seeded())
+
+
+@pytest.mark.parametrize("name", ["adlm", "a2r"])
+@pytest.mark.parametrize("progress", [-0.1, 1.5, math.nan])
+def test_progress_is_a_share(name, progress):
+    method = method_of(settings(name))
+    with pytest.raises(UserError, match="must be from 0 to 1"):
+        method.loss(method.build(), text(), None, progress, seeded())
+
+
+@every_method
+def test_the_bound_of_a_text_does_not_depend_on_its_place_in_the_batch(name):
+    config = settings(name)
+    method, network = method_of(config), awake(config)
+    x = text(rows=1).repeat(4, 1)
+    draws = seeded()
+    rows = torch.stack([method.bound(network, x, None, draws).sum(dim=1) for _ in range(600)])
+    error = rows.std(dim=0) / math.sqrt(600)
+    assert ((rows.mean(dim=0) - rows.mean()).abs() <= 4 * error + 1e-4).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@every_method
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_verb_runs_on_a_gpu_with_a_generator_of_either_device(name, device):
+    config = settings(name)
+    method = method_of(config)
+    network, draws = awake(config).cuda(), torch.Generator(device).manual_seed(0)
+    with torch.autocast("cuda", torch.bfloat16):
+        method.loss(network, text().cuda(), None, 1.0, draws).mean.backward()
+    assert method.bound(network, text().cuda(), None, draws).isfinite().all()
+    canvas = torch.full((2, 8), MASK, device="cuda")
+    assert (list(method.generate(network, canvas, Sampling(steps=4), draws))[-1].ids != MASK).all()
 
 
 @pytest.mark.parametrize(

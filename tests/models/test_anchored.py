@@ -105,22 +105,24 @@ def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
     assert all((gradient == 0).all() for gradient in pulled.values())
 
 
-def sharded_worker(rank: int, world: int, port: int, expected: dict[str, torch.Tensor]) -> None:
+def sharded_worker(rank: int, world: int, port: int, expected: dict[str, dict[str, torch.Tensor]]) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
-        network = pair()
         mesh = init_device_mesh("cpu", (world,))
-        for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
-            fully_shard(block, mesh=mesh)
-        fully_shard(network, mesh=mesh)  # embeddings, heads and bridge: the root group
-        register_fsdp_forward_method(network, "score")
-        row = IDS[rank : rank + 1]
-        weight = torch.linspace(0, 1, 8).double()[None]
-        scored, anchor_scored = network.score(row, row, weight, weight, mask_id=0)
-        (scored.total + 0.3 * anchor_scored.total).backward()
-        for name, parameter in network.named_parameters():
-            assert isinstance(parameter.grad, DTensor)
-            torch.testing.assert_close(world * parameter.grad.full_tensor(), expected[name], rtol=1e-10, atol=1e-12)
+        for bridge, gradients_of in expected.items():
+            network = pair(bridge)
+            for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
+                fully_shard(block, mesh=mesh)
+            fully_shard(network, mesh=mesh)  # embeddings, heads and bridge: the root group
+            register_fsdp_forward_method(network, "score")
+            row = IDS[rank : rank + 1]
+            weight = torch.linspace(0, 1, 8).double()[None]
+            scored, anchor_scored = network.score(row, row, weight, weight, mask_id=0)
+            (scored.total + 0.3 * anchor_scored.total).backward()
+            for name, parameter in network.named_parameters():
+                assert isinstance(parameter.grad, DTensor)
+                whole = world * parameter.grad.full_tensor()
+                torch.testing.assert_close(whole, gradients_of[name], rtol=1e-10, atol=1e-12)
     finally:
         dist.destroy_process_group()
 
@@ -129,9 +131,11 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[str, torch.T
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_over_two_processes_the_score_has_the_same_gradients():
     """FSDP2 gathers the weights inside `score`; folding and the chunked loss see them whole."""
-    network, weight = pair(), torch.linspace(0, 1, 8).double().expand(2, 8)
-    scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
-    expected = gradients(scored.total + 0.3 * anchor_scored.total, network)
+    weight, expected = torch.linspace(0, 1, 8).double().expand(2, 8), {}
+    for bridge in BRIDGES:
+        network = pair(bridge)
+        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
+        expected[bridge] = gradients(scored.total + 0.3 * anchor_scored.total, network)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,5 +1,6 @@
 """Laws of the single network."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from worlds import seeded, wake
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.methods import method_of
-from adlm.models.layers import rotary_angles, rotate
+from adlm.models.layers import TimeCondition, rotary_angles, rotate
 from adlm.models.transformer import Transformer, num_parameters
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -54,6 +55,24 @@ def test_a_network_told_nothing_is_told_that_the_noise_is_zero(network):
     noisy = network(IDS, sigma=torch.tensor([0.0, 1.3]).double())
     torch.testing.assert_close(noisy[0], network(IDS)[0])
     assert (noisy[1] - network(IDS)[1]).abs().max() > 1e-3
+
+
+def test_the_time_embedding_is_128_cosines_then_128_sines_of_falling_frequency():
+    condition = TimeCondition(256).double()
+    seen = []
+    condition.inner.register_forward_hook(lambda module, given, result: seen.append(given[0][0]))
+    condition(torch.tensor([1.7]).double())
+    frequencies = [10_000 ** (-k / 128) for k in range(128)]
+    by_hand = [math.cos(1.7 * f) for f in frequencies] + [math.sin(1.7 * f) for f in frequencies]
+    torch.testing.assert_close(seen[0], torch.tensor(by_hand, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units says so and goes on
+def test_a_network_in_half_precision_answers_nearly_the_same(tiny_config):
+    network = wake(Transformer(tiny_config.model, 12)).eval()
+    precise = network(IDS, sigma=torch.ones(2)).softmax(dim=-1)
+    rounded = network.bfloat16()(IDS, sigma=torch.ones(2)).float().softmax(dim=-1)
+    assert (precise - rounded).abs().max() < 0.05
 
 
 def test_rotated_queries_and_keys_meet_by_distance_alone():

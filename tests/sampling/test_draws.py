@@ -23,6 +23,11 @@ def test_a_symbol_of_probability_zero_is_never_drawn_at_either_end(monkeypatch):
         assert draw(chances, seeded()) == symbol
 
 
+def test_a_tail_too_thin_for_float32_is_still_drawn(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *args, **kwargs: torch.full((1,), 1 - 5e-10).double())
+    assert draw(real([1 - 1e-9, 1e-9]), seeded()) == 1
+
+
 def test_weights_need_not_sum_to_one():
     drawn = draw(real([1.0, 3.0]).expand(20_000, 2), seeded())
     assert abs(drawn.double().mean() - 0.75) < 0.02

@@ -79,6 +79,21 @@ def test_frames_tell_exactly_what_changed():
         assert torch.equal(before.ids[kept], after.ids[kept])
 
 
+def test_beliefs_are_asked_at_the_time_a_step_begins():
+    world = World.random()
+    asked, told = [], lookup(world, world.random_beliefs())
+
+    def beliefs(z, t):
+        asked.append(float(t))
+        return told(z, t)
+
+    times = grid(STEPS, 0.2)
+    transition = subs_transition(beliefs, world.mask_id, torch.zeros_like)
+    canvas = torch.full((9, world.length), world.mask_id)
+    list(walk(transition, beliefs, canvas, world.mask_id, times, LogLinear().alpha(times), "draw", seeded()))
+    assert asked == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])  # and once more for what is left at the end
+
+
 def test_ancestral_sampling_locks_in_what_it_reveals():
     world = World.random()
     frames = walks(world, world.random_beliefs(), num=500)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _as_mapping(report: Report) -> dict[str, object]:
     rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
+    for row in rows:
+        row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
     return {"ok": report.ok, "rows": rows, "unchecked": report.unchecked}
 
 

@@ -1,30 +1,31 @@
-"""The content of a torch .ckpt or .pt file, read without importing or calling anything it names. Knows no networks.
+"""A stack machine that follows a pickle without importing or calling anything it names. Knows no files.
 
-A pickle is a program for a stack machine that may call any function. Here the machine is our own: it knows how to build
-plain data and to note down tensors, and where the program names anything else it puts an inert `Foreign` with the
-name and whatever data was meant for it. There is no call in it to be tricked into. Tensors are read from the archive
-only when they are asked for, each checked against the bytes that are really there.
+It builds plain data and notes down tensors. The objects that released checkpoints carry along (configs, tokenizers,
+counters) become an inert `Foreign` with their name and the data that was meant for them; any other name is refused.
+There is no call in it to be tricked into.
 """
 
 import io
 import math
 import pickletools
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from adlm.errors import UserError
-
-LARGEST_PROGRAM = 64 * 2**20  # bytes; a released checkpoint with its tokenizer inside has about 5 MB
 MOST_STEPS = 3_000_000  # a few seconds
-MOST_ENTRIES = 100_000
-MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
+
+# What a released checkpoint may name. None of it is imported either: the list tells a checkpoint from an attack.
+PERMITTED = re.compile(
+    r"(omegaconf|transformers|tokenizers|hydra|lightning|lightning_fabric|lightning_utilities|pytorch_lightning"
+    r"|torchmetrics|dataloader|diffusion|models|noise_schedule)\..+"
+    r"|collections\.(OrderedDict|defaultdict|Counter|deque)|typing\.\w+|argparse\.Namespace|enum\.\w+"
+    r"|datetime\.\w+|pathlib\.\w*Path|copyreg\._reconstructor|_codecs\.encode"
+    r"|(builtins|__builtin__)\.(object|set|frozenset|dict|list|tuple|int|float|bool|str|bytes|bytearray|complex|slice|range)"
+    r"|numpy\.(_?core\.multiarray\.(scalar|_reconstruct)|dtype|ndarray)"
+    r"|torch\.(_utils\._rebuild_\w+|\w+Storage|Size|device|nn\.parameter\.Parameter|[a-z]+\d*)"
+)
 
 DTYPES = {
     "DoubleStorage": torch.float64,
@@ -83,70 +84,7 @@ class Noted:
 
 
 class Damaged(Exception):
-    """The file is not what it says; becomes a UserError with the file's name."""
-
-
-class Archive:
-    """An opened file: `content` is its plain data, with `Noted` for tensors and `Foreign` for what is not plain."""
-
-    def __init__(self, file: zipfile.ZipFile, num_bytes: int):
-        self._file = file
-        self._left = MOST_COPIES * num_bytes
-        entries = file.infolist()
-        if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
-            raise Damaged("its entries claim more than the file holds")
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-            raise Damaged("it is compressed, which torch never does")
-        programs = [
-            entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")
-        ]
-        if len(programs) != 1:
-            raise Damaged("it is a zip file without torch's data.pkl")
-        if programs[0].file_size > LARGEST_PROGRAM:
-            raise Damaged(
-                f"its data.pkl has {programs[0].file_size:,} bytes, and more than {LARGEST_PROGRAM:,} is not read"
-            )
-        self._folder = programs[0].filename.removesuffix("data.pkl")
-        names = {entry.filename for entry in entries}
-        if f"{self._folder}byteorder" in names and file.read(f"{self._folder}byteorder") != b"little":
-            raise Damaged("its numbers are big-endian; save it again on an ordinary machine")
-        self.content, self.foreign = run(file.read(programs[0]))
-
-    def tensor(self, noted: Noted) -> Tensor:
-        """The numbers, copied out of the archive."""
-        storage, num_bytes = noted.storage, noted.storage.length * noted.storage.dtype.itemsize
-        last = noted.offset + sum((n - 1) * step for n, step in zip(noted.size, noted.stride, strict=True))
-        if math.prod(noted.size) and not last < storage.length:
-            raise Damaged(f"a tensor of shape {noted.size} does not fit its {storage.length} numbers")
-        self._left -= noted.num_bytes
-        if self._left < 0:
-            raise Damaged("its tensors come to several times the size of the file")
-        try:
-            entry = self._file.getinfo(f"{self._folder}data/{storage.key}")
-        except KeyError:
-            raise Damaged(f"its numbers {storage.key!r} are missing") from None
-        if entry.file_size != num_bytes:
-            raise Damaged(f"its numbers {storage.key!r} are {entry.file_size} bytes, not {num_bytes}")
-        if not math.prod(noted.size):
-            return torch.empty(noted.size, dtype=storage.dtype)
-        flat = torch.frombuffer(bytearray(self._file.read(entry)), dtype=storage.dtype)
-        return flat.as_strided(noted.size, noted.stride, noted.offset).clone()
-
-
-@contextmanager
-def open_archive(path: Path) -> Iterator[Archive]:
-    """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            yield Archive(file, path.stat().st_size)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError):
-        raise UserError(
-            f"{path} is not a checkpoint: torch's files are zip archives, and this is none or is cut off"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (Damaged, RuntimeError) as error:
-        raise UserError(f"{path} is damaged or is no checkpoint: {error}") from None
+    """The file is not what it says; becomes a sentence with the file's name."""
 
 
 def run(program: bytes) -> tuple[Any, set[str]]:
@@ -247,10 +185,10 @@ class Machine:
         """The steps that would call something."""
         stack = self.stack
         if name == "GLOBAL":
-            stack.append(Name(*argument.split(" ", 1)))
+            stack.append(permitted(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
-            stack.append(Name(str(module), str(attribute)))
+            stack.append(permitted(module, attribute))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, callee = stack.pop(), stack.pop()
             stack.append(self.called(callee, arguments))
@@ -261,7 +199,7 @@ class Machine:
             callee, *rest = self.since_mark()
             stack.append(self.called(callee, tuple(rest)))
         elif name == "INST":
-            stack.append(self.called(Name(*argument.split(" ", 1)), tuple(self.since_mark())))
+            stack.append(self.called(permitted(*argument.split(" ", 1)), tuple(self.since_mark())))
         elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], Foreign):
@@ -273,7 +211,9 @@ class Machine:
 
     def called(self, callee: Any, arguments: Any) -> Any:
         """What a call would make, where it is a tensor or an ordered dict; else something foreign."""
-        named = str(callee) if isinstance(callee, Name) else "something that is no name"
+        if not isinstance(callee, Name):
+            raise Damaged("its data.pkl calls something that is no name")
+        named = str(callee)
         if named == "collections.OrderedDict" and len(arguments) == 0:
             return {}
         if named == "torch._utils._rebuild_tensor_v2":
@@ -282,6 +222,14 @@ class Machine:
             return arguments[0]
         self.foreign.add(named)
         return Foreign(named, [arguments])
+
+
+def permitted(module: Any, name: Any) -> Name:
+    """The name, if a checkpoint has any business with it."""
+    if not isinstance(module, str) or not isinstance(name, str) or not PERMITTED.fullmatch(f"{module}.{name}"):
+        shown = " ".join(f"{module}.{name}".split())[:100]
+        raise Damaged(f"it names {shown}, which no checkpoint needs; nothing of it was run")
+    return Name(module, name)
 
 
 def put(container: Any, items: list[Any]) -> None:

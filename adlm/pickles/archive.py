@@ -1,0 +1,99 @@
+"""A torch .ckpt or .pt file: its plain data, and its tensors when they are asked for. Knows no networks.
+
+Each tensor is checked against the bytes that are really there before it is read.
+"""
+
+import math
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.pickles.machine import Damaged, Noted, run
+
+LARGEST_PROGRAM = 64 * 2**20  # bytes; a released checkpoint with its tokenizer inside has about 5 MB
+MOST_ENTRIES = 100_000
+MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
+
+
+class Archive:
+    """An opened file: `content` is its plain data, with `Noted` for tensors and `Foreign` for what is not plain."""
+
+    def __init__(self, path: Path, file: zipfile.ZipFile):
+        num_bytes = path.stat().st_size
+        self._path, self._file = path, file
+        self._left = MOST_COPIES * num_bytes
+        entries = file.infolist()
+        if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
+            raise Damaged("its entries claim more than the file holds")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise Damaged("it is compressed, which torch never does")
+        programs = [
+            entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")
+        ]
+        if len(programs) != 1:
+            raise Damaged("it is a zip file without torch's data.pkl")
+        if programs[0].file_size > LARGEST_PROGRAM:
+            raise Damaged(
+                f"its data.pkl has {programs[0].file_size:,} bytes, and more than {LARGEST_PROGRAM:,} is not read"
+            )
+        self._folder = programs[0].filename.removesuffix("data.pkl")
+        names = {entry.filename for entry in entries}
+        if f"{self._folder}byteorder" in names and file.read(f"{self._folder}byteorder") != b"little":
+            raise Damaged("its numbers are big-endian; save it again on an ordinary machine")
+        self.content, self.foreign = run(file.read(programs[0]))
+
+    def tensor(self, noted: Noted) -> Tensor:
+        """The numbers, copied out of the archive."""
+        with in_words(self._path):
+            return self._tensor(noted)
+
+    def _tensor(self, noted: Noted) -> Tensor:
+        storage, num_bytes = noted.storage, noted.storage.length * noted.storage.dtype.itemsize
+        last = noted.offset + sum((n - 1) * step for n, step in zip(noted.size, noted.stride, strict=True))
+        if math.prod(noted.size) and not last < storage.length:
+            raise Damaged(f"a tensor of shape {noted.size} does not fit its {storage.length} numbers")
+        self._left -= max(noted.num_bytes, num_bytes)  # all of a storage is read, however little of it is wanted
+        if self._left < 0:
+            raise Damaged("its tensors come to several times the size of the file")
+        try:
+            entry = self._file.getinfo(f"{self._folder}data/{storage.key}")
+        except KeyError:
+            raise Damaged(f"its numbers {storage.key!r} are missing") from None
+        if entry.file_size != num_bytes:
+            raise Damaged(f"its numbers {storage.key!r} are {entry.file_size} bytes, not {num_bytes}")
+        if not math.prod(noted.size):
+            return torch.empty(noted.size, dtype=storage.dtype)
+        flat = torch.frombuffer(bytearray(self._file.read(entry)), dtype=storage.dtype)
+        return flat.as_strided(noted.size, noted.stride, noted.offset).clone()
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Archive]:
+    """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
+    with in_words(path):
+        file = zipfile.ZipFile(path)
+    with file:
+        with in_words(path):
+            archive = Archive(path, file)
+        yield archive
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file, as one sentence."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, struct.error):
+        raise UserError(
+            f"{path} is not a checkpoint: torch's files are zip archives, and this is none or is cut off"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (Damaged, RuntimeError, ValueError) as error:
+        raise UserError(f"{path} is damaged or is no checkpoint: {error}") from None
