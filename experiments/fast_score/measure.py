@@ -20,6 +20,7 @@ from adlm.config.schema import Config, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.adlm import Adlm
+from adlm.methods.inputs import vocabulary_of
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
 
@@ -28,7 +29,7 @@ Form = Callable[..., tuple[Scored, Scored]]
 
 def batch(config: Config, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Zipf tokens, their noising, and both weights, as `Adlm.loss` forms them."""
-    draws, vocabulary = torch.Generator("cuda").manual_seed(0), diffusion.vocabulary_of(config)
+    draws, vocabulary = torch.Generator("cuda").manual_seed(0), vocabulary_of(config)
     chances = 1 / torch.arange(1, vocabulary.size, device="cuda")
     x = torch.multinomial(chances.expand(rows, -1), config.length, replacement=True, generator=draws)
     noised = diffusion.noise(config, x, None, draws, config.time.t_min)

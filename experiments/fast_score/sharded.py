@@ -1,4 +1,4 @@
-"""One process, one GPU: `score` under FSDP2 under bf16 autocast, blocks compiled, against the same without FSDP2.
+"""One process, one GPU: `score` with FSDP2 and bf16 autocast, blocks compiled, against the same without FSDP2.
 
 python experiments/fast_score/sharded.py
 """

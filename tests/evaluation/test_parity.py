@@ -310,6 +310,6 @@ def test_a_checkpoint_that_would_run_code_runs_none(copy, tmp_path):
 
     content = torch.load(copy / "adlm-tiny.ckpt", weights_only=True)
     torch.save({**content, "hyper_parameters": Hostile()}, copy / "adlm-tiny.ckpt")
-    with pytest.raises(UserError, match=r"it names io.open, which no checkpoint needs; nothing of it was run"):
+    with pytest.raises(UserError, match=r"it names _?io.open, which no checkpoint needs; nothing of it was run"):
         compare(copy)
     assert not (tmp_path / "ran").exists()

@@ -1,0 +1,229 @@
+"""Laws of model folders, of importing into them, and of what `adlm.load` gives."""
+
+import json
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from worlds import seeded, wake
+
+import adlm
+from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
+from adlm.errors import UserError
+from adlm.interfaces.cli import main
+from adlm.methods import METHODS, method_of
+from adlm.model_folder import ModelFolder, load_model_folder, save_model_folder
+from adlm.tokens import load_tokenizer
+
+MASK = 257
+
+
+@pytest.fixture
+def model(request):
+    """A tiny model over bytes, of the method a test names."""
+    name = getattr(request, "param", "adlm")
+    config = Config(
+        method=name,
+        tokenizer="bytes",
+        vocabulary=load_tokenizer("bytes").vocabulary,
+        length=8,
+        model=Model(hidden=16, heads=2, blocks=2, condition=8),
+        schedule=Schedule(eps=1e-3),
+        time=Time(steps=10 if name == "d3pm" else 0),
+    )
+    return ModelFolder(config, wake(method_of(config).build()).state_dict(), load_tokenizer("bytes"))
+
+
+@pytest.mark.parametrize("model", METHODS, indirect=True)
+def test_a_saved_model_loads_to_the_same_model(model, tmp_path):
+    save_model_folder(model, tmp_path / "deep" / "model")
+    lm = adlm.load(tmp_path / "deep" / "model")
+    assert lm.config == model.config
+    assert lm.mask_id == MASK
+    assert lm.tokenizer.encode("abc") == [97, 98, 99]
+    assert all(torch.equal(value, model.weights[name]) for name, value in lm.network.state_dict().items())
+    assert not lm.network.training
+    ids = torch.tensor([[256, 98, 99, 100]])
+    assert lm.log_probs(ids).shape == (1, 4, 258)
+    assert lm.bound(ids).isfinite().all()
+    canvas = torch.tensor([256, 98, MASK, MASK])
+    filled = lm.complete(canvas, num_samples=3, steps=4, seed=1)
+    assert filled.shape == (3, 4)
+    assert (filled != MASK).all()
+    assert (filled[:, :2] == canvas[:2]).all()
+    assert torch.equal(filled, lm.complete(canvas, num_samples=3, steps=4, seed=1))
+
+
+def test_a_folder_is_plain_files_that_others_may_read(model, tmp_path):
+    save_model_folder(model, tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {"model.safetensors", "config.yaml", "tokenizer.json", "special_tokens_map.json"}
+    for path in (tmp_path / "model").iterdir():
+        assert path.stat().st_mode & stat.S_IRGRP
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_without_a_tokenizer_serves_ids(model, tmp_path):
+    save_model_folder(replace(model, tokenizer=None), tmp_path / "model")
+    lm = adlm.load(tmp_path / "model")
+    assert lm.tokenizer is None
+    assert (lm.complete(torch.full((1, 5), MASK), steps=3) != MASK).all()
+
+
+def test_nothing_is_ever_written_over(model, tmp_path):
+    save_model_folder(model, tmp_path / "model")
+    with pytest.raises(UserError, match="exists already; give another place"):
+        save_model_folder(model, tmp_path / "model")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        save_model_folder(model, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_save_that_fails_leaves_nothing(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.model_folder.save", lambda config, path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_model_folder(model, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewrite(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda f: (f / "config.yaml").unlink(), "has no config.yaml, so it is not a model folder"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot be read as safetensors"),
+        (lambda f: (f / "config.yaml").write_text("length: 1\n"), "length 1 must be at least 2"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be read as a tokenizer.json"),
+        (lambda f: load_tokenizer("text8").save(f), "the tokenizer has 28 symbols, and vocabulary.size is 258"),
+        (
+            lambda f: rewrite(f, lambda w: w.pop("anchor.head.bias")),
+            "weight anchor.head.bias is missing for method adlm",
+        ),
+        (lambda f: rewrite(f, lambda w: w.update(x=torch.ones(1))), "weight x is one too many for method adlm"),
+        (
+            lambda f: rewrite(f, lambda w: w.update({"anchor.head.bias": torch.ones(3)})),
+            "weight anchor.head.bias has shape",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(model, tmp_path, spoil, sentence):
+    save_model_folder(model, tmp_path / "model")
+    spoil(tmp_path / "model")
+    with pytest.raises(UserError, match=sentence):
+        adlm.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("place", ["nowhere", "config.yaml"])
+def test_what_is_no_model_is_not_loaded(place):
+    with pytest.raises(UserError, match=r"is neither a model folder nor a .ckpt file"):
+        adlm.load(place)
+
+
+def test_a_model_says_what_it_cannot_do(model):
+    config = replace(model.config, method="mdlm")
+    lm = adlm.language_model.LanguageModel(config, method_of(config), method_of(config).build())
+    with pytest.raises(UserError, match="method mdlm has no anchor network"):
+        lm.anchor_logits(torch.tensor([[1]]))
+    with pytest.raises(UserError, match="num_samples 0 must be at least 1"):
+        lm.complete(torch.tensor([MASK]), num_samples=0)
+    with pytest.raises(UserError, match=r"sampling.sampler 'fast' is not one of"):
+        lm.complete(torch.tensor([MASK]), sampler="fast")
+
+
+def test_import_turns_a_released_checkpoint_into_a_folder(test_vectors, tmp_path, capsys):
+    checkpoint = test_vectors / "adlm-tiny.ckpt"
+    assert main(["import", str(checkpoint), "--out", str(tmp_path / "model"), "--length", "24"]) == 0
+    told = capsys.readouterr().out
+    assert "adlm after 123 steps: 81 raw weights, 346,124 numbers, every one used" in told
+    assert "ignored: state_dict backbone.rotary_emb.inv_freq" in told
+    lm, straight = adlm.load(tmp_path / "model"), adlm.load(checkpoint)
+    z = torch.randint(54, (2, 24), generator=seeded())
+    assert torch.equal(lm.log_probs(z), straight.log_probs(z))
+    assert torch.equal(lm.anchor_logits(z), straight.anchor_logits(z))
+    assert lm.config.length == 24
+    assert load_model_folder(tmp_path / "model").config.schedule.eps == 1e-3
+
+
+def test_import_speaks_json_and_takes_a_word_for_what_weights_cannot_tell(test_vectors, tmp_path, capsys):
+    content = torch.load(test_vectors / "adlm-tiny.ckpt", weights_only=True)
+    state = {name: value for name, value in content["state_dict"].items() if name.startswith("backbone.")}
+    torch.save({"state_dict": state}, tmp_path / "alone.ckpt")
+    words = ["import", str(tmp_path / "alone.ckpt"), "--json", "--mask-id", "3", "--out"]
+    for method in (None, "sedd", "d3pm"):
+        folder = tmp_path / str(method)
+        assert main([*words, str(folder), *(["--method", method] if method else [])]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["method"] == (method or "mdlm")
+        assert report["config"]["vocabulary"]["mask_id"] == 3
+        assert any("--method" in note for note in report["notes"]) == (method is None)
+        assert adlm.load(folder).config.time.steps == (1000 if method == "d3pm" else 0)
+
+
+class DictConfig:
+    """Stands for omegaconf's, as a released checkpoint pickles it."""
+
+    __module__ = "omegaconf.dictconfig"
+
+
+def test_import_looks_into_pickled_configs_without_making_them(test_vectors, tmp_path, capsys, monkeypatch):
+    content = torch.load(test_vectors / "adlm-tiny.ckpt", weights_only=True)
+    state = {name: value for name, value in content["state_dict"].items() if name.startswith("backbone.")}
+    config = DictConfig()
+    config.content = {"parameterization": "sedd", "model": {"length": 77}, "tokenizer": {"name_or_path": "gpt2"}}
+    import sys
+    import types
+
+    fake = types.ModuleType("omegaconf.dictconfig")
+    fake.DictConfig = DictConfig
+    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
+    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", fake)
+    torch.save({"state_dict": state, "hyper_parameters": {"config": config}}, tmp_path / "told.ckpt")
+    monkeypatch.delitem(sys.modules, "omegaconf.dictconfig")
+    monkeypatch.delitem(sys.modules, "omegaconf")
+    assert main(["import", str(tmp_path / "told.ckpt"), "--out", str(tmp_path / "model")]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("sedd: ")
+    assert "ignored: an object of omegaconf.dictconfig.DictConfig, not made" in told
+    assert "trained with tokenizer gpt2 (--tokenizer)" in told
+    assert adlm.load(tmp_path / "model").config.length == 77
+    assert "omegaconf" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--weights", "ema"], "--weights ema: the file has no averaged weights"),
+        (["--tokenizer", "text8"], "tokenizer text8 has 28 symbols and the weights have 54"),
+        (["--mask-id", "54"], "vocabulary.mask_id 54 is outside the vocabulary of 54 symbols"),
+        (["--method", "ar"], "for method ar of the sizes that the config gives"),
+        (["--length", "1"], "length 1 must be at least 2"),
+        (["--weights", "both"], "invalid choice: 'both'"),
+    ],
+)
+def test_an_import_that_cannot_be_leaves_nothing(test_vectors, tmp_path, capsys, words, sentence):
+    assert main(["import", str(test_vectors / "adlm-tiny.ckpt"), "--out", str(tmp_path / "model"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_import_does_not_write_over_a_folder(test_vectors, tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    assert main(["import", str(test_vectors / "adlm-tiny.ckpt"), "--out", str(tmp_path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_vocabulary_of_bert_has_its_mask_where_bert_has_it():
+    from adlm.published import Published, as_model_folder
+
+    published = Published("mdlm", Model(), 30_522, {}, None, None, {}, [])
+    assert as_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)
