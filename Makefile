@@ -29,7 +29,7 @@ format: $(READY)  ## rewrite the code in the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-quickstart: $(READY)  ## a first look, in about a minute: agreement with the published code, then a tiny anchored model
+quickstart: $(READY)  ## a first look, in about two minutes: agreement with the published code, then two tiny models learn
 	$(VENV)/bin/adlm parity tests/golden
 	$(VENV)/bin/python examples/first_steps.py
 

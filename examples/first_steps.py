@@ -1,4 +1,4 @@
-"""A language of 576 sentences, packed into blocks as in the paper and learnt in a minute: bound, infill, generate.
+"""A language of 576 sentences, packed into blocks as in the paper and learnt in a minute by ADLM and by MDLM.
 
 Every sentence is equally likely, so the entropy of a block is known exactly and no model can pay less; what a bound
 says above it is what is still to learn. Run it with `make quickstart` or `python examples/first_steps.py`.
