@@ -13,7 +13,7 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.methods.inputs import vocabulary_of
+from adlm.methods.inputs import check_ids, vocabulary_of
 from adlm.methods.method import Method
 from adlm.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.published import as_model_folder, read_published
@@ -38,12 +38,16 @@ class LanguageModel:
 
         `t` matters only to a network that is told the time; without it the share of masks in a row stands for it.
         """
+        check_ids(z, self.config, "text")
+        if t is not None and not 0 <= t <= 1:
+            raise UserError(f"t {t} must be a time from 0 to 1")
         return self.method.log_beliefs(self.network, z, t)
 
     def anchor_logits(self, z: Tensor) -> Tensor:
         """The anchor network's logits (B, L, V)."""
         if not hasattr(self.network, "anchor_logits"):
             raise UserError(f"method {self.config.method} has no anchor network; adlm and a2r have one")
+        check_ids(z, self.config, "text")
         with torch.no_grad():
             return self.network.anchor_logits(z)  # type: ignore[no-any-return]
 
@@ -63,7 +67,8 @@ class LanguageModel:
         """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id."""
         if num_samples < 1:
             raise UserError(f"num_samples {num_samples} must be at least 1")
-        rows = canvas[None] if canvas.ndim == 1 else canvas
+        rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
+        check_ids(rows, self.config, "canvas")
         sampling = replace(self.config.sampling, steps=steps, sampler=sampler, eta=eta)  # type: ignore[arg-type]
         method = method_of(replace(self.config, sampling=sampling))
         generator = torch.Generator().manual_seed(seed)

@@ -37,8 +37,11 @@ class ModelFolder:
 def save_model_folder(model: ModelFolder, folder: Path) -> None:
     """Write the folder beside its place, then put it there in one move."""
     refuse_taken(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         weights = {name: value.detach().contiguous() for name, value in model.weights.items()}
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
@@ -48,9 +51,10 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
         temporary.chmod(0o755)
         (temporary / WEIGHTS).chmod(0o644)
         os.replace(temporary, folder)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be written: {error}") from None
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def refuse_taken(folder: Path) -> None:

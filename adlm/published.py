@@ -208,9 +208,15 @@ def as_model_folder(
         vocabulary=_vocabulary(published, tokenizer, mask_id),
         schedule=Schedule(eps=1e-3),
         time=Time(steps=_steps(name, published.hints.get("T"))),
-        model=replace(published.model, time_conditioning=name in ("sedd", "d3pm")),
+        model=replace(published.model, time_conditioning=_is_told_the_time(name, published.hints)),
     )
     return ModelFolder(check(config), chosen, tokenizer)
+
+
+def _is_told_the_time(method: str, hints: Mapping[str, Any]) -> bool:
+    """As its config says, or as the released SEDD and D3PM are and the others are not."""
+    hinted = hints.get("time_conditioning")
+    return hinted if isinstance(hinted, bool) else method in ("sedd", "d3pm")
 
 
 def _steps(method: str, hinted: Any) -> int:

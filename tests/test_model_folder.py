@@ -1,7 +1,10 @@
 """Laws of model folders, of importing into them, and of what `adlm.load` gives."""
 
+import errno
 import json
 import stat
+import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -15,6 +18,7 @@ from adlm.errors import UserError
 from adlm.interfaces.cli import main
 from adlm.methods import METHODS, method_of
 from adlm.model_folder import ModelFolder, load_model_folder, save_model_folder
+from adlm.published import Published, as_model_folder
 from adlm.tokens import load_tokenizer
 
 MASK = 257
@@ -89,6 +93,22 @@ def test_a_save_that_fails_leaves_nothing(model, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("adlm.model_folder.save_file", full)
+    with pytest.raises(UserError, match=r"cannot be written: .*No space left on device"):
+        save_model_folder(model, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"cannot be written: Not a directory|cannot be written: File exists"):
+        save_model_folder(model, tmp_path / "file" / "model")
+
+
 def rewrite(folder, change):
     weights = load_file(folder / "model.safetensors")
     change(weights)
@@ -133,6 +153,13 @@ def test_a_model_says_what_it_cannot_do(model):
     lm = adlm.language_model.LanguageModel(config, method_of(config), method_of(config).build())
     with pytest.raises(UserError, match="method mdlm has no anchor network"):
         lm.anchor_logits(torch.tensor([[1]]))
+    for verb in (lm.log_probs, lm.complete):
+        with pytest.raises(UserError, match="holds id 999, outside the vocabulary of 258"):
+            verb(torch.tensor([[999]]))
+        with pytest.raises(UserError, match="must be a torch tensor of int64 ids"):
+            verb([[1, 2]])
+    with pytest.raises(UserError, match="t 2 must be a time from 0 to 1"):
+        lm.log_probs(torch.tensor([[1]]), t=2)
     with pytest.raises(UserError, match="num_samples 0 must be at least 1"):
         lm.complete(torch.tensor([MASK]), num_samples=0)
     with pytest.raises(UserError, match=r"sampling.sampler 'fast' is not one of"):
@@ -179,9 +206,6 @@ def test_import_looks_into_pickled_configs_without_making_them(test_vectors, tmp
     state = {name: value for name, value in content["state_dict"].items() if name.startswith("backbone.")}
     config = DictConfig()
     config.content = {"parameterization": "sedd", "model": {"length": 77}, "tokenizer": {"name_or_path": "gpt2"}}
-    import sys
-    import types
-
     fake = types.ModuleType("omegaconf.dictconfig")
     fake.DictConfig = DictConfig
     monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
@@ -223,7 +247,5 @@ def test_an_import_does_not_write_over_a_folder(test_vectors, tmp_path, capsys):
 
 
 def test_a_vocabulary_of_bert_has_its_mask_where_bert_has_it():
-    from adlm.published import Published, as_model_folder
-
     published = Published("mdlm", Model(), 30_522, {}, None, None, {}, [])
     assert as_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)

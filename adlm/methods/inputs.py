@@ -28,7 +28,7 @@ def vocabulary_of(config: Config) -> Vocabulary:
 def check_clean(config: Config, x: Tensor, pad: Tensor | None) -> None:
     """Clean ids are ids, none of them outside the padding is the mask, and they are no longer than the model."""
     vocabulary = vocabulary_of(config)
-    _check_ids(x, config, "text")
+    check_ids(x, config, "text")
     if pad is not None:
         _check_pad(pad, x)
     masks = int(((x == vocabulary.mask_id) & not_pad(x, pad)).sum())
@@ -43,7 +43,7 @@ def check_canvas(config: Config, canvas: Tensor, sampling: Sampling) -> None:
     """A canvas fits the model and has something to fill in, and the sampling is one."""
     check(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
-    _check_ids(canvas, config, "canvas")
+    check_ids(canvas, config, "canvas")
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
@@ -52,7 +52,8 @@ def check_canvas(config: Config, canvas: Tensor, sampling: Sampling) -> None:
         )
 
 
-def _check_ids(ids: Any, config: Config, what: str) -> None:
+def check_ids(ids: Any, config: Config, what: str) -> None:
+    """Ids are a tensor (B, L) of ids, no longer than the model."""
     vocabulary = vocabulary_of(config)
     if not isinstance(ids, Tensor):
         raise UserError(
