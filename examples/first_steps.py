@@ -118,7 +118,8 @@ def main() -> None:
         network = train(name, method, ids)
         seconds = time.perf_counter() - start
         draws = torch.Generator().manual_seed(1)
-        paid = method.bound(network, draw_blocks(4096, ids, draws), None, draws).mean(dim=1)
+        bounds = [method.bound(network, draw_blocks(4096, ids, draws), None, draws).mean(dim=1) for _ in range(10)]
+        paid = torch.cat(bounds)
         error = paid.std().item() / math.sqrt(len(paid))
         size = f"{num_parameters(network) / 1e3:.0f}k parameters, {seconds:.0f} s of training"
         console.print(f"[bold]{name}[/] pays at most {paid.mean().item():.4f} ± {error:.4f} nats a word ({size})")
