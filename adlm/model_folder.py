@@ -52,14 +52,19 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
         (temporary / WEIGHTS).chmod(0o644)
         os.replace(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be written: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{folder} cannot be written: {reason}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_taken(folder: Path) -> None:
     """Nothing of the user's is ever written over: the place must be free, or an empty folder."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} cannot be written: {error}") from None
+    if taken:
         raise UserError(f"{folder} exists already; give another place, or move it away")
 
 

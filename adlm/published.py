@@ -5,6 +5,7 @@ only one) and `denoiser.` (older files: `replica.`), and `ema` with a bare list 
 Around them lie pickled config and tokenizer objects, which are looked into and never made.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.model_folder import ModelFolder
 from adlm.pickles.archive import Archive, open_archive
-from adlm.pickles.machine import Foreign, Noted
+from adlm.pickles.machine import Foreign, Noted, shown
 from adlm.tokens import Tokenizer
 
 # Their name -> ours, inside one network; applied in this order.
@@ -40,7 +41,9 @@ RENAMED = (
 NETWORKS = {"backbone": "anchor", "denoiser": "denoiser", "replica": "denoiser"}
 ROTARY = "rotary_emb.inv_freq"  # a constant they save and we compute; it tells the width of a head
 PARAMETERIZATIONS = {"subs": "mdlm", "sedd": "sedd", "d3pm": "d3pm", "ar": "ar"}
+HINTS = ("parameterization", "T", "length", "time_conditioning", "name_or_path")
 HINTS_LOOKED_AT = 100_000
+LARGEST_SIZE = 2**24  # of a vocabulary, a width, a length
 BERT_SYMBOLS, BERT_MASK = 30_522, 103
 
 
@@ -69,24 +72,28 @@ def read_published(path: Path) -> Published:
         state = content.get("state_dict") if isinstance(content, dict) else None
         if not isinstance(state, dict) or not state or not all(isinstance(value, Noted) for value in state.values()):
             raise UserError(f"{path} has no `state_dict` of tensors, so it is not a released checkpoint")
-        known = {key: value for key, value in state.items() if _is_weight(str(key), path)}
+        known = {key: value for key, value in state.items() if _is_weight(key, path)}
         pair = any(NETWORKS[key.partition(".")[0]] == "denoiser" for key in known)
         used = {_our_name(key, pair): value for key, value in known.items() if not key.endswith(ROTARY)}
+        if len(used) < sum(not key.endswith(ROTARY) for key in known):
+            raise UserError(f"{path}: two weights come to the same name, and only one of them could be used")
         model = _model(known, used, pair, path)
         weights = {name: _finite(archive, name, value, path) for name, value in used.items()}
         averaged = _averaged(archive, content.get("ema"), used, path)
         hints = dict(_hints(content.get("hyper_parameters")))
         ignored = [f"state_dict {key}" for key in state if key not in known or key.endswith(ROTARY)]
-        ignored += [str(key) for key in content if key not in ("state_dict", "ema", "global_step")]
+        ignored += [shown(str(key)) for key in content if key not in ("state_dict", "ema", "global_step")]
         ignored += [f"an object of {name}, not made" for name in sorted(archive.foreign)]
     step = content.get("global_step")
     method = _method(used, pair, hints)
-    size = _shape(used, "head.weight", path)[0]
+    size = _shape(used, "head.weight", 2, path)[0]
     return Published(method, model, size, weights, averaged, step if isinstance(step, int) else None, hints, ignored)
 
 
-def _is_weight(key: str, path: Path) -> bool:
+def _is_weight(key: Any, path: Path) -> bool:
     """Whether a tensor is a network's; a metric's is not, and anything else would be lost, so it is refused."""
+    if not isinstance(key, str) or key != shown(key):
+        raise UserError(f"{path}: weight {shown(str(key))} has a name that no network gives")
     prefix = key.partition(".")[0]
     if prefix in NETWORKS or prefix.endswith(("_metrics", "_metric")):
         return prefix in NETWORKS
@@ -123,10 +130,12 @@ def _averaged(archive: Archive, ema: Any, used: Mapping[str, Noted], path: Path)
 def _model(state: Mapping[str, Noted], used: Mapping[str, Noted], pair: bool, path: Path) -> Model:
     """The sizes, read off the shapes."""
     first = "anchor." if pair else ""
-    hidden = _shape(used, f"{first}embedding.weight", path)[-1]
-    head_width = 2 * _shape(state, f"backbone.{ROTARY}", path)[0]
-    modulation = used.get(f"{first}trunk.modulation.weight")
-    if not head_width or hidden % head_width:
+    hidden = _shape(used, f"{first}embedding.weight", 2, path)[1]
+    head_width = 2 * _shape(state, f"backbone.{ROTARY}", 1, path)[0]
+    condition = Model.condition
+    if f"{first}trunk.modulation.weight" in used:
+        condition = _shape(used, f"{first}trunk.modulation.weight", 2, path)[1]
+    if hidden % head_width:
         raise UserError(f"{path}: width {hidden} is not made of heads {head_width} wide")
     return Model(
         hidden=hidden,
@@ -134,19 +143,26 @@ def _model(state: Mapping[str, Noted], used: Mapping[str, Noted], pair: bool, pa
         blocks=_count_blocks(used, f"{first}trunk."),
         denoiser_blocks=_count_blocks(used, "denoiser.trunk.") if pair else None,
         bridge="logits",
-        condition=Model.condition if modulation is None else modulation.size[-1],
+        condition=condition,
     )
 
 
-def _shape(weights: Mapping[str, Noted], ending: str, path: Path) -> tuple[int, ...]:
+def _shape(weights: Mapping[str, Noted], ending: str, dimensions: int, path: Path) -> tuple[int, ...]:
+    """The shape of a weight that tells a size."""
     for name, value in weights.items():
-        if name.endswith(ending) and value.size:
+        if name.endswith(ending):
+            if len(value.size) != dimensions or not all(0 < size <= LARGEST_SIZE for size in value.size):
+                raise UserError(f"{path}: weight {ending} has shape {value.size}, which no network has")
             return value.size
     raise UserError(f"{path} has no weight {ending}, so its sizes cannot be told")
 
 
 def _count_blocks(weights: Mapping[str, Noted], prefix: str) -> int:
-    return len({found[0] for name in weights if (found := re.match(rf"{re.escape(prefix)}blocks\.\d+\.", name))})
+    """How many blocks there are; no block has fewer than six weights."""
+    named = {found[1] for name in weights if (found := re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", name))}
+    if not 0 < len(named) <= len(weights) // 6:
+        raise UserError(f"its weights name {len(named)} blocks, which are too few or too bare for a network")
+    return len(named)
 
 
 def _method(used: Mapping[str, Noted], pair: bool, hints: Mapping[str, Any]) -> str:
@@ -159,24 +175,23 @@ def _method(used: Mapping[str, Noted], pair: bool, hints: Mapping[str, Any]) -> 
 
 def _hints(pickled: Any) -> Iterator[tuple[str, Any]]:
     """Plain values under telling keys, wherever in the pickled config they lie."""
-    waiting, seen = [pickled], 0
-    while waiting and seen < HINTS_LOOKED_AT:
+    waiting, seen = [pickled], {id(pickled)}
+    while waiting and len(seen) < HINTS_LOOKED_AT:
         value = waiting.pop()
-        seen += 1
+        entries = list(itertools.islice(value.items(), HINTS_LOOKED_AT)) if isinstance(value, dict) else []
+        for key, inner in entries:
+            plain = _plain(inner)
+            if key in HINTS and plain is not None:
+                yield str(key), plain
+        inside = [inner for _, inner in entries]
         if isinstance(value, Foreign):
-            waiting += value.data
+            inside = value.data
         elif isinstance(value, (list, tuple)):
-            waiting += value[:HINTS_LOOKED_AT]
-        elif isinstance(value, dict):
-            for key, inner in list(value.items())[:HINTS_LOOKED_AT]:
-                plain = _plain(inner)
-                if (
-                    key in ("parameterization", "T", "length", "time_conditioning", "name_or_path")
-                    and plain is not None
-                ):
-                    yield str(key), plain
-                else:
-                    waiting.append(inner)
+            inside = list(value[:HINTS_LOOKED_AT])
+        for inner in inside:
+            if isinstance(inner, (Foreign, list, tuple, dict)) and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
 
 
 def _plain(value: Any) -> str | int | bool | None:
@@ -184,7 +199,9 @@ def _plain(value: Any) -> str | int | bool | None:
     if isinstance(value, Foreign):
         states = [state for state in value.data if isinstance(state, dict)]
         value = states[-1].get("_val") if states else None
-    return value if isinstance(value, (str, int)) else None
+    if isinstance(value, str):
+        return shown(value)
+    return value if isinstance(value, int) and 0 <= value <= LARGEST_SIZE else None
 
 
 def as_model_folder(

@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 
+def log_ratio(sigma: Tensor) -> Tensor:
+    """log r = -log expm1(sigma) = -sigma - log(1 - exp(-sigma)): finite for any sigma > 0, where expm1 overflows."""
+    return -sigma - torch.log(-torch.expm1(-sigma))
+
+
 def log_scores(logits: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
     """logits - log expm1(sigma) - log(V - 1), and 0 at z itself: how SEDD reads its network, (B, L, V)."""
-    scale = torch.log(torch.expm1(sigma)) + math.log(logits.shape[-1] - 1)
-    return (logits - scale[..., None]).scatter(-1, z[..., None], 0.0)
+    scale = log_ratio(sigma) - math.log(logits.shape[-1] - 1)
+    return (logits + scale[..., None]).scatter(-1, z[..., None], 0.0)
 
 
 def scores_to_beliefs(scores: Tensor, mask_id: int) -> Tensor:
@@ -36,5 +41,5 @@ def score_entropy(log_score_sum: Tensor, log_score_right: Tensor, sigma: Tensor)
     The sum runs over the clean tokens. It is least, 0, for s = r at the right token alone; for scores made of beliefs
     p it is -r log p_x, so times sigma' it is the NELBO's weight times the cross-entropy.
     """
-    ratio = 1 / torch.expm1(sigma)
-    return log_score_sum.exp() - ratio * log_score_right + ratio * (ratio.log() - 1)
+    log_r = log_ratio(sigma)
+    return log_score_sum.exp() + log_r.exp() * (log_r - 1 - log_score_right)

@@ -17,7 +17,11 @@ from adlm.sampling.left_to_right import plain_left_to_right
 
 
 def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
-    """(B, L), True at every token of the text but the first."""
+    """(B, L), True at every token of the text but the first; padding comes after the text."""
+    if pad is not None and (pad[:, :-1] & ~pad[:, 1:]).any():
+        raise UserError(
+            "pad stands before text, and from left to right the text would be read from it; pad on the right"
+        )
     counted = not_pad(x, pad).clone()
     counted[:, 0] = False
     return counted

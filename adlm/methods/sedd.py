@@ -34,7 +34,7 @@ class Sedd:
                 f"time.steps {self.config.time.steps} is discrete time, and sedd is a method of continuous time; "
                 "use time.steps=0"
             )
-        if diffusion.schedule_of(self.config).alpha(torch.ones(())) <= 0:
+        if diffusion.schedule_of(self.config).alpha(torch.ones((), dtype=torch.float64)) <= 0:
             raise UserError(
                 f"schedule.eps {self.config.schedule.eps} makes the noise at t = 1 infinite, and sedd is trained on "
                 "noise; try schedule=published"

@@ -17,7 +17,7 @@ from adlm.errors import UserError
 from adlm.pickles.machine import Damaged, Noted, run
 
 LARGEST_PROGRAM = 64 * 2**20  # bytes; a released checkpoint with its tokenizer inside has about 5 MB
-MOST_ENTRIES = 100_000
+MOST_ENTRIES = 50_000
 MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
 
 
@@ -77,11 +77,28 @@ class Archive:
 def open_archive(path: Path) -> Iterator[Archive]:
     """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
     with in_words(path):
+        refuse_crowds(path)
         file = zipfile.ZipFile(path)
     with file:
         with in_words(path):
             archive = Archive(path, file)
         yield archive
+
+
+def refuse_crowds(path: Path) -> None:
+    """Refuse what is no file, and a zip whose list of entries would take long to read, before it is read."""
+    if path.exists() and not path.is_file():
+        raise Damaged("it is not a file")
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 2**17))
+        tail = stream.read()
+    plain, wide = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
+    place, kind, offset = (wide, "<Q", 40) if wide >= 0 else (plain, "<L", 12)
+    if place < 0:
+        raise zipfile.BadZipFile
+    (size,) = struct.unpack_from(kind, tail, place + offset)
+    if size > 100 * MOST_ENTRIES:
+        raise Damaged(f"it lists more than the {MOST_ENTRIES:,} entries that are read")
 
 
 @contextmanager

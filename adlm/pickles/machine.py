@@ -9,17 +9,19 @@ import io
 import math
 import pickletools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-MOST_STEPS = 3_000_000  # a few seconds
+MOST_STEPS = 1_000_000  # a few seconds; a released checkpoint with its tokenizer inside takes about 600,000
+LONGEST_NAME = 200
 
 # What a released checkpoint may name. None of it is imported either: the list tells a checkpoint from an attack.
 PERMITTED = re.compile(
     r"(omegaconf|transformers|tokenizers|hydra|lightning|lightning_fabric|lightning_utilities|pytorch_lightning"
-    r"|torchmetrics|dataloader|diffusion|models|noise_schedule)\..+"
+    r"|torchmetrics|dataloader|diffusion|models|noise_schedule)\.[\w.]+"
     r"|collections\.(OrderedDict|defaultdict|Counter|deque)|typing\.\w+|argparse\.Namespace|enum\.\w+"
     r"|datetime\.\w+|pathlib\.\w*Path|copyreg\._reconstructor|_codecs\.encode"
     r"|(builtins|__builtin__)\.(object|set|frozenset|dict|list|tuple|int|float|bool|str|bytes|bytearray|complex|slice|range)"
@@ -52,7 +54,7 @@ class Name:
         return f"{self.module}.{self.name}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Foreign:
     """An object of a class that was not imported: its name, and the data that was meant for it."""
 
@@ -106,6 +108,12 @@ TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHO
 BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 CONSTANTS = INTEGERS | TEXTS | BYTES | {"FLOAT", "BINFLOAT"}
 FIXED: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": lambda: Foreign("set"),
+}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -126,6 +134,8 @@ class Machine:
     def do(self, name: str, argument: Any) -> None:
         stack = self.stack
         if name in CONSTANTS:
+            if name in INTEGERS and not -(2**63) <= argument < 2**63:
+                raise Damaged("its data.pkl holds a number of more than 64 bits")
             stack.append(argument)
         elif name in FIXED:
             stack.append(FIXED[name])
@@ -158,8 +168,8 @@ class Machine:
             together = tuple(stack[-TUPLES[name] :])
             del stack[-TUPLES[name] :]
             stack.append(together)
-        elif name in ("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
-            stack.append({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}.get(name, Foreign("set")))
+        elif name in EMPTY:
+            stack.append(EMPTY[name]())
         elif name == "TUPLE":
             stack.append(tuple(self.since_mark()))
         elif name == "LIST":
@@ -224,11 +234,17 @@ class Machine:
         return Foreign(named, [arguments])
 
 
+def shown(text: str) -> str:
+    """A name out of a file, fit to be printed: no control characters, no novels."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:100])
+
+
 def permitted(module: Any, name: Any) -> Name:
     """The name, if a checkpoint has any business with it."""
-    if not isinstance(module, str) or not isinstance(name, str) or not PERMITTED.fullmatch(f"{module}.{name}"):
-        shown = " ".join(f"{module}.{name}".split())[:100]
-        raise Damaged(f"it names {shown}, which no checkpoint needs; nothing of it was run")
+    if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > LONGEST_NAME:
+        raise Damaged("it names something by no proper name; nothing of it was run")
+    if not PERMITTED.fullmatch(f"{module}.{name}"):
+        raise Damaged(f"it names {shown(f'{module}.{name}')}, which no checkpoint needs; nothing of it was run")
     return Name(module, name)
 
 
@@ -252,8 +268,8 @@ def stored(identity: Any) -> Storage:
         raise Damaged("it refers to something outside itself that is no storage")
     kind, key, length = identity[1], identity[2], identity[4]
     if kind.module != "torch" or kind.name not in DTYPES:
-        raise Damaged(f"it stores numbers of a kind that is not known: {kind}")
-    if not isinstance(key, str) or not isinstance(length, int) or length < 0:
+        raise Damaged(f"it stores numbers of a kind that is not known: {shown(str(kind))}")
+    if not isinstance(key, str) or len(key) > LONGEST_NAME or not isinstance(length, int) or length < 0:
         raise Damaged("one of its storages has no proper key or length")
     return Storage(DTYPES[kind.name], key, length)
 
@@ -264,4 +280,6 @@ def noted(storage: Any, offset: Any, size: Any, stride: Any) -> Noted:
         raise Damaged("one of its tensors is not made of a storage, a shape and strides")
     if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
         raise Damaged("one of its tensors has a shape that is not whole numbers")
+    if math.prod(size) >= 2**48 or any(number >= 2**48 for number in (offset, *size, *stride)):
+        raise Damaged("one of its tensors is larger than any memory")
     return Noted(storage, offset, tuple(size), tuple(stride))

@@ -35,7 +35,7 @@ MUTANTS = [
     ("diffusion/objectives.py", "return steps * reveal_chance", "return (steps - 1) * reveal_chance"),
     ("diffusion/objectives.py", "return min(gamma, progress)", "return max(gamma, progress)"),
     ("diffusion/objectives.py", "anchors & masked", "anchors | masked"),
-    ("diffusion/scores.py", "log_score_sum.exp() - ratio", "log_score_sum.exp() + ratio"),
+    ("diffusion/scores.py", "log_r - 1 - log_score_right", "log_r + 1 - log_score_right"),
     ("diffusion/scores.py", "logits.shape[-1] - 1", "logits.shape[-1]"),
     ("diffusion/absorbing.py", "gain_t - log_right", "gain_s - log_right"),
     ("diffusion/absorbing.py", "(1 - alpha_s + alpha_s * mask_mass) / norm", "(1 - alpha_t + alpha_s * mask_mass) / norm"),

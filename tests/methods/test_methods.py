@@ -428,6 +428,20 @@ def test_padding_that_is_no_padding_is_refused(name, pad, sentence):
         method.loss(method.build(), text(), pad, 1.0, seeded())
 
 
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+def test_left_to_right_padding_comes_after_the_text(name):
+    method, pad = method_of(settings(name)), torch.zeros(4, 8, dtype=torch.bool)
+    pad[:, :2] = True
+    with pytest.raises(UserError, match="pad stands before text"):
+        method.loss(method.build(), text(), pad, 1.0, seeded())
+
+
+def test_sedd_is_finite_however_large_the_noise():
+    config = settings("sedd", schedule=Schedule(name="linear", sigma_min=0.0, sigma_max=200.0))
+    method, network = method_of(config), awake(config)
+    assert method.bound(network, text(rows=64), None, seeded()).isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["adlm", "a2r"])
 @pytest.mark.parametrize("progress", [-0.1, 1.5, math.nan])
 def test_progress_is_a_share(name, progress):

@@ -151,6 +151,27 @@ def crowd(path, ran):
             file.writestr(f"archive/data/{index}", b"")
 
 
+def million(path, ran):
+    """A list of a million entries."""
+    entry = struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    end = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 10**6, 10**6, len(entry) * 10**6, 0)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(entry) * 10**6, 1)
+    last = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    path.write_bytes(entry * 10**6 + end + locator + last)
+
+
+def many_blocks(content):
+    for index in range(10_000):
+        replaced(content, f"backbone.blocks.{index}.w", torch.ones(1))
+
+
+def self_reference():
+    """A config that is a list of a hundred thousand of itself."""
+    itself = []
+    itself.extend([itself] * 100_000)
+    return itself
+
+
 def many_of_one(path, ran):
     """A thousand weights that are the same megabyte."""
     storage = (
@@ -201,6 +222,8 @@ CALLS = {
     ),
 }
 
+ENDLESS = b"\x8b" + struct.pack("<I", 2**21) + b"\x7f" * 2**21 + b"\x85"
+MODULATION = "backbone.output_layer.adaLN_modulation.weight"
 HEAD, NORM = "denoiser.output_layer.linear.weight", "backbone.blocks.0.norm1.weight"
 CASES = {
     **{f"calls {name}": beside(value) for name, value in CALLS.items()},
@@ -220,6 +243,20 @@ CASES = {
     "bytes of an exabyte": program(b"\x8e" + struct.pack("<Q", 2**60) + b"x."),
     "a list of lists of lists": program(b"]" + b"".join(b"q\x01](h\x01h\x01e" for _ in range(100)) + b"."),
     "millions of steps": program(b"N0" * 2_000_000 + b"N."),
+    "a name that takes forever to print": program(b"]" + b"q\x01](h\x01h\x01e" * 60 + b"X\x01\x00\x00\x00x\x93."),
+    "a name of four megabytes": program(b"X\x00\x00\x40\x00", b"a" * 2**22, b"q\x01", b"h\x01h\x01\x930" * 3000, b"N."),
+    "millions of sets": program(b"\x8f" * 2_900_000 + b"."),
+    "a shape that takes forever to multiply": tensor(ENDLESS, STEP),
+    "a step past all counting": changed(lambda c: c.update(global_step=10**5000)),
+    "a length past all counting": changed(lambda c: c.update(hyper_parameters={"length": 10**5000})),
+    "a name with an escape in it": changed(lambda c: replaced(c, "backbone.a\nb\x1b[31m", torch.ones(2))),
+    "a name of a megabyte": changed(lambda c: replaced(c, "backbone." + "a" * 2**20, torch.ones(2))),
+    "two weights of one name": changed(lambda c: replaced(c, "backbone.embedding.weight", torch.ones(54, 32))),
+    "ten thousand blocks": changed(many_blocks),
+    "a modulation without a shape": changed(lambda c: replaced(c, MODULATION, torch.ones(()))),
+    "a vocabulary past all memory": tensor(long_tuple(2**62, 0), long_tuple(1, 1)),
+    "a million entries": million,
+    "a device without an end": lambda path, ran: path.symlink_to("/dev/zero"),
     "no end": program(b"N"),
     "nothing at all": lambda path, ran: archive(path, b""),
     "an empty stack": program(b"R."),
@@ -296,6 +333,13 @@ def test_a_hostile_or_damaged_file_gets_one_sentence_and_nothing_else_happens(ca
 
 def test_there_are_at_least_fifty_cases():
     assert len(CASES) >= 50
+
+
+def test_a_config_that_holds_itself_is_looked_into_once(tmp_path):
+    changed(lambda content: content.update(hyper_parameters=self_reference()))(tmp_path / "good.ckpt", None)
+    start = time.perf_counter()
+    assert read_published(tmp_path / "good.ckpt").hints == {}
+    assert time.perf_counter() - start < 5
 
 
 def test_the_same_file_without_the_attack_is_read(tmp_path):

@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
         published, arguments.weights, tokenizer, arguments.method, arguments.mask_id, arguments.length
     )
     network = network_of(model.config, model.weights)  # every weight has its place, or nothing is written
-    save_model_folder(model, arguments.out)
     report = {
         "folder": str(arguments.out),
         "method": model.config.method,
@@ -59,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         "ignored": published.ignored,
         "config": to_mapping(model.config),
     }
-    sys.stdout.write(f"{json.dumps(report)}\n" if arguments.json else _told(report))
+    text = f"{json.dumps(report)}\n" if arguments.json else _told(report)
+    save_model_folder(model, arguments.out)
+    sys.stdout.write(text)
     return 0
 
 
