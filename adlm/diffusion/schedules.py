@@ -117,8 +117,12 @@ class Geometric:
 
 
 def sigma(schedule: Schedule, t: Tensor) -> Tensor:
-    """The noise sigma_t = -log alpha_t that a time-conditioned network is told; finite where alpha_t > 0."""
-    return -torch.log1p(-schedule.mask_chance(t))
+    """The noise sigma_t = -log alpha_t that a time-conditioned network is told; finite where alpha_t > 0.
+
+    From 1 - alpha_t where little is hidden and from alpha_t where little is visible: each keeps its digits there.
+    """
+    alpha, hidden = schedule.alpha(t), schedule.mask_chance(t)
+    return torch.where(alpha > 0.5, -torch.log1p(-hidden), -torch.log(alpha))
 
 
 def sigma_prime(schedule: Schedule, t: Tensor) -> Tensor:

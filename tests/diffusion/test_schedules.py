@@ -58,6 +58,12 @@ def test_sigma_is_minus_log_alpha_and_sigma_prime_its_slope(schedule):
     torch.testing.assert_close(schedules.sigma_prime(schedule, t), slope)
 
 
+def test_sigma_keeps_its_digits_at_both_ends():
+    ends = torch.tensor([1e-12, 1.0], dtype=torch.float64)
+    found = schedules.sigma(Linear(0.0, 200.0), ends)
+    torch.testing.assert_close(found, 200 * ends, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 def test_the_log_linear_weight_is_one_over_t_for_any_eps(eps):
     t = torch.tensor([1e-3, 0.1, 0.5, 1.0], dtype=torch.float64)
