@@ -16,7 +16,7 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.pickles.machine import Damaged, Noted, run
 
-LARGEST_PROGRAM = 64 * 2**20  # bytes; a released checkpoint with its tokenizer inside has about 5 MB
+LARGEST_PROGRAM = 64 * 2**20  # bytes; GPT-2's slow tokenizer pickled has 3 MB
 MOST_ENTRIES = 50_000
 MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
 
@@ -92,11 +92,13 @@ def refuse_crowds(path: Path) -> None:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 2**17))
         tail = stream.read()
-    plain, wide = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
-    place, kind, offset = (wide, "<Q", 40) if wide >= 0 else (plain, "<L", 12)
-    if place < 0:
+    end = tail.rfind(b"PK\x05\x06")
+    if end < 0:
         raise zipfile.BadZipFile
-    (size,) = struct.unpack_from(kind, tail, place + offset)
+    place, kind = end + 12, "<L"
+    if tail[max(0, end - 76) :].startswith(b"PK\x06\x06") and tail[max(0, end - 20) :].startswith(b"PK\x06\x07"):
+        place, kind = end - 36, "<Q"  # a zip64 record and its locator stand right before the end record
+    (size,) = struct.unpack_from(kind, tail, place)
     if size > 100 * MOST_ENTRIES:
         raise Damaged(f"it lists more than the {MOST_ENTRIES:,} entries that are read")
 

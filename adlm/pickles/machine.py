@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-MOST_STEPS = 1_000_000  # a few seconds; a released checkpoint with its tokenizer inside takes about 600,000
+MOST_STEPS = 1_000_000  # a few seconds; GPT-2's slow tokenizer, which released files may carry, takes 587,363
 LONGEST_NAME = 200
 
 # What a released checkpoint may name. None of it is imported either: the list tells a checkpoint from an attack.
@@ -26,7 +26,8 @@ PERMITTED = re.compile(
     r"|datetime\.\w+|pathlib\.\w*Path|copyreg\._reconstructor|_codecs\.encode"
     r"|(builtins|__builtin__)\.(object|set|frozenset|dict|list|tuple|int|float|bool|str|bytes|bytearray|complex|slice|range)"
     r"|numpy\.(_?core\.multiarray\.(scalar|_reconstruct)|dtype|ndarray)"
-    r"|torch\.(_utils\._rebuild_\w+|\w+Storage|Size|device|nn\.parameter\.Parameter|[a-z]+\d*)"
+    r"|torch\.(_utils\._rebuild_\w+|\w+Storage|Size|device|nn\.parameter\.Parameter"
+    r"|b?float\d+|u?int\d+|bool|half|double|float|long|short)"
 )
 
 DTYPES = {
