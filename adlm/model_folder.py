@@ -20,6 +20,7 @@ from adlm.config.load import read, save
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
+from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
@@ -56,16 +57,6 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
         raise UserError(f"{folder} cannot be written: {reason}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def refuse_taken(folder: Path) -> None:
-    """Nothing of the user's is ever written over: the place must be free, or an empty folder."""
-    try:
-        taken = folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} cannot be written: {error}") from None
-    if taken:
-        raise UserError(f"{folder} exists already; give another place, or move it away")
 
 
 def load_model_folder(folder: Path) -> ModelFolder:

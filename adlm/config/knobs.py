@@ -45,6 +45,18 @@ def _sentences(owner: type, prefix: str) -> Iterator[tuple[str, str]]:
             yield f"{prefix}{name}", str(follower.value.value)
 
 
+@cache
+def texts() -> set[str]:
+    """The knobs whose value is any text: it is taken as it is written, `data.path=*.txt` too."""
+    owners = {"": Config, **sections()}
+    return {
+        f"{section}.{name}".removeprefix(".")
+        for section, owner in owners.items()
+        for name, hint in typing.get_type_hints(owner).items()
+        if hint is str
+    }
+
+
 def unknown(knob: str) -> str | None:
     """The sentence for a knob that does not exist, with the likely one; None where it does exist."""
     known = sentences()
@@ -126,7 +138,10 @@ def _choices(knob: str) -> tuple[str, ...]:
     """The values a knob may take, where they are named."""
     section, _, name = knob.rpartition(".")
     hint = typing.get_type_hints(sections()[section] if section else Config)[name]
-    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    options = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
+    return tuple(
+        name for option in options if typing.get_origin(option) is typing.Literal for name in typing.get_args(option)
+    )
 
 
 @cache

@@ -7,7 +7,6 @@ The words of a command are read from left to right: a bare word is a preset or a
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
@@ -19,8 +18,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from adlm.config import knobs
-from adlm.config.schema import Config
+from adlm.config.schema import SOURCES, Config
 from adlm.errors import UserError
+from adlm.places import write_whole
 
 Raw = dict[str, Any]
 
@@ -39,8 +39,16 @@ def resolve(words: Iterable[str]) -> Config:
                     f"{whole} and {word} are both whole runs, and one must not leak into the other; name one"
                 )
             whole = word
-        raw = _laid_over(raw, above)
+        raw = _laid_over(_without_source(raw, above), above)
     return from_mapping(raw)
+
+
+def _without_source(raw: Raw, above: Raw) -> Raw:
+    """What is there, without the text it reads where the next word names another: data.path replaces data.name."""
+    below, over = raw.get("data"), above.get("data")
+    if not (isinstance(below, dict) and isinstance(over, dict) and any(over.get(knob) for knob in SOURCES)):
+        return raw
+    return {**raw, "data": {knob: value for knob, value in below.items() if knob not in SOURCES}}
 
 
 def _asked(word: str) -> Raw:
@@ -58,7 +66,8 @@ def _asked(word: str) -> Raw:
         if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.sentences():
             return {knob: {"name": value}}
         return {knob: _read_preset(f"{knob}/{value}")}
-    return _nested(knob.split("."), _parse(value, origin=f"{knob}={value}"))
+    plain = value if knob in knobs.texts() else _parse(value, origin=f"{knob}={value}")
+    return _nested(knob.split("."), plain)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:
@@ -94,12 +103,7 @@ def to_yaml(config: Config, explain: bool = False) -> str:
 def save(config: Config, path: Path) -> None:
     """Write the Config as YAML, whole or not at all."""
     title = f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(title + to_yaml(config), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, title + to_yaml(config))
 
 
 def read(path: Path) -> Config:

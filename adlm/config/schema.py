@@ -15,6 +15,9 @@ from adlm.errors import UserError
 MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
 ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
 BridgeName = Literal["logits", "hidden", "mixture"]
+PackingName = Literal["packed", "packed-published", "padded", "cropped"]
+
+SOURCES = ("name", "path", "hub")  # the knobs of `data` that say what is read
 
 Count = Annotated[int, Ge(1)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -66,14 +69,39 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Data:
-    """What is read, and how it becomes rows of `length` tokens."""
+    """What is read (one of name, path and hub says so), and how it becomes rows of `length` tokens."""
 
     name: str = ""
-    """A corpus by name, such as openwebtext or lm1b."""
-    packing: Literal["packed", "packed-published", "padded"] = "packed"
-    """How documents become rows: joined with nothing lost, joined as the released code does, or one row each."""
+    """A corpus by name, such as openwebtext or lm1b: `adlm prepare --list` shows them all."""
+    path: str = ""
+    """Own text: a file, a folder or a glob of .txt .jsonl .json .csv .tsv .parquet (also .gz .xz .bz2 .zst .zip)."""
+    hub: str = ""
+    """Any dataset of the Hugging Face hub: owner/name, or owner/name:subset."""
+    root: str = ""
+    """A folder where named corpora lie as local files; empty means the environment variable ADLM_DATA."""
+    field: str = "text"
+    """Where a record holds its text; several are joined by a space (title,body); a number is a nameless column."""
+    boundary: Literal["file", "line", "blank"] = "file"
+    """Where a document of plain text ends: with its file, at every line, or at blank lines."""
+    held_out: Annotated[float, Ge(0), Lt(1)] = 0.01
+    """Share of the documents of your own text that is kept for validation, by a draw for each."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Which documents those are."""
+    damaged: Literal["refuse", "replace"] = "refuse"
+    """What becomes of bytes that are no UTF-8, and of NUL: the text is refused, or they turn into U+FFFD."""
+    packing: PackingName | None = None
+    """How documents become rows; empty means as is usual for the corpus, and packed for your own text."""
     pad: Literal["masked", "attended"] = "masked"
     """Whether the network sees padding: masked hides it, attended is what the released code does."""
+    dtype: Literal["auto", "uint16", "uint32"] = "auto"
+    """How an id is stored: auto takes two bytes where the vocabulary fits."""
+    streaming: bool = False
+    """Tokenise while training, in the order of the source, instead of preparing shards once."""
+
+    def __post_init__(self) -> None:
+        given = [f"data.{knob} {getattr(self, knob)}" for knob in SOURCES if getattr(self, knob)]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} both say what is read; keep one")
 
 
 @dataclass(frozen=True)

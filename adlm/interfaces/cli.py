@@ -18,6 +18,7 @@ from adlm.errors import UserError
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
 COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
+    "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
 }

@@ -1,0 +1,1 @@
+"""Text from anywhere -> documents -> ids once -> flat shards -> rows of ids, and problems to reason about."""

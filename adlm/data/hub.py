@@ -1,0 +1,73 @@
+"""Datasets of the Hugging Face hub as documents, read as they come. Knows no corpora by name and no ids."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from adlm.data.files import ignore, same, text_of
+from adlm.data.pieces import Piece, in_pieces
+from adlm.errors import UserError
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a dataset of the hub (or of a local folder laid out like one)."""
+
+    repository: str
+    subset: str | None
+    hub_split: str
+    """Its name there: train, validation, test."""
+    split: str = ""
+    revision: str | None = None
+    field: str = "text"
+    transform: Callable[[str], str] = same
+    remedy: str = "check the name, or give local files with data.path"
+    """What to say where the hub is out of reach."""
+
+    size = 0
+
+    @property
+    def name(self) -> str:
+        subset = f":{self.subset}" if self.subset else ""
+        return f"{self.repository}{subset} {self.hub_split}"
+
+    def fingerprint(self) -> str:
+        """What the hub says it is: the revision of its files."""
+        builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
+        return f"{builder.name} {builder.hash}"
+
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]:
+        for record in self._asked(
+            lambda datasets: datasets.load_dataset(
+                *self._place, split=self.hub_split, revision=self.revision, streaming=True
+            )
+        ):
+            yield from in_pieces(self.transform(text_of(record, self.field, self.name)))
+
+    def split_names(self) -> list[str]:
+        """What splits the dataset has."""
+        names = self._asked(lambda datasets: datasets.get_dataset_split_names(*self._place, revision=self.revision))
+        return [str(name) for name in names]
+
+    def num_documents(self) -> int:
+        builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
+        known = (builder.info.splits or {}).get(self.hub_split)
+        return known.num_examples if known else sum(piece.ends for piece in self.pieces())
+
+    @property
+    def _place(self) -> tuple[str, str | None]:
+        return self.repository, self.subset
+
+    def _asked(self, what: Callable[[Any], Any]) -> Any:
+        try:
+            import datasets
+        except ImportError:
+            raise UserError("reading from the hub needs datasets; try pip install 'adlm[data]'") from None
+        datasets.disable_progress_bars()
+        try:
+            return what(datasets)
+        except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
+            reason = str(error).partition("\n")[0][:120]
+            raise UserError(
+                f"{self.name} was not fetched from the hub ({type(error).__name__}: {reason}); {self.remedy}"
+            ) from None

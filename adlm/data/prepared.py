@@ -1,0 +1,83 @@
+"""A prepared folder: shards of every split, the tokenizer that made them, a manifest that says from what. Makes none.
+
+manifest.json   tokenizer.json   train/tokens-00000.bin documents.bin   valid/...
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adlm.data.packing import Rows, rows_of
+from adlm.data.shards import Extent, Tokens, check_files
+from adlm.errors import UserError
+from adlm.places import write_whole
+from adlm.tokens import Tokenizer, load_tokenizer
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What lies in a prepared folder, open for reading."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.manifest["splits"])
+
+    def tokens(self, split: str) -> Tokens:
+        if split not in self.manifest["splits"]:
+            raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
+        entry = self.manifest["splits"][split]
+        return Tokens(
+            self.folder / split, np.dtype(self.manifest["recipe"]["dtype"]), Extent(entry["tokens"], entry["documents"])
+        )
+
+    def rows(self, split: str, length: int | None = None, packing: str | None = None, overlap: bool = False) -> Rows:
+        """A split's rows, of the length and packing that it was prepared for unless others are given."""
+        return rows_of(
+            self.tokens(split),
+            self.tokenizer.vocabulary,
+            length or self.manifest["length"],
+            packing or self.manifest["packing"],
+            overlap,
+        )
+
+
+def open_prepared(folder: Path, sums: bool = True) -> Prepared:
+    """Open a prepared folder; every file must be whole, and with `sums` what it was when it was written."""
+    manifest = read_manifest(folder)
+    for split, entry in manifest["splits"].items():
+        check_files(folder / split, entry["files"], sums)
+    return Prepared(folder, manifest, load_tokenizer(str(folder / "tokenizer.json")))
+
+
+def is_prepared(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared folder; make one with `adlm prepare`")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; prepare again")
+        manifest["recipe"]["dtype"], manifest["length"], manifest["packing"]
+        [(entry["tokens"], entry["documents"], entry["files"]) for entry in manifest["splits"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again") from None
+    return dict(manifest)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))

@@ -1,0 +1,186 @@
+"""One split's ids on disk: flat files of equal size, and where every document ends. Knows no text and no rows.
+
+A split is one long array of ids, its documents one after the other, each followed by eos where the vocabulary has one.
+It is cut into files of SHARD ids, wherever that falls, so that id n is in file n // SHARD. `documents.bin` holds, for
+each document, the number of ids up to and with its end (uint64).
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+
+SHARD = 2**26  # ids in a file: 128 MB at two bytes each
+ENDS = "documents.bin"
+Ids = NDArray[np.unsignedinteger[Any]]
+Ends = NDArray[np.uint64]
+
+
+def shard_name(number: int) -> str:
+    return f"tokens-{number:05}.bin"
+
+
+def dtype_for(num_symbols: int, wanted: str) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 that holds every id, or the one that was asked for if it does."""
+    name = ("uint16" if num_symbols <= 2**16 else "uint32") if wanted == "auto" else wanted
+    dtype = np.dtype(name)
+    if num_symbols - 1 > np.iinfo(dtype).max:
+        raise UserError(
+            f"data.dtype {name} holds ids up to {np.iinfo(dtype).max:,}, and the tokenizer has {num_symbols:,} symbols"
+            "; try data.dtype=auto"
+        )
+    return dtype
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a split has got."""
+
+    tokens: int = 0
+    documents: int = 0
+
+
+class Writer:
+    """Appends documents to a split; what lies beyond `extent` in its files, from a run that was cut off, is dropped."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD):
+        self.folder, self.dtype, self.shard = folder, dtype, shard
+        self.tokens, self.documents = extent.tokens, extent.documents
+        folder.mkdir(parents=True, exist_ok=True)
+        full, rest = divmod(extent.tokens, shard)
+        _truncate(folder / shard_name(full), rest * dtype.itemsize)
+        _truncate(folder / ENDS, extent.documents * 8)
+        number = full + 1
+        while (beyond := folder / shard_name(number)).exists():
+            beyond.unlink()
+            number += 1
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.tokens, self.documents)
+
+    def append(self, ids: Ids, ends: Sequence[int]) -> None:
+        """More ids, and where among them documents end."""
+        with (self.folder / ENDS).open("ab") as file:
+            file.write((np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
+        self.documents += len(ends)
+        ids = ids.astype(self.dtype, copy=False)
+        while len(ids):
+            number, filled = divmod(self.tokens, self.shard)
+            some = ids[: self.shard - filled]
+            with (self.folder / shard_name(number)).open("ab") as file:
+                file.write(some.tobytes())
+            self.tokens += len(some)
+            ids = ids[len(some) :]
+
+    def sync(self) -> None:
+        """What was appended is on the disk when this returns."""
+        for path in (self.folder / ENDS, self.folder / shard_name(max(0, self.tokens - 1) // self.shard)):
+            if path.exists():
+                with path.open("ab") as file:
+                    os.fsync(file.fileno())
+
+
+def _truncate(path: Path, size: int) -> None:
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+def covers(folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD) -> bool:
+    """Whether the files of a split reach as far as `extent`."""
+    full, rest = divmod(extent.tokens, shard)
+    sizes = {shard_name(number): shard * dtype.itemsize for number in range(full)}
+    sizes |= {shard_name(full): rest * dtype.itemsize, ENDS: extent.documents * 8}
+    return all(size == 0 or _size(folder / name) >= size for name, size in sizes.items())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_of(folder: Path) -> list[dict[str, Any]]:
+    """The split's files that hold something, with their sizes and checksums."""
+    paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]
+    with ThreadPoolExecutor() as threads:
+        sums = list(threads.map(sha256, paths))
+    return [
+        {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, sums, strict=True)
+    ]
+
+
+def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> None:
+    """Every file is there in its size, and with `sums` holds what it held when it was written."""
+    for file in files:
+        path = folder / file["name"]
+        if not path.is_file():
+            raise UserError(f"{path} is missing; prepare the data again")
+        if path.stat().st_size != file["bytes"]:
+            raise UserError(
+                f"{path} has {path.stat().st_size:,} bytes and had {file['bytes']:,}; prepare the data again"
+            )
+    if sums:
+        with ThreadPoolExecutor() as threads:
+            digests = threads.map(sha256, [folder / file["name"] for file in files])
+        for file, digest in zip(files, digests, strict=True):
+            if digest != file["sha256"]:
+                raise UserError(
+                    f"{folder / file['name']} is not what was written (its checksum differs); delete the folder "
+                    f"{folder.parent} and prepare the data again"
+                )
+
+
+class Tokens:
+    """A split's ids, read where they lie; only what is asked for enters the memory."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD):
+        self.folder, self.dtype, self.extent, self.shard = folder, dtype, extent, shard
+        self._files: dict[int, Ids] = {}
+        ends = folder / ENDS
+        self.ends: Ends = np.memmap(ends, np.uint64, "r") if extent.documents else np.zeros(0, np.uint64)
+
+    def __len__(self) -> int:
+        return self.extent.tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": {}, "ends": None}  # another process opens its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["folder"], state["dtype"], state["extent"], state["shard"])  # type: ignore[misc]
+
+    def copy_to(self, row: NDArray[np.int64], start: int, stop: int) -> None:
+        """Write the ids from start to stop to the front of a row."""
+        at = start
+        while at < stop:
+            number, offset = divmod(at, self.shard)
+            some = self._file(number)[offset : offset + stop - at]
+            if not len(some):
+                raise UserError(f"{self.folder / shard_name(number)} has lost its end; prepare the data again")
+            row[at - start : at - start + len(some)] = some
+            at += len(some)
+
+    def document(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends."""
+        return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
+
+    def _file(self, number: int) -> Ids:
+        if number not in self._files:
+            path = self.folder / shard_name(number)
+            try:
+                self._files[number] = np.memmap(path, self.dtype, "r")
+            except OSError as error:
+                raise UserError(f"{path} cannot be read: {error.strerror}; prepare the data again") from None
+        return self._files[number]

@@ -1,0 +1,29 @@
+"""Where things are written: a place must be free, and a file appears whole or not at all. Knows no formats."""
+
+import os
+from pathlib import Path
+
+from adlm.errors import UserError
+
+
+def refuse_taken(folder: Path) -> None:
+    """Nothing of the user's is ever written over: the place must be free, or an empty folder."""
+    try:
+        taken = folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} cannot be written: {error}") from None
+    if taken:
+        raise UserError(f"{folder} exists already; give another place, or move it away")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place, then put it there in one move."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
