@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.times import uniform
+from adlm.diffusion.times import Portion, uniform
 
 
-def mask_tokens(x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator) -> Tensor:
+def mask_tokens(
+    x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator, portion: Portion | None = None
+) -> Tensor:
     """z_t ~ q(z_t | x): each token on its own is masked with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
-    return torch.where(uniform(tuple(x.shape), generator, x.device) < mask_chance, mask_id, x)
+    return torch.where(uniform(tuple(x.shape), generator, x.device, portion) < mask_chance, mask_id, x)
 
 
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:

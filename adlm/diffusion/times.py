@@ -3,31 +3,62 @@
 Shapes: B times, one a sequence; a grid of T steps has T + 1 times, falling.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
-def uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+@dataclass(frozen=True)
+class Portion:
+    """Which rows of a larger batch these are. Draws are made for all of its rows, and these rows keep their own.
+
+    So a batch in parts, over processes or one after the other, draws what the whole batch draws.
+    """
+
+    first: int
+    total: int
+
+    def of(self, drawn: Tensor, num: int) -> Tensor:
+        """Of what was drawn for all rows, what belongs to `num` of them."""
+        assert 0 <= self.first <= self.first + num <= self.total
+        return drawn[self.first : self.first + num]
+
+
+def uniform(
+    shape: tuple[int, ...], generator: torch.Generator, device: torch.device, portion: Portion | None = None
+) -> Tensor:
     """Numbers from [0, 1), drawn where the generator lives, so that a seed means the same on every device."""
-    return torch.rand(shape, generator=generator, device=generator.device).to(device)
+    portion = portion or Portion(0, shape[0])
+    drawn = torch.rand((portion.total, *shape[1:]), generator=generator, device=generator.device)
+    return portion.of(drawn, shape[0]).to(device)
 
 
-def draw_times(num: int, generator: torch.Generator, t_min: float = 0.0, antithetic: bool = True) -> Tensor:
+def draw_times(
+    num: int,
+    generator: torch.Generator,
+    t_min: float = 0.0,
+    antithetic: bool = True,
+    portion: Portion | None = None,
+) -> Tensor:
     """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, each uniform in its own.
 
     Which row gets which stratum is drawn too, so that every row's own time is uniform: tied to its place in the batch,
     a row's bound would depend on where it stands. In double precision, where the generator lives. Time 1 can be drawn
     and time t_min cannot: at t = 0 the weight of the bound is not finite.
     """
-    below = uniform((num,), generator, generator.device).double()
-    strata = torch.randperm(num, generator=generator, device=generator.device) + 1
-    share = (strata - below) / num if antithetic else 1 - below
-    return t_min + (1 - t_min) * share
+    portion = portion or Portion(0, num)
+    below = uniform((portion.total,), generator, generator.device).double()
+    strata = torch.randperm(portion.total, generator=generator, device=generator.device) + 1
+    share = (strata - below) / portion.total if antithetic else 1 - below
+    return t_min + (1 - t_min) * portion.of(share, num)
 
 
-def draw_grid_times(num: int, steps: int, generator: torch.Generator, antithetic: bool = True) -> tuple[Tensor, Tensor]:
+def draw_grid_times(
+    num: int, steps: int, generator: torch.Generator, antithetic: bool = True, portion: Portion | None = None
+) -> tuple[Tensor, Tensor]:
     """B steps (t, s = t - 1/T) of the grid {1/T, ..., 1}, each step equally likely."""
-    index = torch.ceil(draw_times(num, generator, antithetic=antithetic) * steps)
+    index = torch.ceil(draw_times(num, generator, antithetic=antithetic, portion=portion) * steps)
     return index / steps, (index - 1) / steps
 
 

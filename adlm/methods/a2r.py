@@ -16,6 +16,7 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
+from adlm.diffusion.times import Portion
 from adlm.methods import left_to_right
 from adlm.methods.inputs import check_clean, check_progress, evaluating, vocabulary_of
 from adlm.methods.method import Loss
@@ -34,7 +35,13 @@ class A2r:
         return left_to_right.predicted(x, pad)
 
     def loss(
-        self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
         """Nothing is drawn. The perplexity of a run is that of `nats`: the anchor term is not in it."""
         vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
@@ -52,7 +59,14 @@ class A2r:
         return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         with evaluating(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
+from adlm.diffusion.times import Portion
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_progress, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
@@ -35,9 +36,15 @@ class Adlm:
         return not_pad(x, pad)
 
     def loss(
-        self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
-        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad, progress)
 
     def loss_at(
@@ -65,7 +72,14 @@ class Adlm:
         return Loss(total, base * masked * scored.nats, self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         def last(noised: Noised) -> Tensor:
             masked = diffusion.masked_positions(self.config, noised.z, pad)
             return self._score(network, x, noised, masked.float(), None, pad)[0].nats
@@ -74,7 +88,7 @@ class Adlm:
             return diffusion.weight(self.config, noised) * last(noised)
 
         with evaluating(network):
-            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
     def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
         return diffusion.log_beliefs(self.config, network, z, t)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
+from adlm.diffusion.times import Portion
 from adlm.methods import left_to_right
 from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
 from adlm.methods.method import Loss
@@ -31,7 +32,13 @@ class Ar:
         return left_to_right.predicted(x, pad)
 
     def loss(
-        self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
         """The cross-entropy of every next token. Nothing is drawn."""
         check_clean(self.config, x, pad)
@@ -42,7 +49,14 @@ class Ar:
         return Loss(scored.total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         with evaluating(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 

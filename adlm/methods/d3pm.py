@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
+from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
@@ -42,9 +43,15 @@ class D3pm:
         return not_pad(x, pad)
 
     def loss(
-        self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
-        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
     def loss_at(
@@ -60,9 +67,19 @@ class D3pm:
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
+        def nats_at(noised: Noised) -> Tensor:
+            return self._step(network, x, noised, pad)
+
         with evaluating(network):
-            nats = diffusion.bound(self.config, lambda noised: self._step(network, x, noised, pad), x, pad, generator)
+            nats = diffusion.bound(self.config, nats_at, x, pad, generator, portion=portion)
             return nats + self._last(network, x, pad)
 
     def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:

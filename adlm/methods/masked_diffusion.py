@@ -18,7 +18,7 @@ from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import Schedule
-from adlm.diffusion.times import draw_grid_times, draw_times, grid
+from adlm.diffusion.times import Portion, draw_grid_times, draw_times, grid
 from adlm.methods.inputs import check_canvas, check_clean, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.sampling.frame import Frame
 from adlm.sampling.plain import REMASKING, Transition, subs_transition, walk
@@ -48,20 +48,29 @@ def schedule_of(config: Config) -> Schedule:
     return SCHEDULES[config.schedule.name](config.schedule)
 
 
-def noise(config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, t_min: float) -> Noised:
+def noise(
+    config: Config,
+    x: Tensor,
+    pad: Tensor | None,
+    generator: torch.Generator,
+    t_min: float,
+    portion: Portion | None = None,
+) -> Noised:
     """One time a sequence, and masks laid on x for it. Padding is masked only where the network attends to it."""
     check_clean(config, x, pad)
     s = None
     if config.time.steps:
-        t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic)
+        t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic, portion)
     else:
-        t = draw_times(len(x), generator, t_min, config.time.antithetic)
-    return Noised(_laid_on(config, x, pad, t, generator), t, s)
+        t = draw_times(len(x), generator, t_min, config.time.antithetic, portion)
+    return Noised(_laid_on(config, x, pad, t, generator, portion), t, s)
 
 
-def _laid_on(config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator) -> Tensor:
+def _laid_on(
+    config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator, portion: Portion | None
+) -> Tensor:
     chance = schedule_of(config).mask_chance(t).float().to(x.device)[:, None]
-    z = mask_tokens(x, chance, vocabulary_of(config).mask_id, generator)
+    z = mask_tokens(x, chance, vocabulary_of(config).mask_id, generator, portion)
     hidden_pad = seen_pad(config, pad)
     return z if hidden_pad is None else torch.where(hidden_pad, x, z)
 
@@ -95,6 +104,7 @@ def bound(
     pad: Tensor | None,
     generator: torch.Generator,
     last: Callable[[Noised], Tensor] | None = None,
+    portion: Portion | None = None,
 ) -> Tensor:
     """nats (B, L) whose expectation is the NELBO, with what the schedule's two ends cost.
 
@@ -103,10 +113,10 @@ def bound(
     `prior_nats`. Log-linear with eps 0 pays for neither end.
     """
     schedule = schedule_of(config)
-    nats = nats_at(noise(config, x, pad, generator, t_min=0.0))
+    nats = nats_at(noise(config, x, pad, generator, 0.0, portion))
     start = torch.zeros(len(x), dtype=torch.float64, device=generator.device)
     if last is not None and schedule.mask_chance(start[0]) > 0:
-        nats = nats + last(Noised(_laid_on(config, x, pad, start, generator), start))
+        nats = nats + last(Noised(_laid_on(config, x, pad, start, generator, portion), start))
     return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
+from adlm.diffusion.times import Portion
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
@@ -30,9 +31,15 @@ class Mdlm:
         return not_pad(x, pad)
 
     def loss(
-        self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
-        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
     def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
@@ -43,7 +50,14 @@ class Mdlm:
         return Loss(scored.total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         def last(noised: Noised) -> Tensor:
             masked = diffusion.masked_positions(self.config, noised.z, pad)
             return self._score(network, x, noised, masked.float(), pad).nats
@@ -52,7 +66,7 @@ class Mdlm:
             return diffusion.weight(self.config, noised) * last(noised)
 
         with evaluating(network):
-            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
     def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
         return diffusion.log_beliefs(self.config, network, z, t)

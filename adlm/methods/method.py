@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.diffusion.times import Portion
 from adlm.sampling.frame import Frame
 
 
@@ -43,11 +44,29 @@ class Method(Protocol):
         """A fresh network, drawn from torch's default generator."""
         ...
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator) -> Loss:
-        """The training objective on clean ids x (B, L), after a share `progress` of training."""
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Loss:
+        """The training objective on clean ids x (B, L), after a share `progress` of training.
+
+        `portion` says which rows of a larger batch these are, and what is drawn is then that batch's.
+        """
         ...
 
-    def bound(self, network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
         ...
 

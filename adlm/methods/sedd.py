@@ -15,6 +15,7 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion import schedules
 from adlm.diffusion.scores import log_scores, score_entropy
+from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
@@ -47,9 +48,15 @@ class Sedd:
         return not_pad(x, pad)
 
     def loss(
-        self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, generator: torch.Generator
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        generator: torch.Generator,
+        portion: Portion | None = None,
     ) -> Loss:
-        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min)
+        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
     def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
@@ -59,7 +66,14 @@ class Sedd:
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
-    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, generator: torch.Generator) -> Tensor:
+    def bound(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        generator: torch.Generator,
+        portion: Portion | None = None,
+    ) -> Tensor:
         def nats_at(noised: Noised) -> Tensor:
             return self._nats(network, x, noised, pad)
 
@@ -70,7 +84,7 @@ class Sedd:
             return network.score(noised.z, x, masked, mask_id, told, seen_pad(self.config, pad)).nats
 
         with evaluating(network):
-            return diffusion.bound(self.config, nats_at, x, pad, generator, last)
+            return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
     def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
         return diffusion.log_beliefs(self.config, network, z, t)

@@ -1,9 +1,10 @@
 """Laws of the times a batch looks at."""
 
+import pytest
 import torch
 from worlds import seeded
 
-from adlm.diffusion.times import draw_grid_times, draw_times, grid
+from adlm.diffusion.times import Portion, draw_grid_times, draw_times, grid
 
 
 def test_antithetic_times_lie_one_in_each_stratum():
@@ -53,3 +54,12 @@ def test_the_walk_runs_from_one_to_its_end_in_equal_steps():
     assert times[0] == 1
     assert times[-1] == 1e-5
     torch.testing.assert_close(times.diff(), torch.full((5,), -(1 - 1e-5) / 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_a_batch_in_parts_draws_the_times_of_the_whole_batch(antithetic):
+    whole = draw_times(6, seeded(), 0.1, antithetic)
+    parts = [draw_times(2, seeded(), 0.1, antithetic, Portion(first, 6)) for first in (0, 2, 4)]
+    assert torch.equal(torch.cat(parts), whole)
+    last, _ = draw_grid_times(1, 10, seeded(), antithetic, Portion(5, 6))
+    assert last == draw_grid_times(6, 10, seeded(), antithetic)[0][5]

@@ -9,6 +9,7 @@ from worlds import seeded, wake
 
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
@@ -544,3 +545,22 @@ def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentenc
 def test_a_network_cannot_be_built_before_the_vocabulary_is_settled():
     with pytest.raises(UserError, match="vocabulary is not settled yet"):
         method_of(Config()).build()
+
+
+@every_method
+def test_a_batch_in_parts_draws_and_pays_what_the_whole_batch_does(name):
+    """So neither processes nor micro-batches change a run: every draw belongs to a row of the global batch."""
+    config = settings(name, schedule=Schedule("linear") if name == "mdlm" else Schedule(eps=1e-3))
+    method, network, x = method_of(config), awake(config).double(), text(rows=6)
+    portions = [Portion(0, 6), Portion(1, 6), Portion(3, 6)]
+    pieces = list(zip(portions, x.split([1, 2, 3]), strict=True))
+
+    whole = method.loss(network, x, None, 1.0, seeded())
+    parts = [method.loss(network, rows, None, 1.0, seeded(), portion) for portion, rows in pieces]
+    assert int(whole.num_tokens) == sum(int(part.num_tokens) for part in parts)
+    torch.testing.assert_close(torch.cat([part.nats for part in parts]), whole.nats, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.stack([part.total for part in parts]).sum(), whole.total, rtol=1e-12, atol=0)
+
+    nats = method.bound(network, x, None, seeded())
+    by_parts = [method.bound(network, rows, None, seeded(), portion) for portion, rows in pieces]
+    torch.testing.assert_close(torch.cat(by_parts), nats, rtol=1e-12, atol=1e-12)
