@@ -77,10 +77,11 @@ class LanguageModel:
 
 
 def load(path: str | Path) -> LanguageModel:
-    """A model folder, or a checkpoint of the released code (its averaged weights where it has them)."""
+    """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if there are any)."""
     place = Path(path)
     if place.is_dir():
-        return language_model(load_model_folder(place))
+        trained = place / "model"  # the folder of a run has its model there
+        return language_model(load_model_folder(trained if trained.is_dir() else place))
     if place.suffix == ".ckpt":
         return language_model(as_model_folder(read_published(place)))
     raise UserError(f"{path} is neither a model folder nor a .ckpt file")

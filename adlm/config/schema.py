@@ -95,6 +95,8 @@ class Data:
     """Whether the network sees padding: masked hides it, attended is what the released code does."""
     dtype: Literal["auto", "uint16", "uint32"] = "auto"
     """How an id is stored: auto takes two bytes where the vocabulary fits."""
+    prepared: str = ""
+    """A folder that `adlm prepare` made, to train from; empty lets a run prepare the text itself, into its data/."""
     streaming: bool = False
     """Tokenise while training, in the order of the source, instead of preparing shards once."""
 
@@ -232,6 +234,40 @@ class Train:
     """Learning rate of the bridge, as a multiple of the others'."""
     seed: Annotated[int, Ge(0)] = 0
     """Every draw of a run belongs to it."""
+    micro_batch: Count | None = None
+    """Sequences a process passes through the network at once; fewer need less memory; empty means all of its share."""
+    replicate: Count | None = None
+    """Copies of the weights that the processes hold between them; empty means as many as there are processes for."""
+    shard: Count = 1
+    """Processes that split one copy of weights, averages and moments among them; 1 leaves each a whole copy."""
+    recompute: bool = False
+    """Keep only each block's input and run it again for the gradient: less memory, about a third more work."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Of products in the network (weights stay float32); auto is bfloat16 on a GPU, float32 else; float64 for tests."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the networks: auto on a GPU, if it works there."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the network runs; auto is a GPU where there is one."""
+    log_every: Count = 50
+    """Steps between two lines of metrics.jsonl and of the console."""
+    valid_every: Annotated[int, Ge(0)] = 1_000
+    """Steps between two measurements of the bound on held-out rows; 0 measures at the end only."""
+    valid_rows: Count = 512
+    """Held-out rows that are measured, always the same with the same draws; fewer where there are fewer."""
+    sample_every: Annotated[int, Ge(0)] = 5_000
+    """Steps between two files of sample texts, in the run's samples/; 0 writes none."""
+    samples: Count = 2
+    """Texts in such a file."""
+    snapshot_every: Count = 1_000
+    """Steps between two snapshots to resume from; one is also made at the end and when the run is told to stop."""
+    keep: Count = 2
+    """Snapshots kept: the last so many, and the one with the lowest bound on held-out rows."""
+    skip_limit: Annotated[int, Ge(0)] = 10
+    """Steps in a row whose loss or gradient is not finite that are skipped; one more ends the run."""
+    tensorboard: bool = False
+    """Write events for TensorBoard too, to the run's tensorboard/; needs the package tensorboard."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Log to Weights & Biases too, on this machine only or on theirs; needs the package wandb."""
 
 
 @dataclass(frozen=True)

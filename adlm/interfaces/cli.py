@@ -1,6 +1,7 @@
 """The command line: `adlm COMMAND ...`. Knows which commands there are and how a mistake is told, nothing of either.
 
-Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence on standard error), 130 interrupted.
+Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence on standard error), 130 interrupted,
+143 told to stop by SIGTERM.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from adlm.errors import UserError
 COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
+    "train": "train any method on any text, or go on with a run; alone, or under torchrun",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
 }

@@ -1,0 +1,41 @@
+"""Where a run stands, in plain numbers: what a snapshot holds beside tensors. Knows nothing of files or networks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from adlm.data.loader import Position
+
+
+@dataclass(frozen=True)
+class Counters:
+    """After `step` steps. All of it is a function of the steps done, so a resumed run counts on as if never broken."""
+
+    step: int = 0
+    epoch: int = 0
+    row: int = 0
+    """With `epoch`, where the next batch begins: see `data.loader.Position`."""
+    tokens: int = 0
+    """Trained on, over all processes."""
+    num_averaged: int = 0
+    """Updates of the averaged weights."""
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    best_nats: float | None = None
+    """The lowest validation bound so far."""
+    best_step: int | None = None
+    window: Mapping[str, float] = field(default_factory=dict)
+    """Sums since the last line of the logbook: of each part of the loss over tokens, of the norm over steps."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.epoch, self.row)
+
+
+def counters_from(raw: Mapping[str, Any]) -> Counters:
+    """Counters as JSON gives them back; TypeError or KeyError where they are none."""
+    counters = Counters(**raw)
+    if not isinstance(counters.step, int) or not isinstance(counters.window, dict):
+        raise TypeError("step and window")
+    return counters

@@ -1,0 +1,195 @@
+"""Processes and devices: who is there, who holds which part of the weights. Knows nothing of losses, steps or files.
+
+Processes are started by torchrun, and stand on a mesh of `replicate` rows and `shard` columns: those of a row split the
+weights among them, those of a column hold the same part. One process alone, without torchrun, is a mesh of one: it
+takes the same way, and there is nothing to exchange.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from adlm.config.schema import Train
+from adlm.errors import UserError
+from adlm.models.transformer import Trunk
+
+PATIENCE = timedelta(days=1)  # what the others wait while the first process prepares the data
+CALLED = ("score", "price")  # what methods call of a network, beside the network itself
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among the others."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    mesh: DeviceMesh | None
+    """Empty for one process alone."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Of each number, the sum over all processes. On the host, so that no GPU is waited for."""
+        if self.mesh is None:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers)
+        return [float(number) for number in numbers]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all processes, as gradients are averaged; where the tensor lives, and waiting for nothing."""
+        if self.mesh is not None:
+            dist.all_reduce(tensor)
+        return tensor / self.num_ranks
+
+    def same(self, value: Any) -> Any:
+        """What the first process has, plain data only, for all of them."""
+        if self.mesh is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def after_the_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, called by the first process before the others, however long it takes there.
+
+        A mistake that it finds is told by all.
+        """
+        if self.mesh is None:
+            return make()
+        waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+        problem: list[str | None] = [None]
+        made = None
+        if self.first:
+            try:
+                made = make()
+            except UserError as error:
+                problem[0] = str(error)
+        dist.broadcast_object_list(problem, src=0, group=waiting, device=torch.device("cpu"))
+        if problem[0] is not None:
+            raise UserError(problem[0])
+        return made if self.first else make()
+
+
+@contextmanager
+def processes_of(train: Train) -> Iterator[Processes]:
+    """The processes that torchrun started, on their mesh, or this one alone; on leaving they part."""
+    device = _device(train.device)
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        mesh_shape(train, 1)
+        yield Processes(0, 1, device, None)
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        shape = mesh_shape(train, num_ranks)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")) if num_ranks > 1 else None
+        yield Processes(rank, num_ranks, device, mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def mesh_shape(train: Train, num_ranks: int) -> tuple[int, int]:
+    """(replicate, shard): as the knobs have it; what is left open takes all processes."""
+    replicate = max(1, num_ranks // train.shard) if train.replicate is None else train.replicate
+    if replicate * train.shard != num_ranks:
+        told = f"train.shard {train.shard}"
+        if train.replicate is not None:
+            told = f"train.replicate {train.replicate} x {told}"
+        noun = "process" if num_ranks == 1 else "processes"
+        raise UserError(
+            f"{told} does not fit {num_ranks} {noun}: their product must be the number that torchrun starts; "
+            f"try train.shard={num_ranks} or train.shard=1, and leave train.replicate empty"
+        )
+    return replicate, train.shard
+
+
+def micro_batches(train: Train, num_ranks: int) -> tuple[int, int]:
+    """(how many, of how many rows): what one process passes through the network in a step."""
+    size = train.micro_batch or max(1, train.batch_size // num_ranks)
+    if train.batch_size % (num_ranks * size):
+        whole = num_ranks * size
+        nearest = max(1, round(train.batch_size / whole)) * whole
+        processes = "1 process" if num_ranks == 1 else f"{num_ranks} processes"
+        raise UserError(
+            f"train.batch_size {train.batch_size} is not a multiple of {processes} x {size} sequences; "
+            f"try train.batch_size={nearest}"
+        )
+    return train.batch_size // (num_ranks * size), size
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("train.device cuda is not here: torch sees no CUDA device; try train.device=cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if device.index >= torch.cuda.device_count():
+        raise UserError(
+            f"process {device.index} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "
+            f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Each block keeps its input only, and is run again when its gradients are formed."""
+    for block in blocks_of(network):
+        block.forward = _recomputed(block.forward)
+
+
+def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recomputed(*values: Any) -> Tensor:
+        return checkpoint(forward, *values, use_reentrant=False)  # type: ignore[no-any-return]
+
+    return recomputed
+
+
+def spread(network: nn.Module, processes: Processes) -> None:
+    """Split and repeat the weights over the mesh: every block is gathered by itself, the rest as one group.
+
+    Methods read the weights through `CALLED` alone, so those are where a group is gathered.
+    """
+    mesh = processes.mesh
+    if mesh is None:
+        return
+    sharded = mesh["shard"].size() > 1
+    for block in blocks_of(network):
+        fully_shard(block, mesh=mesh, reshard_after_forward=sharded)
+    fully_shard(network, mesh=mesh, reshard_after_forward=False)
+    for name in CALLED:
+        if hasattr(network, name):
+            register_fsdp_forward_method(network, name)
+
+
+def gather_no_more(network: nn.Module) -> None:
+    """After a forward pass without a backward one: let go of gathered weights, so that the shards are the weights."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    return [block for trunk in network.modules() if isinstance(trunk, Trunk) for block in trunk.blocks]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a weight, on the host; every process must ask."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()

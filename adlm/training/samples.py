@@ -1,0 +1,33 @@
+"""A few texts of the network as it is now, into a file. Knows no method by name."""
+
+from pathlib import Path
+
+import torch
+
+from adlm.errors import UserError
+from adlm.methods.inputs import vocabulary_of
+from adlm.places import write_whole
+from adlm.training.draws import generator_of
+from adlm.training.engine import Processes
+from adlm.training.supply import Supply
+from adlm.training.trainee import Trainee
+
+
+def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, processes: Processes) -> None:
+    """folder/step-00005000.txt. Every process walks the same way, because weights are gathered together."""
+    config = trainee.method.config
+    vocabulary, train = vocabulary_of(config), config.train
+    canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
+    if vocabulary.bos_id is None and supply.num_held_out:
+        canvas[:, 0] = supply.read(0, 1)[0][0, 0]  # left to right needs a first token
+    draws = generator_of(train.seed, "samples", step)
+    with trainee.at_its_best():
+        *_, last = trainee.method.generate(trainee.network, canvas, config.sampling, draws)
+    if processes.first:
+        texts = [supply.tokenizer.decode(row) for row in last.ids.tolist()]
+        ruled = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / f"step-{step:08}.txt", ruled)
+        except OSError as error:
+            raise UserError(f"samples cannot be written to {folder}: {error.strerror}") from None

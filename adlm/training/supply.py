@@ -1,0 +1,135 @@
+"""The text of a run: opened, or prepared first, and dealt out as batches. Knows nothing of networks or steps.
+
+Held-out rows are taken in groups of `train.batch_size`; the draws of a group belong to it, so that the bound is the
+same on any number of processes.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adlm.config.schema import Config
+from adlm.data.loader import Batches, Loader
+from adlm.data.packing import Rows
+from adlm.data.plan import described, plan_of
+from adlm.data.prepare import prepare
+from adlm.data.prepared import Prepared, open_prepared
+from adlm.data.streaming import Stream
+from adlm.diffusion.times import Portion
+from adlm.errors import UserError
+from adlm.tokens import Tokenizer, load_tokenizer
+from adlm.training.draws import seed_of
+from adlm.training.engine import Processes
+
+OWN = "tokenizer.json"  # what the knob `tokenizer` says where the prepared folder brought its own
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Some held-out rows, and which of their group they are."""
+
+    x: Tensor
+    pad: Tensor | None
+    group: int
+    portion: Portion
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What a run reads; `config` is the run's, with what only the text can say filled in."""
+
+    config: Config
+    tokenizer: Tokenizer
+    training: Batches
+    fingerprint: str
+    """Of the text that is trained on: the same bytes have the same."""
+    num_held_out: int
+    """Rows that are measured; 0 where nothing is held out."""
+    read: Callable[[int, int], tuple[Tensor, Tensor | None]]
+    """Held-out rows from one number to another."""
+
+    def held_out(self, size: int) -> Iterator[HeldOut]:
+        """All held-out rows in order, at most `size` at a time and never across two groups."""
+        group_size = self.config.train.batch_size
+        for start in range(0, self.num_held_out, group_size):
+            stop = min(start + group_size, self.num_held_out)
+            for first in range(start, stop, size):
+                x, pad = self.read(first, min(first + size, stop))
+                yield HeldOut(x, pad, start // group_size, Portion(first - start, stop - start))
+
+
+def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[str], None]) -> Supply:
+    """The text that the config names. Without `data.prepared` the run prepares it, once, into its own data/."""
+    if config.data.streaming:
+        return _streamed(config, processes)
+    prepared = processes.after_the_first(lambda: _prepared(config, run, say))
+    packing = config.data.packing or prepared.manifest["packing"]
+    settled = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
+    if config.data.prepared:
+        settled = replace(settled, tokenizer=OWN)
+    rows = prepared.rows("train", config.length, packing, overlap=True)
+    train = config.train
+    order = seed_of(train.seed, "order")
+    loader = Loader(rows, train.batch_size, order, processes.rank, processes.num_ranks)
+    valid = next((split for split in ("valid", "test") if split in prepared.splits), None)
+    held_out = None if valid is None else prepared.rows(valid, config.length, packing)
+    num_held_out = 0 if held_out is None else min(train.valid_rows, len(held_out))
+
+    def read(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        assert held_out is not None
+        x, pad = held_out.read(_spread_out(held_out, num_held_out)[start:stop])
+        return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
+
+    return Supply(settled, prepared.tokenizer, loader, _fingerprint(prepared), num_held_out, read)
+
+
+def _fingerprint(prepared: Prepared) -> str:
+    """By the checksums of the shards."""
+    return hashlib.sha256(json.dumps(prepared.manifest["splits"]["train"], sort_keys=True).encode()).hexdigest()
+
+
+def _spread_out(rows: Rows, num: int) -> list[int]:
+    """`num` rows, evenly over all of them."""
+    return [index * len(rows) // num for index in range(num)]
+
+
+def _prepared(config: Config, run: Path, say: Callable[[str], None]) -> Prepared:
+    if not config.data.prepared:
+        outcome = prepare(config, run / "data")
+        say(f"data {outcome.how}: {run / 'data'}")
+        return outcome.prepared
+    prepared = open_prepared(Path(config.data.prepared), sums=False)
+    source = config.data.name or config.data.path or config.data.hub
+    if source and prepared.manifest["source"] != source:
+        raise UserError(
+            f"data.prepared {config.data.prepared} was made from {prepared.manifest['source']}, and the run is to read "
+            f"{source}; give the folder of that text, or prepare it"
+        )
+    return prepared
+
+
+def _streamed(config: Config, processes: Processes) -> Supply:
+    """Batches straight from the source; the first held-out rows are kept in memory."""
+    tokenizer, plan, train = load_tokenizer(config.tokenizer), plan_of(config.data), config.train
+    settled = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=plan.packing))
+    stream = Stream(
+        plan, tokenizer, config.length, train.batch_size, rank=processes.rank, num_ranks=processes.num_ranks
+    )
+    try:
+        held_out = list(islice(Stream(plan, tokenizer, config.length, 1, "valid").batches(), train.valid_rows))
+    except UserError:  # nothing is held out
+        held_out = []
+
+    def read(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        some = held_out[start:stop]
+        pads = [batch.pad for batch in some if batch.pad is not None]
+        return torch.cat([batch.x for batch in some]), torch.cat(pads) if pads else None
+
+    fingerprint = hashlib.sha256(json.dumps(described(plan), sort_keys=True).encode()).hexdigest()
+    return Supply(settled, tokenizer, stream, fingerprint, len(held_out), read)

@@ -1,0 +1,287 @@
+"""The recipe of a run, for every method: text in, model folder out, and nothing lost on the way.
+
+Knows no method by name and no console: what happens is told to a Screen. Every process runs this; the first one writes.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from adlm.config.schema import Config
+from adlm.data.loader import Batch
+from adlm.diffusion.times import Portion
+from adlm.errors import UserError
+from adlm.model_folder import ModelFolder
+from adlm.training import run_folder, snapshot
+from adlm.training.clock import Clock
+from adlm.training.counters import Counters
+from adlm.training.draws import generator_of, reseed_dropout
+from adlm.training.engine import Processes, micro_batches, processes_of
+from adlm.training.ledger import Taken, line_of, settle
+from adlm.training.logbook import Line, Logbook, open_logbook
+from adlm.training.optimizer import learning_rate, set_learning_rate
+from adlm.training.run_folder import RunFolder
+from adlm.training.samples import write_samples
+from adlm.training.step import MicroBatch, count_tokens, train_step
+from adlm.training.stopping import Stop, memory_told, told_to_stop
+from adlm.training.supply import Supply, open_supply
+from adlm.training.trainee import Trainee, build
+from adlm.training.validation import Measured, measure
+
+
+class Screen(Protocol):
+    """Who reads along."""
+
+    def say(self, sentence: str) -> None: ...
+
+    def write(self, line: Line) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    counters: Counters
+    measured: Measured | None
+    """The bound on held-out rows at the end; empty where nothing is held out or the run was stopped."""
+    signal: int = 0
+    """That stopped it before its end; 0 where it came to its end."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """All that stays the same from step to step."""
+
+    config: Config
+    processes: Processes
+    run: RunFolder
+    supply: Supply
+    trainee: Trainee
+    logbook: Logbook | None
+    """The first process's."""
+    stop: Stop
+
+
+def train(config: Config, out: Path, screen: Screen) -> Outcome:
+    """Train what the config says into the folder `out`, from where a run there has got to."""
+    with told_to_stop() as stop, processes_of(config.train) as processes:
+        say = screen.say if processes.first else _nothing
+        with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
+            micro_batches(config.train, processes.num_ranks)
+            supply = open_supply(config, out, processes, say)
+            config = supply.config
+            if processes.first:
+                run_folder.admit(run, config, supply.fingerprint)
+            trainee = build(config, processes, say)
+            counters = _resumed(run, trainee, processes, screen)
+            logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
+            shop = Workshop(config, processes, run, supply, trainee, logbook, stop)
+            try:
+                return _walk(shop, counters)
+            finally:
+                if logbook is not None:
+                    logbook.close()
+
+
+def _nothing(sentence: str) -> None:
+    pass
+
+
+def _resumed(run: RunFolder, trainee: Trainee, processes: Processes, screen: Screen) -> Counters:
+    """The trainee as the newest whole snapshot has it, or as it was built."""
+    found: snapshot.Snapshot | None = processes.same(
+        snapshot.find_snapshot(run.snapshots, screen.say) if processes.first else None
+    )
+    if found is None:
+        return Counters()
+    tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
+    snapshot.load_tensors(found, tensors, processes)
+    if trainee.average is not None:
+        trainee.average.num_updates = found.counters.num_averaged
+    if processes.first:
+        screen.say(f"going on from step {found.counters.step:,}: {found.folder}")
+    return found.counters
+
+
+def _walk(shop: Workshop, counters: Counters) -> Outcome:
+    """Step after step to the end, or until told to stop."""
+    config, processes = shop.config, shop.processes
+    batches = shop.supply.training.batches(counters.position)
+    clock = Clock(counters, processes.device)
+    taken: Taken | None = None  # the last step, its report not read yet
+    measured: Measured | None = None
+    while counters.step < config.train.steps:
+        batch = _next(batches)
+        tokens, stopped, failed = processes.sum(
+            [_num_tokens(shop, batch), shop.stop.signal != 0, isinstance(batch, UserError)]
+        )
+        if stopped or failed:
+            return _part(shop, _settled(shop, counters, taken), batch, failed > 0)
+        assert isinstance(batch, Batch)
+        now = _step(shop, counters, batch, int(tokens))
+        counters = _settled(shop, counters, taken)
+        counters, taken = _counted(shop, counters, batch, int(tokens)), now
+        if _due(config, counters.step):
+            counters, taken = _settled(shop, counters, taken), None
+            counters, measured = _take_stock(shop, counters, clock)
+            clock.start(counters)
+    _keep_if_missing(shop)
+    return Outcome(shop.run.place, counters, measured or _measured(shop))
+
+
+def _next(batches: Iterator[Batch]) -> Batch | UserError:
+    """The next batch, or why there is none: the other processes must hear of it before anybody leaves."""
+    try:
+        return next(batches)
+    except UserError as error:
+        return error
+
+
+def _micro_batches(shop: Workshop, batch: Batch) -> list[MicroBatch]:
+    """This process's share of a global batch in its parts, each with its place in the whole."""
+    train, processes = shop.config.train, shop.processes
+    num, size = micro_batches(train, processes.num_ranks)
+    first = processes.rank * num * size
+    return [
+        MicroBatch(
+            batch.x[start : start + size],
+            None if batch.pad is None else batch.pad[start : start + size],
+            Portion(first + start, train.batch_size),
+        )
+        for start in range(0, num * size, size)
+    ]
+
+
+def _num_tokens(shop: Workshop, batch: Batch | UserError) -> int:
+    return 0 if isinstance(batch, UserError) else count_tokens(shop.trainee.method, _micro_batches(shop, batch))
+
+
+def _step(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Taken:
+    """One optimiser step, every draw of it fixed by its number."""
+    train, trainee, processes = shop.config.train, shop.trainee, shop.processes
+    parts = _micro_batches(shop, batch)
+    set_learning_rate(trainee.optimizer, learning_rate(train, counters.step))
+    reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
+    with memory_told(shop.config, len(parts[0].x), counters.step, snapshot.last_good(shop.run.snapshots)):
+        report = train_step(
+            trainee.method,
+            trainee.network,
+            trainee.optimizer,
+            trainee.average,
+            parts,
+            tokens / processes.num_ranks,
+            counters.step / train.steps,
+            generator_of(train.seed, "noise", counters.step),
+            trainee.lowered,
+            processes.mean,
+        )
+    return Taken(report, tokens)
+
+
+def _counted(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Counters:
+    average = shop.trainee.average
+    return replace(
+        counters,
+        step=counters.step + 1,
+        epoch=batch.after.epoch,
+        row=batch.after.row,
+        tokens=counters.tokens + tokens,
+        num_averaged=0 if average is None else average.num_updates,
+    )
+
+
+def _settled(shop: Workshop, counters: Counters, taken: Taken | None) -> Counters:
+    if taken is None:
+        return counters
+    return settle(counters, taken, shop.config, snapshot.last_good(shop.run.snapshots))
+
+
+def _every(steps: int, step: int) -> bool:
+    return steps > 0 and step % steps == 0
+
+
+def _due(config: Config, step: int) -> bool:
+    """Whether anything but training is to be done after this step."""
+    train = config.train
+    intervals = (train.log_every, train.valid_every, train.sample_every, train.snapshot_every)
+    return step == train.steps or any(_every(interval, step) for interval in intervals)
+
+
+def _take_stock(shop: Workshop, counters: Counters, clock: Clock) -> tuple[Counters, Measured | None]:
+    """Measure, write down, sample and save, each where it is due. A snapshot comes last: it holds all that was done."""
+    train, step = shop.config.train, counters.step
+    clocks = clock.read(counters)
+    last, measured = step == train.steps, None
+    if last or _every(train.valid_every, step):
+        measured = _measured(shop)
+        counters = _with_best(shop, counters, measured)
+    if last or measured is not None or _every(train.log_every, step):
+        if shop.logbook is not None:
+            shop.logbook.write(line_of(counters, shop.config, measured, clocks))
+        counters = replace(counters, window={})
+    if last or _every(train.sample_every, step):
+        write_samples(shop.trainee, shop.supply, shop.run.samples, step, shop.processes)
+    if last or _every(train.snapshot_every, step):
+        _save(shop, counters, measured)
+    return counters, measured
+
+
+def _measured(shop: Workshop) -> Measured | None:
+    """The bound on held-out rows, with the weights that are kept."""
+    if not shop.supply.num_held_out:
+        return None
+    _, size = micro_batches(shop.config.train, shop.processes.num_ranks)
+    with shop.trainee.at_its_best():
+        return measure(shop.trainee.method, shop.trainee.network, shop.supply, size, shop.processes)
+
+
+def _with_best(shop: Workshop, counters: Counters, measured: Measured | None) -> Counters:
+    """Keep a model that is better than all before it."""
+    if measured is None or (counters.best_nats is not None and measured.nats >= counters.best_nats):
+        return counters
+    _keep(shop, shop.run.place / "best")
+    return replace(counters, best_nats=measured.nats, best_step=counters.step)
+
+
+def _save(shop: Workshop, counters: Counters, measured: Measured | None) -> None:
+    """A snapshot to go on from, and the model folder of this moment."""
+    trainee, processes, snapshots = shop.trainee, shop.processes, shop.run.snapshots
+    if shop.logbook is not None:
+        shop.logbook.metrics.sync()
+    tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
+    snapshot.save_snapshot(snapshots, tensors, counters, None if measured is None else measured.nats, processes)
+    if processes.first:
+        snapshot.prune(snapshots, shop.config.train.keep)
+    _keep(shop, shop.run.place / "model")
+
+
+def _keep(shop: Workshop, place: Path) -> None:
+    weights = shop.trainee.kept_weights()
+    if shop.processes.first:
+        run_folder.replace_model(ModelFolder(shop.config, weights, shop.supply.tokenizer), place)
+
+
+def _keep_if_missing(shop: Workshop) -> None:
+    """A run that was killed between two renamings has everything but its model folder."""
+    place = shop.run.place / "model"
+    if not shop.processes.same(place.is_dir()):
+        _keep(shop, place)
+
+
+def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: bool) -> Outcome:
+    """Leave before the end, by a signal or because there is no more text to read: whole, and saved."""
+    place = shop.run.snapshots / snapshot.name_of(counters.step)
+    if counters.step and not shop.processes.same(place.is_dir()):
+        _save(shop, counters, None)
+    if failed:
+        problem = batch if isinstance(batch, UserError) else "another process could not read its text"
+        raise UserError(
+            f"{problem}; the {counters.step:,} steps done are saved, and the same command goes on from there"
+        )
+    return Outcome(shop.run.place, counters, None, shop.stop.signal or signal.SIGTERM)

@@ -1,0 +1,66 @@
+"""The bound on held-out rows, with its standard error, shared among processes. Knows no method by name.
+
+Rows and draws are the same every time, so two measurements of a run differ by the weights alone.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from adlm.methods.method import Method
+from adlm.training.draws import generator_of
+from adlm.training.engine import Processes
+from adlm.training.supply import Supply
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Nats a token, over `tokens` tokens of `rows` rows."""
+
+    nats: float
+    stderr: float
+    """Of the mean over rows, each with its draw: text and draw both vary."""
+    tokens: int
+    rows: int
+
+
+def measure(method: Method, network: Any, supply: Supply, size: int, processes: Processes) -> Measured:
+    """The mean bound a token over all held-out rows, `size` rows of each process at a time.
+
+    Every process takes part in every round, because gathering weights is done together; one that has no rows left
+    measures some again and does not count them.
+    """
+    seed = method.config.train.seed
+    nats, tokens, nats_squared, mixed, tokens_squared, rows = (torch.zeros((), dtype=torch.float64) for _ in range(6))
+    pieces = supply.held_out(size)
+    while some := list(islice(pieces, processes.num_ranks)):
+        piece = some[min(processes.rank, len(some) - 1)]
+        x = piece.x.to(processes.device)
+        pad = None if piece.pad is None else piece.pad.to(processes.device)
+        draws = generator_of(seed, "validation", piece.group)
+        paid = method.bound(network, x, pad, draws, piece.portion).double().sum(dim=1).cpu()
+        if processes.rank >= len(some):
+            continue
+        counted = method.predicted(piece.x, piece.pad).sum(dim=1).double()
+        nats += paid.sum()
+        tokens += counted.sum()
+        nats_squared += (paid * paid).sum()
+        mixed += (paid * counted).sum()
+        tokens_squared += (counted * counted).sum()
+        rows += len(paid)
+    sums = processes.sum([float(value) for value in (nats, tokens, nats_squared, mixed, tokens_squared, rows)])
+    return _measured(*sums)
+
+
+def _measured(
+    nats: float, tokens: float, nats_squared: float, mixed: float, tokens_squared: float, rows: float
+) -> Measured:
+    """The ratio of two sums and its standard error: of rows i, sum (nats_i - mean tokens_i)^2 / tokens^2."""
+    mean = nats / tokens
+    spread = max(0.0, nats_squared - 2 * mean * mixed + mean * mean * tokens_squared)
+    correction = rows / (rows - 1) if rows > 1 else math.inf
+    stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
+    return Measured(mean, stderr, int(tokens), int(rows))
