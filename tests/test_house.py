@@ -21,6 +21,7 @@ FLOORS = {
     "published": 6,
     "evaluation": 7,
     "language_model": 8,
+    "training": 8,
     "interfaces": 9,
 }
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
