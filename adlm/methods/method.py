@@ -44,6 +44,10 @@ class Method(Protocol):
         """A fresh network, drawn from torch's default generator."""
         ...
 
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), True at the tokens whose nats count: all of the text or, from left to right, all but the first."""
+        ...
+
     def loss(
         self,
         network: Any,

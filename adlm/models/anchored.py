@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.config.schema import Model
-from adlm.models.heads import LOGITS_AT_ONCE, Scored, plain_linear_cross_entropy, score_positions
+from adlm.models.heads import LOGITS_AT_ONCE, Positions, Scored, plain_linear_cross_entropy, score_positions
 from adlm.models.layers import zero_linear
 from adlm.models.transformer import Transformer, Trunk
 
@@ -136,11 +136,13 @@ class AnchoredTransformer(nn.Module):
         The denoiser's sum leaves `mask_id` out (SUBS), the anchor network's runs over all V symbols, as published.
         One call holds all that reads a weight, so that FSDP2 can wrap it.
         """
+        positions = Positions(weight)
+        anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
         anchor_hidden, hidden = self._hidden(z, sigma, pad)
-        scored = score_positions(hidden, self._head, x, weight, mask_id)
+        scored = score_positions(hidden, self._head, x, weight, mask_id, positions)
         if anchor_weight is None:
             return scored, None
-        return scored, score_positions(anchor_hidden, self.anchor.head, x, anchor_weight)
+        return scored, score_positions(anchor_hidden, self.anchor.head, x, anchor_weight, positions=anchor_positions)
 
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None

@@ -49,7 +49,10 @@ def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, T
 
 
 def rotate(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: coordinates i and i + head_width / 2 of q (B, H, L, head_width) turn by one angle."""
+    """Rotary positions: coordinates i and i + head_width / 2 of q (..., head_width) turn by one angle.
+
+    cos and sin broadcast over q: (L, head_width / 2) for q (B, H, L, head_width).
+    """
     cos, sin = angles
     first, second = q.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(q.dtype)
@@ -80,26 +83,38 @@ class Block(nn.Module):
     def forward(
         self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None
     ) -> Tensor:
+        """angles are cos and sin (L, head_width / 2), condition (1, c) or one a sequence (B, c)."""
         parts: tuple[Tensor | float, ...] = (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
         if self.modulation is not None:
             parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
-        h = h + gate1 * self._drop(self._attend(modulate(self.norm1(h), shift1, scale1), angles, visible))
-        return h + gate2 * self._drop(self._think(modulate(self.norm2(h), shift2, scale2)))
+        h = h + self._attend(modulate(self.norm1(h), shift1, scale1), gate1, angles, visible)
+        return h + self._think(modulate(self.norm2(h), shift2, scale2), gate2)
 
-    def _attend(self, h: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, angles), rotate(k, angles)
+    def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
+        turns = angles[0][:, None], angles[1][:, None]
+        q, k, v = (part.transpose(1, 2) for part in (rotate(q, turns), rotate(k, turns), v))
         if visible is not None and self.causal:
             visible = visible & torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
-        return self.out(mixed.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        return self._gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
 
-    def _think(self, h: Tensor) -> Tensor:
-        return self.narrow(F.gelu(self.widen(h), approximate="tanh"))  # type: ignore[no-any-return]
+    def _think(self, h: Tensor, gate: Tensor | float) -> Tensor:
+        return self._gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
 
-    def _drop(self, h: Tensor) -> Tensor:
-        return F.dropout(h, self.dropout, self.training)
+    def _gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
+        """gate * dropout(layer(h)).
+
+        A gate that is the same for every sequence, (1, 1, d), is multiplied into the layer's weights instead:
+        gate (W h + b) = (gate W) h + gate b, a product over d x d numbers, not over every token's, and its gradient is
+        a sum over the weights', not over tokens.
+        """
+        if isinstance(gate, float) or len(gate) > 1:
+            return gate * F.dropout(layer(h), self.dropout, self.training)
+        gate = gate[0, 0]
+        bias = None if layer.bias is None else gate * layer.bias
+        return F.dropout(F.linear(h, gate[:, None] * layer.weight, bias), self.dropout, self.training)
 
 
 def zero_linear(width_in: int, width_out: int) -> nn.Linear:

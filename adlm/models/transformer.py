@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
-from adlm.models.heads import Scored, price_positions, score_positions
+from adlm.models.heads import Positions, Scored, price_positions, score_positions
 from adlm.models.layers import Block, LayerNorm, TimeCondition, modulate, rotary_angles, zero_linear
 
 
 class Trunk(nn.Module):
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
 
-    Everything here has static shapes: this is the part to compile.
+    The blocks and `finish` have static shapes and hold nearly all the work: they are the parts to compile. The angles
+    are made outside of them: a compiler would form every cosine again for every query and key.
     """
 
     def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool):
@@ -41,6 +42,10 @@ class Trunk(nn.Module):
             condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
         for block in self.blocks:
             h = block(h, angles, condition, visible)
+        return self.finish(h, condition)
+
+    def finish(self, h: Tensor, condition: Tensor | None) -> Tensor:
+        """The last norm, modulated."""
         if self.modulation is None:
             return self.norm(h)  # type: ignore[no-any-return]
         shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
@@ -81,7 +86,8 @@ class Transformer(nn.Module):
 
         The head runs at those positions only. One call holds all that reads a weight, so that FSDP2 can wrap it.
         """
-        return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id)
+        positions = Positions(weight)
+        return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
 
     def price(
         self,

@@ -1,0 +1,53 @@
+"""AdamW as the recipe has it, and the learning rate as a function of the step. Knows nothing of losses or batches."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from adlm.config.schema import Train
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+}
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The rate of the update after `step` others: from 0 in a line over the warm-up, then as `train.decay` says.
+
+    cosine and linear reach 0 when all of `train.steps` are done. The very first rate is 0, as published.
+    """
+    if step < train.warm_up_steps:
+        return train.learning_rate * step / train.warm_up_steps
+    decaying = max(1, train.steps - train.warm_up_steps)
+    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - train.warm_up_steps) / decaying))
+
+
+def build_optimizer(network: nn.Module, train: Train) -> AdamW:
+    """AdamW over all weights, those of a bridge at `train.bridge_rate` times the others' rate.
+
+    Fused: one kernel reads weights, gradients and both moments, scales the gradients by what clips them, and leaves
+    all as it was where they are not finite (`step.py`).
+    """
+    bridge = [weight for name, weight in network.named_parameters() if "bridge" in name.split(".")]
+    at_the_bridge = set(bridge)
+    others = [weight for weight in network.parameters() if weight not in at_the_bridge]
+    groups = [{"params": others, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=train.learning_rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """`rate` for every group, times the group's own multiple."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]

@@ -1,0 +1,92 @@
+"""Laws of the optimiser and its rate."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from worlds import seeded, wake
+
+from adlm.config.schema import Train
+from adlm.methods import method_of
+from adlm.training.optimizer import DECAYS, build_optimizer, learning_rate, set_learning_rate
+
+RECIPE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
+
+
+def test_the_rate_rises_in_a_line_from_zero_and_then_holds():
+    rates = [learning_rate(RECIPE, step) for step in range(1_001)]
+    assert rates[:101] == pytest.approx([2e-3 * step / 100 for step in range(101)])
+    assert set(rates[100:]) == {2e-3}
+
+
+@pytest.mark.parametrize(("decay", "halfway"), [("cosine", 1e-3), ("linear", 1e-3)])
+def test_a_decaying_rate_never_rises_again_and_ends_at_zero(decay, halfway):
+    rates = [learning_rate(replace(RECIPE, decay=decay), step) for step in range(1_201)]
+    assert rates[100] == 2e-3
+    assert rates[550] == pytest.approx(halfway)
+    assert all(later <= earlier for earlier, later in pairwise(rates[100:]))
+    assert rates[1_000:] == pytest.approx([0] * 201)
+
+
+def test_a_cosine_is_slower_than_a_line_at_first_and_faster_later():
+    cosine, linear = (
+        [learning_rate(replace(RECIPE, decay=decay), step) for step in (300, 800)] for decay in ("cosine", "linear")
+    )
+    assert cosine[0] > linear[0]
+    assert cosine[1] < linear[1]
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_run_shorter_than_its_warm_up_has_a_rate_everywhere(decay):
+    short = Train(steps=10, warm_up_steps=10, decay=decay)
+    assert [learning_rate(short, step) for step in (0, 5)] == pytest.approx([0, short.learning_rate / 2])
+    assert 0 <= learning_rate(short, 10) <= short.learning_rate
+    assert learning_rate(Train(warm_up_steps=0), 0) == Train().learning_rate
+
+
+@pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture"])
+def test_the_bridge_moves_at_its_own_rate_and_nothing_else_does(tiny_config, bridge):
+    """Adam's first step is the rate itself, whatever the gradient: how far a weight moved is its rate."""
+    config = replace(tiny_config, model=replace(tiny_config.model, bridge=bridge))
+    train = Train(bridge_rate=0.25, epsilon=1e-300)
+    network = wake(method_of(config).build().double())
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    optimizer = build_optimizer(network, train)
+    set_learning_rate(optimizer, 1e-2)
+    for weight in network.parameters():
+        weight.grad = torch.randn(weight.shape, generator=seeded(), dtype=torch.float64)
+    optimizer.step()
+    slowed = set()
+    for name, weight in network.named_parameters():
+        moved = (weight - before[name]).abs()
+        slow = bool((moved < 5e-3).all())
+        torch.testing.assert_close(moved, torch.full_like(moved, 2.5e-3 if slow else 1e-2))
+        slowed |= {name} if slow else set()
+    assert slowed == {name for name in before if name.startswith("denoiser.bridge.")} != set()
+
+
+def test_without_a_bridge_every_weight_is_in_one_group(mdlm_config):
+    network = method_of(mdlm_config).build()
+    (group,) = build_optimizer(network, Train(bridge_rate=0.1)).param_groups
+    assert len(group["params"]) == len(list(network.parameters()))
+
+
+def test_the_recipe_reaches_adamw(tiny_config):
+    """One step by hand: decoupled decay, both moments, epsilon."""
+    train = Train(beta1=0.8, beta2=0.7, epsilon=0.3, weight_decay=0.5)
+    network = torch.nn.Linear(1, 1, bias=False).double()
+    w, g, rate = float(network.weight.detach()), 0.4, 0.1
+    optimizer = build_optimizer(network, train)
+    expected = w
+    mean = square = 0.0
+    for n in (1, 2):
+        set_learning_rate(optimizer, rate)
+        network.weight.grad = torch.full((1, 1), g).double()
+        optimizer.step()
+        mean, square = 0.8 * mean + 0.2 * g, 0.7 * square + 0.3 * g * g
+        expected -= rate * 0.5 * expected
+        expected -= rate * (mean / (1 - 0.8**n)) / ((square / (1 - 0.7**n)) ** 0.5 + 0.3)
+    assert float(network.weight.detach()) == pytest.approx(
+        expected, rel=1e-7
+    )  # the fused kernel takes its knobs in float32
