@@ -77,7 +77,7 @@ class LanguageModel:
 
 
 def load(path: str | Path) -> LanguageModel:
-    """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if there are any)."""
+    """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if any)."""
     place = Path(path)
     if place.is_dir():
         trained = place / "model"  # the folder of a run has its model there

@@ -5,16 +5,18 @@ Nothing here waits for a GPU: what a step has to say comes back as tensors, and 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
+from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean, checked
 from adlm.methods.method import Method
@@ -29,11 +31,13 @@ class MicroBatch:
     """(B, L), clean ids."""
     pad: Tensor | None = None
     """(B, L), True at padding."""
+    portion: Portion | None = None
+    """Which rows of the step's whole batch these are; empty draws for them alone, after what was drawn before."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a step says of itself, a token: of this process's batch. On the device until it is read."""
+    """What a step says of itself, a token, of all processes' batches. On the device until it is read."""
 
     total: Tensor
     """What was differentiated."""
@@ -71,24 +75,32 @@ def train_step(
     progress: float,
     generator: torch.Generator,
     lowered: torch.dtype | None = None,
+    over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Report:
     """Loss and gradient of all micro-batches, summed and divided once by `num_tokens`; clip; AdamW; average.
 
     `num_tokens` is that of `count_tokens` over the whole step. Where gradients are averaged over P processes, as FSDP2
     does, it is 1/P of all processes' tokens. `lowered` is autocast's precision; empty runs in the weights' own. The
-    learning rate is whatever the optimizer's groups hold.
+    learning rate is whatever the optimizer's groups hold. `over_processes` is the mean over them of what each has
+    summed, so that all report the same and agree on whether it is finite.
     """
     optimizer.zero_grad(set_to_none=True)
     device = next(network.parameters()).device
     sums: dict[str, Tensor] = {}
-    for batch in batches:
+    start = generator.get_state()
+    for number, batch in enumerate(batches, 1):
+        if batch.portion is not None:
+            generator.set_state(start)  # every part draws for the whole batch, and keeps its rows
+        if isinstance(network, FSDPModule):
+            network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
         x, pad = _moved(batch.x, device), None if batch.pad is None else _moved(batch.pad, device)
         with _precision(device, lowered), fast_attention(device), checked():
-            loss = method.loss(network, x, pad, progress, generator)
+            loss = method.loss(network, x, pad, progress, generator, batch.portion)
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         told = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
         sums = {name: sums[name] + value if sums else value for name, value in told.items()}
+    sums = dict(zip(sums, over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
     norm = gradient_norm(network)
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
     _update(optimizer, norm, finite, method.config.train.clip)

@@ -1,0 +1,142 @@
+"""Small runs for the tests of training: a corpus of two-word rhymes, knobs for a network of nothing, and processes."""
+
+import json
+import multiprocessing
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from adlm.config.load import resolve
+from adlm.data.prepare import prepare
+from adlm.errors import UserError
+from adlm.training.logbook import CLOCKS, read_metrics
+from adlm.training.train import Outcome, train
+
+SMALL = (
+    "length=16",
+    "model.hidden=16",
+    "model.heads=2",
+    "model.blocks=2",
+    "model.condition=8",
+    "model.bridge=hidden",
+    "anchor.gamma=0.1",
+    "train.batch_size=8",
+    "train.steps=20",
+    "train.learning_rate=3e-3",
+    "train.warm_up_steps=4",
+    "train.log_every=2",
+    "train.valid_every=10",
+    "train.valid_rows=6",
+    "train.sample_every=0",
+    "train.snapshot_every=1000",
+    "sampling.steps=4",
+)
+
+Cases = Mapping[str, tuple[Path, Sequence[str]]]
+
+# What a method needs beside its name.
+NEEDS = {"sedd": ("schedule.eps=1e-3", "model.time_conditioning=true"), "d3pm": ("schedule.eps=1e-3", "time.steps=20")}
+
+
+def corpus(folder: Path, lines: int = 400) -> Path:
+    """A prepared folder of bytes: lines of words, each followed by the one that belongs to it."""
+    pairs = ["sun moon", "king queen", "war peace", "law order", "day night"]
+    chance = random.Random(0)
+    text = folder / "rhymes.txt"
+    text.write_text("\n".join(" ".join(chance.choices(pairs, k=3)) for _ in range(lines)))
+    words = [f"data.path={text}", "data.boundary=line", "data.held_out=0.1", "tokenizer=bytes", "length=16"]
+    prepare(resolve(words), folder / "prepared")
+    return folder / "prepared"
+
+
+class Quiet:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    def write(self, line: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def run(prepared: Path, out: Path, *words: str, screen: Quiet | None = None) -> Outcome:
+    """A small run to its end, in this process."""
+    return train(resolve([*SMALL, f"data.prepared={prepared}", *words]), out, screen or Quiet())
+
+
+def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    try:
+        outcome = run(prepared, out, *words)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    sys.exit(128 + outcome.signal if outcome.signal else 0)
+
+
+def _context() -> Any:
+    """Children of a server that has torch imported already: they are there at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["runs"])
+    return context
+
+
+def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
+    """The same run in a process of its own, which can be killed."""
+    process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
+    process.start()
+    return process
+
+
+def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Cases) -> None:
+    torch.set_num_threads(1)
+    for port, (out, words) in zip(ports, cases.values(), strict=True):
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+        run(prepared, out, *words)
+
+
+def run_on_two(prepared: Path, cases: Cases) -> None:
+    """Runs over two processes, one after the other, as torchrun would start them."""
+    ports = [_free_port() for _ in cases]
+    both = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(300)
+        assert process.exitcode == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def weights(out: Path, which: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(out / which / "model.safetensors")
+
+
+def logged(out: Path) -> list[dict[str, Any]]:
+    """The logbook without clocks and rates."""
+    lines = read_metrics(out / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
+
+
+def card(out: Path, step: int) -> dict[str, Any]:
+    return json.loads((out / "snapshots" / f"step-{step:08}" / "snapshot.json").read_text())

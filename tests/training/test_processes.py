@@ -1,0 +1,93 @@
+"""Laws of processes: two train like one, whatever they hold, and either goes on where the other stopped."""
+
+import pytest
+import torch
+from runs import NEEDS, corpus, logged, run, run_on_two, weights
+
+from adlm.config.schema import Train
+from adlm.errors import UserError
+from adlm.training.engine import mesh_shape, micro_batches
+
+EXACT = (
+    "model.blocks=1",
+    "train.precision=float64",
+    "model.dropout=0.0",
+    "anchor.warm_up=false",
+    "train.valid_every=0",
+)
+SEDD = ("method=sedd", "train.steps=4", *NEEDS["sedd"])
+D3PM = ("method=d3pm", "train.steps=4", *NEEDS["d3pm"])
+
+# On two processes: the knobs, and the run of one process that it must equal.
+CASES = {
+    "replicate": (("train.replicate=2", "train.micro_batch=2"), "alone"),
+    "shard": (("train.shard=2", "train.micro_batch=2", "train.recompute=true"), "alone"),
+    "float32": (("train.shard=2", "train.precision=float32"), "alone in float32"),
+    "sedd": (("train.shard=2", *SEDD), "alone with sedd"),
+    "d3pm": (("train.shard=2", *D3PM), "alone with d3pm"),
+    "two then one": (("train.shard=2", "train.steps=10"), "alone"),
+    "one then two": (("train.shard=2",), "alone"),
+}
+ORACLES = {
+    "alone": (),
+    "alone in float32": ("train.precision=float32",),
+    "alone with sedd": SEDD,
+    "alone with d3pm": D3PM,
+}
+
+
+@pytest.mark.processes
+def test_two_processes_train_like_one(tmp_path):
+    """To 1e-10 after 20 steps in float64, to 1e-5 in float32; a snapshot of either goes on with the other."""
+    prepared = corpus(tmp_path)
+    for name, words in ORACLES.items():
+        run(prepared, tmp_path / name, *EXACT, *words)
+    run(prepared, tmp_path / "one then two", *EXACT, "train.steps=10")
+    run_on_two(prepared, {name: (tmp_path / name, (*EXACT, *words)) for name, (words, _) in CASES.items()})
+    run(prepared, tmp_path / "two then one", *EXACT)
+    for name, (_, oracle) in CASES.items():
+        tolerance = 1e-5 if name == "float32" else 1e-10
+        ours, theirs = weights(tmp_path / name), weights(tmp_path / oracle)
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            torch.testing.assert_close(ours[key], theirs[key], rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
+        theirs = {line["step"]: line for line in logged(tmp_path / oracle)}
+        for line in logged(tmp_path / name):
+            if "valid_nats" not in line or line["step"] == 20:  # a run that was to end at step 10 measured there too
+                assert line == pytest.approx(theirs[line["step"]], rel=1e-4 if name == "float32" else 1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("train", "processes", "shape"),
+    [
+        (Train(), 1, (1, 1)),
+        (Train(), 8, (8, 1)),
+        (Train(shard=8), 8, (1, 8)),
+        (Train(shard=4), 8, (2, 4)),
+        (Train(replicate=2, shard=4), 8, (2, 4)),
+    ],
+)
+def test_the_mesh_is_two_integers_whose_product_is_the_processes(train, processes, shape):
+    assert mesh_shape(train, processes) == shape
+
+
+@pytest.mark.parametrize(
+    ("train", "processes", "sentence"),
+    [
+        (Train(shard=3), 8, "train.shard 3 does not fit 8 processes"),
+        (Train(replicate=2, shard=2), 8, "train.replicate 2 x train.shard 2 does not fit 8 processes"),
+        (Train(shard=2), 1, "train.shard 2 does not fit 1 process:"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(train, processes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        mesh_shape(train, processes)
+
+
+def test_a_batch_is_whole_micro_batches_on_every_process():
+    assert micro_batches(Train(batch_size=512, micro_batch=32), 8) == (2, 32)
+    assert micro_batches(Train(batch_size=512), 8) == (1, 64)
+    with pytest.raises(
+        UserError, match="train.batch_size 500 is not a multiple of 8 processes x 64 sequences; try.*512"
+    ):
+        micro_batches(Train(batch_size=500, micro_batch=64), 8)
