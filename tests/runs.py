@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import random
+import resource
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,6 +82,11 @@ def run(prepared: Path, out: Path, *words: str, screen: Quiet | None = None) -> 
 
 def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
     torch.set_num_threads(1)
+    limits = [int(word.removeprefix("limit=")) for word in words if word.startswith("limit=")]
+    if limits:  # bytes that no file may exceed
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0], limits[0]))
+    words = [word for word in words if not word.startswith("limit=")]
     try:
         outcome = run(prepared, out, *words)
     except UserError as error:
@@ -91,7 +98,7 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
 def _context() -> Any:
     """Children of a server that has torch imported already: they are there at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runs"])
+    context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp"])
     return context
 
 

@@ -88,6 +88,6 @@ def test_a_batch_is_whole_micro_batches_on_every_process():
     assert micro_batches(Train(batch_size=512, micro_batch=32), 8) == (2, 32)
     assert micro_batches(Train(batch_size=512), 8) == (1, 64)
     with pytest.raises(
-        UserError, match="train.batch_size 500 is not a multiple of 8 processes x 64 sequences; try.*512"
+        UserError, match=r"train.batch_size 500 is not a multiple of 8 processes x 64 sequences; try.*512"
     ):
         micro_batches(Train(batch_size=500, micro_batch=64), 8)
