@@ -1,6 +1,6 @@
 """Datasets of the Hugging Face hub as documents, read as they come. Knows no corpora by name and no ids."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class HubSplit:
         builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
         return f"{builder.name} {builder.hash}"
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
         for record in self._asked(
             lambda datasets: datasets.load_dataset(
                 *self._place, split=self.hub_split, revision=self.revision, streaming=True

@@ -6,7 +6,7 @@ A part is a file or a split of the hub: something with documents in an order of 
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ class Part(Protocol):
 
     def fingerprint(self) -> str: ...
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]: ...
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]: ...
 
     def num_documents(self) -> int: ...
 

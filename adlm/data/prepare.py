@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -214,19 +214,20 @@ def _tokenise(
     writers = {split: Writer(work / split, dtype, extent) for split, extent in start.splits.items()}
     place, characters, uncommitted = start, 0, 0
     in_all = sum(part.size for part in plan.parts) if all(part.size for part in plan.parts) else 0
-    for batch, encoded in _encoded(_batches(plan, start), tokenizer, dtype):
-        for split, (ids, ends) in encoded.items():
-            if split not in writers:
-                writers[split] = Writer(work / split, dtype, Extent())
-            writers[split].append(ids, ends)
-        extents = {split: writer.extent for split, writer in writers.items()}
-        place = Place(batch.part, batch.pieces, batch.documents, extents)
-        read = sum(map(len, batch.texts))
-        characters, uncommitted = characters + read, uncommitted + read
-        if uncommitted >= COMMIT:
-            _commit(work, place, writers.values())
-            uncommitted = 0
-        report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
+    with closing(_batches(plan, start)) as batches, closing(_encoded(batches, tokenizer, dtype)) as encoded:
+        for batch, ids_of in encoded:
+            for split, (ids, ends) in ids_of.items():
+                if split not in writers:
+                    writers[split] = Writer(work / split, dtype, Extent())
+                writers[split].append(ids, ends)
+            extents = {split: writer.extent for split, writer in writers.items()}
+            place = Place(batch.part, batch.pieces, batch.documents, extents)
+            read = sum(map(len, batch.texts))
+            characters, uncommitted = characters + read, uncommitted + read
+            if uncommitted >= COMMIT:
+                _commit(work, place, writers.values())
+                uncommitted = 0
+            report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
     _commit(work, place, writers.values())
@@ -242,7 +243,7 @@ def _commit(work: Path, place: Place, writers: Iterable[Writer]) -> None:
         os.fsync(journal.fileno())
 
 
-def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
+def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
     """The pieces after `start`, about BATCH characters at a time."""
     documents, before = start.documents, sum(part.size for part in plan.parts[: start.part])
     texts: list[str] = []
@@ -257,18 +258,18 @@ def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
     for index, part in enumerate(plan.parts[start.part :], start.part):
         skipped = start.pieces if index == start.part else 0
         split = plan.split_of(part, documents)
-        number = skipped
-        for number, (text, last) in enumerate(islice(part.pieces(note), skipped, None), skipped + 1):
-            texts.append(text)
-            splits.append(split)
-            ends.append(last)
-            held += len(text) + 1  # so that empty documents fill a batch too
-            if last:
-                documents += 1
-                split = plan.split_of(part, documents)
-            if held >= BATCH:
-                yield Batch(texts, splits, ends, index, number, documents, before + seen)
-                texts, splits, ends, held = [], [], [], 0
+        with closing(part.pieces(note)) as pieces:
+            for number, (text, last) in enumerate(islice(pieces, skipped, None), skipped + 1):
+                texts.append(text)
+                splits.append(split)
+                ends.append(last)
+                held += len(text) + 1  # so that empty documents fill a batch too
+                if last:
+                    documents += 1
+                    split = plan.split_of(part, documents)
+                if held >= BATCH:
+                    yield Batch(texts, splits, ends, index, number, documents, before + seen)
+                    texts, splits, ends, held = [], [], [], 0
         before, seen = before + part.size, 0
     if texts:
         yield Batch(texts, splits, ends, len(plan.parts), 0, documents, before)
@@ -276,7 +277,7 @@ def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
 
 def _encoded(
     batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype[Any]
-) -> Iterator[tuple[Batch, dict[str, tuple[Ids, list[int]]]]]:
+) -> Generator[tuple[Batch, dict[str, tuple[Ids, list[int]]]], None, None]:
     """Each batch with the ids of each split, in order; some are encoded while others are read and written."""
     waiting: deque[tuple[Batch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
     with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; the second thread is for what Python does
