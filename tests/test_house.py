@@ -16,6 +16,7 @@ FLOORS = {
     "diffusion": 2,
     "models": 2,
     "sampling": 3,
+    "data": 3,
     "methods": 4,
     "model_folder": 5,
     "published": 6,

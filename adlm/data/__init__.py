@@ -1,0 +1,1 @@
+"""From files to what a network reads: corpora, blocks of ids, and problems to reason about. Knows no networks."""
