@@ -5,12 +5,12 @@ All 1,000 real problems have one skeleton; what varies are the words, the signs,
 """
 
 import random
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from adlm.data.reasoning import prontoqa
+from adlm.data.reasoning.forbidden import Forbidden
 from adlm.data.reasoning.problem import Graph, Problem
 from adlm.data.reasoning.prontoqa import Fact
 from adlm.data.reasoning.series import series
@@ -41,22 +41,23 @@ class Skeleton:
                 raise UserError(f"a chance of `not` of {chance} is outside 0 to 1; give chain, branch and last_negated")
 
 
+REAL = Skeleton()
+
+
 def generate_prontoqa(
     num: int,
     seed: int,
     *,
     start: int = 0,
-    skeleton: Skeleton | None = None,
-    forbidden: AbstractSet[str] = frozenset(),
-    form: Callable[[Problem], str] = prontoqa.content,
+    skeleton: Skeleton = REAL,
+    forbidden: Forbidden | None = None,
 ) -> Iterator[Problem]:
-    """Problems start, start + 1, ..., start + num - 1 of the seed's endless list, none with a forbidden form.
+    """Problems start, start + 1, ..., start + num - 1 of the seed's endless list.
 
-    With `forms_of(test_files, prontoqa.content)` as forbidden, nothing made says what a test problem says, in any order
-    or wording. `prontoqa.structure` is no use there: structures are few, and the test set has all the likely ones.
+    `forbidden_by(test_files, prontoqa.content)` keeps them apart from test sets, whatever the order and the wording.
+    Not `structure` here: one skeleton leaves so few that most draws have that of some test problem.
     """
-    chosen = skeleton or Skeleton()
-    return series("prontoqa", lambda rng: _problem(rng, chosen), num, seed, start, forbidden, form)
+    return series("prontoqa", lambda rng: _problem(rng, skeleton), num, seed, start, forbidden)
 
 
 def _problem(rng: random.Random, skeleton: Skeleton) -> Problem:
@@ -103,8 +104,8 @@ def _problem(rng: random.Random, skeleton: Skeleton) -> Problem:
 def _graph(name: str, chain: list[str], rules: list[Fact]) -> Graph:
     """The rules between concepts, numbered as the real files do: the name, the chain, the rest by alphabet.
 
-    neg_target is the first of the rest, there too, and means nothing. The real lists lack the concepts that occur in one
-    plural sentence only, about one a problem; ours lack none.
+    neg_target is the first of the rest, there too, and means nothing. The real lists lack the concepts that occur in
+    one plural sentence only, about one a problem; ours lack none.
     """
     edges = [(rule.subject, rule.predicate) for rule in rules if rule.kind]
     concepts = {rule.subject for rule in rules} | {concept for _, concept in edges}

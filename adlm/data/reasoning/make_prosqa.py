@@ -8,11 +8,11 @@ import bisect
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adlm.data.reasoning import prosqa
+from adlm.data.reasoning.forbidden import Forbidden
 from adlm.data.reasoning.problem import Graph, Problem
 from adlm.data.reasoning.series import MOST_DRAWS, series
 from adlm.data.reasoning.vocabulary import PROSQA_CONCEPTS, PROSQA_NAMES
@@ -54,22 +54,22 @@ class Shape:
             )
 
 
+REAL = Shape()
+
+
 def generate_prosqa(
     num: int,
     seed: int,
     *,
     start: int = 0,
-    shape: Shape | None = None,
-    forbidden: AbstractSet[str] = frozenset(),
-    form: Callable[[Problem], str] = prosqa.content,
+    shape: Shape = REAL,
+    forbidden: Forbidden | None = None,
 ) -> Iterator[Problem]:
-    """Problems start, start + 1, ..., start + num - 1 of the seed's endless list, none with a forbidden form.
+    """Problems start, start + 1, ..., start + num - 1 of the seed's endless list.
 
-    With `forms_of(test_files, form)` as forbidden, nothing made is a test problem: with the form `prosqa.content` in any
-    order, with `prosqa.structure` in any order and under any names.
+    `forbidden_by(test_files, prosqa.structure)` keeps them apart from test sets, whatever the order and the names.
     """
-    chosen = shape or Shape()
-    return series("prosqa", lambda rng: _problem(rng, chosen), num, seed, start, forbidden, form)
+    return series("prosqa", lambda rng: _problem(rng, shape), num, seed, start, forbidden)
 
 
 def _problem(rng: random.Random, shape: Shape) -> Problem:

@@ -6,7 +6,7 @@ idx_to_symbol, edges, root, target and neg_target beside them.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,6 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder you may write") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def forms_of(paths: Iterable[Path], form: Callable[[Problem], str]) -> frozenset[str]:
-    """The forms of every problem in the files: what a generator must not make when they are its test sets."""
-    forms = set()
-    for path in paths:
-        for index, problem in enumerate(read_problems(path)):
-            try:
-                forms.add(form(problem))
-            except UserError as error:
-                raise UserError(f"{path}, entry {index}: {error}") from None
-    return frozenset(forms)
 
 
 def read_text(path: Path) -> str:

@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
 
+from adlm.data.reasoning.forbidden import Forbidden
 from adlm.data.reasoning.problem import Problem
 from adlm.errors import UserError
 
@@ -16,10 +16,9 @@ def series(
     num: int,
     seed: int,
     start: int,
-    forbidden: AbstractSet[str],
-    form: Callable[[Problem], str],
+    forbidden: Forbidden | None,
 ) -> Iterator[Problem]:
-    """Problems start to start + num - 1: each the first draw of its own stream whose form is not forbidden."""
+    """Problems start to start + num - 1: each the first draw of its own stream that is not forbidden."""
     if num < 0 or start < 0:
         raise UserError(f"num {num} and start {start} count problems; give 0 or more")
 
@@ -27,8 +26,8 @@ def series(
         rng = random.Random(f"{task} {seed} {index}")
         for _ in range(MOST_DRAWS):
             drawn = draw(rng)
-            if not forbidden or form(drawn) not in forbidden:
+            if forbidden is None or drawn not in forbidden:
                 return drawn
-        raise UserError(f"all {MOST_DRAWS} draws for problem {index} have a forbidden form; forbid less")
+        raise UserError(f"all {MOST_DRAWS} draws for problem {index} are forbidden; forbid less")
 
     return map(problem, range(start, start + num))
