@@ -49,6 +49,16 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["problems.json"]
 
 
+def test_who_reads_the_old_file_reads_it_to_its_end(tmp_path):
+    path = tmp_path / "problems.json"
+    write_problems(path, [PLAIN])
+    before = path.read_text()
+    with path.open() as reader:
+        write_problems(path, [DRAWN])
+        assert reader.read() == before
+    assert read_problems(path) == (DRAWN,)
+
+
 def test_the_written_fields_are_those_of_the_real_files(tmp_path):
     path = tmp_path / "problems.json"
     write_problems(path, [*generate_prosqa(1, 0), *generate_prontoqa(1, 0)])
