@@ -1,6 +1,7 @@
 """Laws of the form that renaming does not change."""
 
 import random
+from itertools import pairwise
 
 from adlm.data.reasoning.renaming import renamed_form
 
@@ -15,7 +16,7 @@ def arms(*lengths):
     edges = []
     for arm, length in enumerate(lengths):
         names = ["centre", *(f"{arm}.{step}" for step in range(length))]
-        edges += [(a, b, "is") for a, b in zip(names, names[1:], strict=False)]
+        edges += [(a, b, "is") for a, b in pairwise(names)]
     return edges
 
 
