@@ -21,6 +21,8 @@ class HubSplit:
     revision: str | None = None
     field: str = "text"
     transform: Callable[[str], str] = same
+    text: Callable[[Any], str] | None = None
+    """A record's text, where that is more than fields joined."""
     remedy: str = "check the name, or give local files with data.path"
     """What to say where the hub is out of reach."""
 
@@ -42,7 +44,8 @@ class HubSplit:
                 *self._place, split=self.hub_split, revision=self.revision, streaming=True
             )
         ):
-            yield from in_pieces(self.transform(text_of(record, self.field, self.name)))
+            text = self.text(record) if self.text else text_of(record, self.field, self.name)
+            yield from in_pieces(self.transform(text))
 
     def split_names(self) -> list[str]:
         """What splits the dataset has."""

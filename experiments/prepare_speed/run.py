@@ -2,7 +2,7 @@
 
     python experiments/prepare_speed/run.py TEXT.xz tokenizer.json [--rounds 3]
 
-They take turns, each in a process of its own, because the machine's speed drifts. The encoder alone is given the text in
+They take turns, each in a process of its own, because a machine drifts. The encoder alone is given the text in
 memory, split at blank lines, a thousand documents at a time, and its results are thrown away; encode_batch_fast is the
 library's quicker call without offsets, which `adlm prepare` uses.
 """

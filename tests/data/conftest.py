@@ -1,12 +1,12 @@
 """What the data tests share: a small tokenizer like GPT-2's, and texts of made-up words."""
 
 import pytest
+from texts import prose
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from texts import prose
-
 from adlm.config.load import resolve
+
 
 @pytest.fixture(scope="session")
 def bpe(tmp_path_factory) -> str:

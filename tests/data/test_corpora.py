@@ -30,7 +30,10 @@ LOCAL = {
             "lm1b/training-monolingual.tokenized.shuffled/news.en-00001-of-00100": "\n".join(LINES),
             "lm1b/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050": LINES[0],
         },
-        {"train": ["a first sentence, with marks.", "it's N <unk> more", "third"], "test": ["a first sentence, with marks."]},
+        {
+            "train": ["a first sentence, with marks.", "it's N <unk> more", "third"],
+            "test": ["a first sentence, with marks."],
+        },
     ),
     "text8": (
         {"text8/text8": "anarchism originated as a term of abuse "},
@@ -51,9 +54,23 @@ LOCAL = {
     ),
     "lambada": ({"lambada/lambada_test.jsonl": jsonl("text", [" “Hm,” he said"])}, {"test": ['\n"Hm," he said']}),
     "ag_news": ({"ag_news/test.csv": '"3","Title","Text, with ""quotes"""\n'}, {"test": ['Title Text, with "quotes"']}),
-    "pubmed": ({"pubmed/validation.jsonl": jsonl("article", ["we find ( see [ 3 ] ) ."])}, {"valid": ["we find (see [3]) ."]}),
+    "pubmed": (
+        {"pubmed/validation.jsonl": jsonl("article", ["we find ( see [ 3 ] ) ."])},
+        {"valid": ["we find (see [3]) ."]},
+    ),
     "arxiv": ({"scientific_papers/arxiv/test.jsonl": jsonl("article", ["so , it is"])}, {"test": ["so, it is"]}),
 }
+
+
+GSM = {"question": "One and two?", "answer": "Add 1+2=<<1+2=3>>3 now.\n#### 3"}
+HELD = {"question": "Two and two?", "answer": "It is <<2+2=4>>4.\n#### 4"}
+LOCAL["gsm8k"] = (
+    {
+        "gsm8k/train.jsonl": "".join(json.dumps(record) + "\n" for record in (GSM, HELD)),
+        "gsm8k/gsm_valid.json": json.dumps([{"question": "Two and two?", "steps": ["<<2+2=4>>"], "answer": "4"}]),
+    },
+    {"train": ["One and two?\n<<1+2=3>>\n### 3"], "valid": ["Two and two?\n<<2+2=4>>\n### 4"]},
+)
 
 
 def documents(plan) -> dict[str, list[str]]:
@@ -100,7 +117,7 @@ def test_a_compressed_corpus_is_found_as_well(tmp_path):
 
 def test_openwebtext_holds_out_its_last_documents(tmp_path, monkeypatch):
     lay_out(tmp_path, "openwebtext")
-    with pytest.raises(UserError, match="holds out its last 100,000 documents, and there are 3 in all"):
+    with pytest.raises(UserError, match=r"holds out its last 100,000 documents, and there are 3 in all"):
         plan_of(Data(name="openwebtext", root=str(tmp_path)))
     monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=2))
     assert documents(plan_of(Data(name="openwebtext", root=str(tmp_path)))) == {"train": LINES[:1], "valid": LINES[1:]}
@@ -132,6 +149,22 @@ print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modu
     assert answer[1:] == ["True", "False", "False"]
 
 
+@pytest.mark.parametrize("name", ["prosqa", "prontoqa"])
+def test_training_problems_are_made_up_beside_the_real_ones(name, data_folder):
+    plan = plan_of(Data(name=name, root=str(data_folder), problems=200))
+    found = documents(plan)
+    assert len(found["train"]) == 200
+    assert not set(found["train"]) & {*found["valid"], *found["test"]}
+    assert all("### " in text for texts in found.values() for text in texts)
+    assert plan_of(Data(name=name, root=str(data_folder))).missing == ("train",)
+
+
+def test_only_graph_problems_are_made_up(tmp_path):
+    lay_out(tmp_path, "gsm8k")
+    with pytest.raises(UserError, match=r"data.problems 5 is for prosqa, prontoqa; gsm8k has its own"):
+        plan_of(Data(name="gsm8k", root=str(tmp_path), problems=5))
+
+
 def test_zero_shot_splits_are_those_that_were_published():
     splits = {name: corpus.zero_shot for name, corpus in CORPORA.items() if corpus.zero_shot}
     assert splits == {
@@ -157,7 +190,9 @@ def test_what_is_not_there_is_told(data, sentence, monkeypatch):
 
 def test_a_folder_without_the_files_says_which_are_wanted(tmp_path):
     (tmp_path / "ptb").mkdir()
-    with pytest.raises(UserError, match=r"has none of its files; put its files into .*/ptb \(train: \*train\*\.parquet"):
+    with pytest.raises(
+        UserError, match=r"has none of its files; put its files into .*/ptb \(train: \*train\*\.parquet"
+    ):
         plan_of(Data(name="ptb", root=str(tmp_path)))
 
 
@@ -202,7 +237,7 @@ def test_any_dataset_of_the_hub_is_read_by_its_splits(hub, asked, bpe, tmp_path)
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
-    with pytest.raises(UserError, match="has no field 'text'; it has body: give data.field"):
+    with pytest.raises(UserError, match=r"has no field 'text'; it has body: give data.field"):
         documents(plan_of(Data(hub=str(hub))))
     (hub / "validation.jsonl").unlink()
     plan = plan_of(Data(hub=str(hub), field="body", held_out=0.5, seed=3))
@@ -223,9 +258,9 @@ COUNTS = {
 def test_real_corpora_have_the_counted_tokens(name, data_folder, asked, tmp_path):
     words = (f"data={name}", f"data.root={data_folder}", f"tokenizer={data_folder / 'tokenizers/gpt2'}", "length=1024")
     made = prepare(asked(*words), tmp_path / "out").prepared
-    assert {
-        split: (entry["documents"], entry["tokens"]) for split, entry in made.manifest["splits"].items()
-    } == COUNTS[name]
+    assert {split: (entry["documents"], entry["tokens"]) for split, entry in made.manifest["splits"].items()} == COUNTS[
+        name
+    ]
     for split in made.splits:
         assert len(made.rows(split)) == -(-COUNTS[name][split][1] // 1022)
         assert 0 < len(made.rows(split, packing="packed-published")) <= len(made.rows(split))

@@ -89,7 +89,7 @@ def test_a_zip_of_one_file_is_the_file_and_one_of_two_is_refused(tmp_path):
     assert texts(tmp_path / "a.txt.zip") == ["inside"]
     with zipfile.ZipFile(tmp_path / "a.txt.zip", "a") as archive:
         archive.writestr("b.txt", "too")
-    with pytest.raises(UserError, match="holds 2 files"):
+    with pytest.raises(UserError, match=r"holds 2 files"):
         texts(tmp_path / "a.txt.zip")
 
 
@@ -166,7 +166,7 @@ def test_a_character_cut_by_a_block_is_read_whole(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("☃☃☃ naïve ☃", encoding="utf-8")
     assert texts(tmp_path / "a.txt") == ["☃☃☃ naïve ☃"]
     (tmp_path / "a.txt").write_bytes("☃☃".encode() + b"\xff")
-    with pytest.raises(UserError, match="byte 6 is 0xff"):
+    with pytest.raises(UserError, match=r"byte 6 is 0xff"):
         texts(tmp_path / "a.txt")
 
 
@@ -182,5 +182,5 @@ def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):
         with pytest.raises(UserError, match=sentence):
             files_at(str(place))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="a folder without a text file"):
+    with pytest.raises(UserError, match=r"a folder without a text file"):
         files_at(str(tmp_path / "empty"))

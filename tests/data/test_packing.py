@@ -89,7 +89,9 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
 
 def test_published_packing_of_too_little_text_says_why(tmp_path):
     tokens = stored(tmp_path, [[5, 6], [7]], FRAMED)
-    with pytest.raises(UserError, match="fill no row of length 1024 by data.packing packed-published.*data.packing=packed"):
+    with pytest.raises(
+        UserError, match=r"fill no row of length 1024 by data.packing packed-published.*data.packing=packed"
+    ):
         rows_of(tokens, FRAMED, 1024, "packed-published")
 
 
@@ -125,5 +127,5 @@ def test_rows_are_read_in_any_order_one_or_many(tmp_path):
 
 
 def test_length_must_leave_room_for_text(tmp_path):
-    with pytest.raises(UserError, match="length 2 leaves no room"):
+    with pytest.raises(UserError, match=r"length 2 leaves no room"):
         rows_of(stored(tmp_path, [[5]], FRAMED), FRAMED, 2, "packed")

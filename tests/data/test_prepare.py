@@ -174,7 +174,10 @@ def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tm
     elif change == "new file":
         (corpus / "9.txt").write_text("another file")
     else:
-        words = [*words, {"tokenizer": "tokenizer=bytes", "seed": "data.seed=5", "boundary": "data.boundary=line"}[change]]
+        words = [
+            *words,
+            {"tokenizer": "tokenizer=bytes", "seed": "data.seed=5", "boundary": "data.boundary=line"}[change],
+        ]
     outcome = prepare(asked(*words), tmp_path / "out")
     assert outcome.how == "prepared anew"
     assert sums(tmp_path / "out") != before
@@ -218,7 +221,7 @@ def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damag
 def test_a_damaged_manifest_is_told(words, asked, tmp_path, damage):
     prepare(asked(*words), tmp_path / "out")
     (tmp_path / "out/manifest.json").write_text(damage)
-    with pytest.raises(UserError, match="manifest.json is (damaged|of format 99)"):
+    with pytest.raises(UserError, match=r"manifest.json is (damaged|of format 99)"):
         open_prepared(tmp_path / "out")
 
 
@@ -229,7 +232,7 @@ EMPTY = [("a.txt", ""), ("a.txt", "\n\n \n"), ("a.jsonl", ""), ("a.csv", "text\n
 def test_nothing_to_read_leaves_nothing_behind(name, text, asked, bpe, tmp_path):
     (tmp_path / name).write_text(text)
     words = [f"data.path={tmp_path / name}", f"tokenizer={bpe}", "data.boundary=line"]
-    with pytest.raises(UserError, match="holds no text"):
+    with pytest.raises(UserError, match=r"holds no text"):
         prepare(asked(*words), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -247,7 +250,9 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(shards.Writer, "append", refusing)
-        with pytest.raises(UserError, match="no space left to write .*out; what is done is kept: run the same command again"):
+        with pytest.raises(
+            UserError, match=r"no space left to write .*out; what is done is kept: run the same command again"
+        ):
             prepare(asked(*words), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert prepare(asked(*words), tmp_path / "out").how == "resumed"
@@ -271,7 +276,7 @@ def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeyp
 def test_a_folder_of_the_users_is_never_written_over(words, asked, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="out exists already"):
+    with pytest.raises(UserError, match=r"out exists already"):
         prepare(asked(*words), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
@@ -280,7 +285,7 @@ def test_two_processes_do_not_prepare_one_folder(words, asked, tmp_path):
     seen = []
 
     def meanwhile(progress):
-        with pytest.raises(UserError, match="being prepared by another process"):
+        with pytest.raises(UserError, match=r"being prepared by another process"):
             prepare(asked(*words), tmp_path / "out")
         seen.append(progress)
 
@@ -297,7 +302,7 @@ def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, asked, tmp_p
     ]  # fmt: skip
     (tmp_path / "large.json").write_text(json.dumps(engine))
     words = [*words[:3], f"tokenizer={tmp_path / 'large.json'}", "length=32"]
-    with pytest.raises(UserError, match="data.dtype uint16 holds ids up to 65,535, and the tokenizer has 70,"):
+    with pytest.raises(UserError, match=r"data.dtype uint16 holds ids up to 65,535, and the tokenizer has 70,"):
         prepare(asked(*words, "data.dtype=uint16"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     made = prepare(asked(*words), tmp_path / "out").prepared

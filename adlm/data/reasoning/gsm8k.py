@@ -25,9 +25,14 @@ def read_original(path: Path) -> tuple[Problem, ...]:
             entry = json.loads(line)
         except ValueError as error:
             raise UserError(f"{where} is not JSON ({error}); expected {{question, answer}}") from None
-        reasoning, answer = _split(text_field(entry, "answer", where), "####", where)
-        problems.append(Problem(text_field(entry, "question", where), tuple(MARK.findall(reasoning)), answer))
+        problems.append(original(text_field(entry, "question", where), text_field(entry, "answer", where), where))
     return tuple(problems)
+
+
+def original(question: str, marked: str, where: str) -> Problem:
+    """A problem whose reasoning is marked, with its result after `####`."""
+    reasoning, answer = _split(marked, "####", where)
+    return Problem(question, tuple(MARK.findall(reasoning)), answer)
 
 
 def read_prose(path: Path) -> tuple[Problem, ...]:
