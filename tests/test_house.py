@@ -11,6 +11,7 @@ HOUSE = Path(__file__).parent.parent / "adlm"
 FLOORS = {
     "errors": 0,
     "places": 1,
+    "reach": 1,
     "config": 2,
     "pickles": 2,
     "tokens": 3,

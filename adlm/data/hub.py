@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from adlm.data.files import ignore, same, text_of
 from adlm.data.pieces import Piece, in_pieces
 from adlm.errors import UserError
+from adlm.reach import ask_the_hub_once
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class HubSplit:
     @property
     def name(self) -> str:
         subset = f":{self.subset}" if self.subset else ""
-        return f"{self.repository}{subset} {self.hub_split}"
+        return f"{self.repository}{subset} {self.hub_split}".strip()
 
     def fingerprint(self) -> str:
         """What the hub says it is: the revision of its files."""
@@ -62,6 +64,8 @@ class HubSplit:
         return self.repository, self.subset
 
     def _asked(self, what: Callable[[Any], Any]) -> Any:
+        if not Path(self.repository).exists():
+            ask_the_hub_once()
         try:
             import datasets
         except ImportError:

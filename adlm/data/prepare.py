@@ -18,14 +18,15 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from adlm.config.schema import Config
+from adlm.data.packing import rows_of
 from adlm.data.plan import Plan, described, plan_of
 from adlm.data.prepared import FORMAT, SPLITS, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
-from adlm.data.shards import Extent, Ids, Writer, covers, dtype_for, files_of
+from adlm.data.shards import Extent, Ids, Tokens, Writer, covers, dtype_for, files_of
 from adlm.errors import UserError
 from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -34,6 +35,13 @@ BATCH = 2**21  # characters encoded at once
 COMMIT = 2**24  # characters between two lines of the journal
 AHEAD = 3  # batches being encoded while others are read and written
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
+
+
+class View(TypedDict):
+    """How a prepared split is cut into rows, unless somebody asks for another way."""
+
+    length: int
+    packing: str
 
 
 @dataclass(frozen=True)
@@ -85,17 +93,19 @@ class Batch:
 
 def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
-    tokenizer = load_tokenizer(config.tokenizer)
     plan = plan_of(config.data)
+    tokenizer = load_tokenizer(config.tokenizer)
     if not is_prepared(out):
         refuse_taken(out)
     recipe = recipe_of(plan, tokenizer, config)
-    view = {"length": config.length, "packing": plan.packing}
+    view: View = {"length": config.length, "packing": plan.packing}
     how = "prepared"
     if is_prepared(out):
         manifest = read_manifest(out)
         if manifest["recipe"] == recipe:
             found = open_prepared(out)
+            for split in found.splits:
+                found.rows(split, **view)  # or it says why there are none
             if any(manifest[knob] != value for knob, value in view.items()):
                 write_manifest(out, {**manifest, **view})
                 found = open_prepared(out, sums=False)
@@ -106,7 +116,7 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
         start = _resumed(work, recipe)
         if start != Place():
             how = "resumed"
-        end = _tokenise(plan, tokenizer, recipe, work, start, report)
+        end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
         _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
     return Outcome(open_prepared(out, sums=False), how, plan.missing)
 
@@ -207,6 +217,7 @@ def _tokenise(
     recipe: dict[str, Any],
     work: Path,
     start: Place,
+    view: View,
     report: Callable[[Progress], None],
 ) -> Place:
     """Everything after `start`, written to the working folder."""
@@ -230,6 +241,8 @@ def _tokenise(
             report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
+    for split, extent in place.splits.items():
+        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
     _commit(work, place, writers.values())
     return place
 
