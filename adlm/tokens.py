@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
-from huggingface_hub.utils.logging import set_verbosity_error
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
+from adlm.reach import ask_the_hub_once
 
 MASK = "[MASK]"
 BUILT_IN = ("text8", "bytes")
@@ -115,7 +115,7 @@ def _from_json(path: Path) -> Engine:
 
 
 def _from_hub(name: str) -> Engine:
-    set_verbosity_error()  # type: ignore[no-untyped-call]  # its retries are not the user's concern
+    ask_the_hub_once()
     try:
         return Engine.from_pretrained(name)
     except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)

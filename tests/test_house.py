@@ -11,6 +11,7 @@ HOUSE = Path(__file__).parent.parent / "adlm"
 FLOORS = {
     "errors": 0,
     "places": 1,
+    "reach": 1,
     "config": 2,
     "pickles": 2,
     "tokens": 3,
@@ -23,7 +24,6 @@ FLOORS = {
     "published": 7,
     "evaluation": 8,
     "language_model": 9,
-    "training": 9,
     "interfaces": 10,
 }
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")

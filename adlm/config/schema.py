@@ -86,7 +86,9 @@ class Data:
     held_out: Annotated[float, Ge(0), Lt(1)] = 0.01
     """Share of the documents of your own text that is kept for validation, by a draw for each."""
     seed: Annotated[int, Ge(0)] = 0
-    """Which documents those are."""
+    """Which documents those are, and which problems are made up."""
+    problems: Annotated[int, Ge(0)] = 0
+    """Problems made up for the training split of prosqa and prontoqa, by `seed`; 0 reads the file, if there is one."""
     damaged: Literal["refuse", "replace"] = "refuse"
     """What becomes of bytes that are no UTF-8, and of NUL: the text is refused, or they turn into U+FFFD."""
     packing: PackingName | None = None

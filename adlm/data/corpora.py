@@ -43,6 +43,8 @@ class Corpus:
     """Where each split begins and ends in its only file."""
     held_out: bool = False
     """Whether documents are held out by a draw, as of one's own text."""
+    problems: bool = False
+    """Whether its documents are problems to reason about; a training problem is never one of another split."""
 
 
 def wikitext_line(line: str) -> str:
@@ -93,6 +95,11 @@ def _text8(title: str, packing: PackingName) -> Corpus:
         packing=packing,
         shares=TEXT8,
     )
+
+
+def _graphs(name: str, title: str) -> Corpus:
+    files = {split: (f"{name}_{split}.json",) for split in ("train", "valid", "test")}
+    return Corpus(f"{title} (data.problems makes up training ones)", (name,), files, packing="padded", problems=True)
 
 
 CORPORA: dict[str, Corpus] = {
@@ -153,4 +160,14 @@ CORPORA: dict[str, Corpus] = {
     ),
     "pubmed": _papers("pubmed", "PubMed"),
     "arxiv": _papers("arxiv", "arXiv"),
+    "gsm8k": Corpus(
+        "GSM8K: sums told in words, with the steps to their results",
+        folders=("gsm8k",),
+        files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
+        hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
+        packing="padded",
+        problems=True,
+    ),
+    "prosqa": _graphs("prosqa", "ProsQA: which of two things someone is, by a path through a graph"),
+    "prontoqa": _graphs("prontoqa", "ProntoQA: whether something is true of someone, by a proof of five hops"),
 }

@@ -12,7 +12,7 @@ import json
 import lzma
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -61,7 +61,7 @@ class TextFile:
         with _told(self.name), self.path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
         """Every document of the file, in order; `seen` is told now and then how many of its bytes have been read."""
         with _told(self.name), self.path.open("rb") as raw:
             if self._suffix == ".parquet":

@@ -1,12 +1,14 @@
 """Datasets of the Hugging Face hub as documents, read as they come. Knows no corpora by name and no ids."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from adlm.data.files import ignore, same, text_of
 from adlm.data.pieces import Piece, in_pieces
 from adlm.errors import UserError
+from adlm.reach import ask_the_hub_once
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class HubSplit:
     revision: str | None = None
     field: str = "text"
     transform: Callable[[str], str] = same
+    text: Callable[[Any], str] | None = None
+    """A record's text, where that is more than fields joined."""
     remedy: str = "check the name, or give local files with data.path"
     """What to say where the hub is out of reach."""
 
@@ -29,20 +33,21 @@ class HubSplit:
     @property
     def name(self) -> str:
         subset = f":{self.subset}" if self.subset else ""
-        return f"{self.repository}{subset} {self.hub_split}"
+        return f"{self.repository}{subset} {self.hub_split}".strip()
 
     def fingerprint(self) -> str:
         """What the hub says it is: the revision of its files."""
         builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
         return f"{builder.name} {builder.hash}"
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
         for record in self._asked(
             lambda datasets: datasets.load_dataset(
                 *self._place, split=self.hub_split, revision=self.revision, streaming=True
             )
         ):
-            yield from in_pieces(self.transform(text_of(record, self.field, self.name)))
+            text = self.text(record) if self.text else text_of(record, self.field, self.name)
+            yield from in_pieces(self.transform(text))
 
     def split_names(self) -> list[str]:
         """What splits the dataset has."""
@@ -59,6 +64,8 @@ class HubSplit:
         return self.repository, self.subset
 
     def _asked(self, what: Callable[[Any], Any]) -> Any:
+        if not Path(self.repository).exists():
+            ask_the_hub_once()
         try:
             import datasets
         except ImportError:

@@ -7,6 +7,7 @@ Where the pieces end depends on the document alone, not on how it was read.
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 PIECE = 2**16  # characters
@@ -38,8 +39,11 @@ def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> I
     With `whole`, each document comes in one piece.
     """
     separator, buffer, inside = SEPARATORS[boundary], "", False
-    for block in blocks:
-        buffer += block
+    for block in chain(blocks, [None]):
+        buffer += block or ""
+        # blank lines at the end may go on in the next block, so they wait for it
+        known = len(buffer.rstrip()) if boundary == "blank" and block is not None else len(buffer)
+        buffer, waiting = buffer[:known], buffer[known:]
         if separator is not None:
             *complete, buffer = separator.split(buffer)
             for document in complete:
@@ -50,8 +54,9 @@ def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> I
             for text in _cuts(buffer):
                 buffer, inside = buffer[len(text) :], True
                 yield Piece(text, False)
+        buffer += waiting
     if inside or (buffer if boundary != "blank" else buffer.strip()):
-        yield from [Piece(buffer, True)] if whole else in_pieces(buffer)
+        yield Piece(buffer, True)
 
 
 def _cuts(text: str) -> Iterator[str]:

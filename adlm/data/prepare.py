@@ -12,20 +12,21 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from adlm.config.schema import Config
+from adlm.data.packing import rows_of
 from adlm.data.plan import Plan, described, plan_of
 from adlm.data.prepared import FORMAT, SPLITS, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
-from adlm.data.shards import Extent, Ids, Writer, covers, dtype_for, files_of
+from adlm.data.shards import Extent, Ids, Tokens, Writer, covers, dtype_for, files_of
 from adlm.errors import UserError
 from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -34,6 +35,13 @@ BATCH = 2**21  # characters encoded at once
 COMMIT = 2**24  # characters between two lines of the journal
 AHEAD = 3  # batches being encoded while others are read and written
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
+
+
+class View(TypedDict):
+    """How a prepared split is cut into rows, unless somebody asks for another way."""
+
+    length: int
+    packing: str
 
 
 @dataclass(frozen=True)
@@ -85,17 +93,19 @@ class Batch:
 
 def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
-    tokenizer = load_tokenizer(config.tokenizer)
     plan = plan_of(config.data)
+    tokenizer = load_tokenizer(config.tokenizer)
     if not is_prepared(out):
         refuse_taken(out)
     recipe = recipe_of(plan, tokenizer, config)
-    view = {"length": config.length, "packing": plan.packing}
+    view: View = {"length": config.length, "packing": plan.packing}
     how = "prepared"
     if is_prepared(out):
         manifest = read_manifest(out)
         if manifest["recipe"] == recipe:
             found = open_prepared(out)
+            for split in found.splits:
+                found.rows(split, **view)  # or it says why there are none
             if any(manifest[knob] != value for knob, value in view.items()):
                 write_manifest(out, {**manifest, **view})
                 found = open_prepared(out, sums=False)
@@ -106,7 +116,7 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
         start = _resumed(work, recipe)
         if start != Place():
             how = "resumed"
-        end = _tokenise(plan, tokenizer, recipe, work, start, report)
+        end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
         _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
     return Outcome(open_prepared(out, sums=False), how, plan.missing)
 
@@ -207,6 +217,7 @@ def _tokenise(
     recipe: dict[str, Any],
     work: Path,
     start: Place,
+    view: View,
     report: Callable[[Progress], None],
 ) -> Place:
     """Everything after `start`, written to the working folder."""
@@ -214,21 +225,24 @@ def _tokenise(
     writers = {split: Writer(work / split, dtype, extent) for split, extent in start.splits.items()}
     place, characters, uncommitted = start, 0, 0
     in_all = sum(part.size for part in plan.parts) if all(part.size for part in plan.parts) else 0
-    for batch, encoded in _encoded(_batches(plan, start), tokenizer, dtype):
-        for split, (ids, ends) in encoded.items():
-            if split not in writers:
-                writers[split] = Writer(work / split, dtype, Extent())
-            writers[split].append(ids, ends)
-        extents = {split: writer.extent for split, writer in writers.items()}
-        place = Place(batch.part, batch.pieces, batch.documents, extents)
-        read = sum(map(len, batch.texts))
-        characters, uncommitted = characters + read, uncommitted + read
-        if uncommitted >= COMMIT:
-            _commit(work, place, writers.values())
-            uncommitted = 0
-        report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
+    with closing(_batches(plan, start)) as batches, closing(_encoded(batches, tokenizer, dtype)) as encoded:
+        for batch, ids_of in encoded:
+            for split, (ids, ends) in ids_of.items():
+                if split not in writers:
+                    writers[split] = Writer(work / split, dtype, Extent())
+                writers[split].append(ids, ends)
+            extents = {split: writer.extent for split, writer in writers.items()}
+            place = Place(batch.part, batch.pieces, batch.documents, extents)
+            read = sum(map(len, batch.texts))
+            characters, uncommitted = characters + read, uncommitted + read
+            if uncommitted >= COMMIT:
+                _commit(work, place, writers.values())
+                uncommitted = 0
+            report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
+    for split, extent in place.splits.items():
+        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
     _commit(work, place, writers.values())
     return place
 
@@ -242,7 +256,7 @@ def _commit(work: Path, place: Place, writers: Iterable[Writer]) -> None:
         os.fsync(journal.fileno())
 
 
-def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
+def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
     """The pieces after `start`, about BATCH characters at a time."""
     documents, before = start.documents, sum(part.size for part in plan.parts[: start.part])
     texts: list[str] = []
@@ -257,18 +271,18 @@ def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
     for index, part in enumerate(plan.parts[start.part :], start.part):
         skipped = start.pieces if index == start.part else 0
         split = plan.split_of(part, documents)
-        number = skipped
-        for number, (text, last) in enumerate(islice(part.pieces(note), skipped, None), skipped + 1):
-            texts.append(text)
-            splits.append(split)
-            ends.append(last)
-            held += len(text) + 1  # so that empty documents fill a batch too
-            if last:
-                documents += 1
-                split = plan.split_of(part, documents)
-            if held >= BATCH:
-                yield Batch(texts, splits, ends, index, number, documents, before + seen)
-                texts, splits, ends, held = [], [], [], 0
+        with closing(part.pieces(note)) as pieces:
+            for number, (text, last) in enumerate(islice(pieces, skipped, None), skipped + 1):
+                texts.append(text)
+                splits.append(split)
+                ends.append(last)
+                held += len(text) + 1  # so that empty documents fill a batch too
+                if last:
+                    documents += 1
+                    split = plan.split_of(part, documents)
+                if held >= BATCH:
+                    yield Batch(texts, splits, ends, index, number, documents, before + seen)
+                    texts, splits, ends, held = [], [], [], 0
         before, seen = before + part.size, 0
     if texts:
         yield Batch(texts, splits, ends, len(plan.parts), 0, documents, before)
@@ -276,7 +290,7 @@ def _batches(plan: Plan, start: Place) -> Iterator[Batch]:
 
 def _encoded(
     batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype[Any]
-) -> Iterator[tuple[Batch, dict[str, tuple[Ids, list[int]]]]]:
+) -> Generator[tuple[Batch, dict[str, tuple[Ids, list[int]]]], None, None]:
     """Each batch with the ids of each split, in order; some are encoded while others are read and written."""
     waiting: deque[tuple[Batch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
     with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; the second thread is for what Python does

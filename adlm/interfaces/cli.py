@@ -75,7 +75,11 @@ def run(words: Sequence[str]) -> int:
             command.epilog = f"example:\n  {module.EXAMPLE}"
             module.add_arguments(command)
             command.set_defaults(run=module.run)
-    arguments = parser.parse_args(words)
+    arguments, rest = parser.parse_known_args(words)
+    if rest and hasattr(arguments, "words") and not any(word.startswith("-") for word in rest):
+        arguments.words += rest  # knobs may stand after options too
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return int(arguments.run(arguments))
 
 

@@ -7,7 +7,7 @@ import yaml
 
 from adlm.config.knobs import sections, sentences
 from adlm.config.load import check, from_mapping, preset_titles, read, resolve, save, to_mapping, to_yaml
-from adlm.config.schema import Config, Model, Vocabulary
+from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.errors import UserError
 
 RUNS = [f"{corpus}/{method}" for corpus in ("owt", "lm1b") for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r")]
@@ -62,6 +62,20 @@ def test_numbers_may_be_written_as_people_write_them():
     assert isinstance(config.schedule.eps, float)
 
 
+@pytest.mark.parametrize("text", ["*.txt", "3", "a: b", "[x]", "'quoted'", "true", "~/a#b"])
+def test_a_text_is_taken_as_it_is_written(text):
+    assert resolve([f"data.path={text}"]).data.path == text
+
+
+def test_what_is_read_is_said_by_the_last_word(tmp_path):
+    assert resolve(["owt/adlm", "data.path=mine.txt"]).data.name == ""
+    assert resolve(["data.path=mine.txt", "data=ptb"]).data == Data(name="ptb")
+    config = resolve(["owt/adlm", "data.hub=a/b", "data.held_out=0.5"])
+    assert (config.data.hub, config.data.name, config.data.packing) == ("a/b", "", "packed-published")
+    with pytest.raises(UserError, match=r"data.name ptb and data.path x both say what is read; keep one"):
+        Data(name="ptb", path="x")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -79,7 +93,6 @@ def test_numbers_may_be_written_as_people_write_them():
         (["anchor.gamma=big"], "anchor.gamma 'big' must be a number"),
         (["anchor.gamma=.inf"], "anchor.gamma inf must be a finite number"),
         (["anchor.warm_up=1"], "anchor.warm_up 1 must be true or false"),
-        (["tokenizer=3"], "tokenizer 3 must be text"),
         (["anchor=3"], "anchor 3 must be a section of knobs, not a single value"),
         (["length=1"], "length 1 must be at least 2"),
         (["method=adml"], "method 'adml' is not one of adlm, mdlm, sedd, d3pm, ar, a2r; did you mean 'adlm'?"),

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.config.load import resolve
-from adlm.config.schema import Config
+from adlm.config.schema import SOURCES, Config
 from adlm.data import prepare as recipe
 from adlm.data.corpora import CORPORA
 from adlm.data.packing import Rows
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--out is not given: say where the prepared folder goes")
     started = time.monotonic()
     config = resolve(arguments.words)
-    if arguments.words:
+    if any(getattr(config.data, knob) for knob in SOURCES):
         outcome = _prepared(config, arguments)
         prepared, how, missing = outcome.prepared, outcome.how, outcome.missing
     elif arguments.inspect:
@@ -90,7 +90,8 @@ def _prepared(config: Config, arguments: argparse.Namespace) -> recipe.Outcome:
         TimeRemainingColumn(),
     )
     started = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("tokenising", total=None, rate=0.0, tokens=0)
 
         def show(progress: recipe.Progress) -> None:
@@ -165,8 +166,7 @@ def _inspect(console: Console, prepared: Prepared, split: str, tau: int) -> None
         frequent.append(f" {share:.1%}  ", style="dim")
     console.print(frequent)
     legend = Text("special tokens ", style="bold magenta")
-    legend.append(f"anchors (at most {tau} times in the row) ", style="bold yellow")
-    legend.append("padding", style="dim")
+    legend.append(f"anchors (at most {tau} times in the row)", style="bold yellow")
     console.print(legend)
     for row in sorted({round(i * (len(rows) - 1) / max(1, SHOWN - 1)) for i in range(SHOWN)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
@@ -189,9 +189,12 @@ def _coloured(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
     ids, pad = rows[row]
     anchors = anchors_in(ids[None], pad[None], tau, vocabulary.size)[0]
     shown = Text()
-    for index, is_pad, is_anchor in list(zip(ids.tolist(), pad, anchors, strict=True))[:SHOWN_TOKENS]:
-        style = "dim" if is_pad else "bold magenta" if index in special else "bold yellow" if is_anchor else ""
+    text = ids[~pad]
+    for index, is_anchor in list(zip(text.tolist(), anchors[~pad], strict=True))[:SHOWN_TOKENS]:
+        style = "bold magenta" if index in special else "bold yellow" if is_anchor else ""
         shown.append(prepared.tokenizer.decode([index]), style=style)
-    if len(ids) > SHOWN_TOKENS:
-        shown.append(f" ... {len(ids) - SHOWN_TOKENS} more", style="dim")
+    if len(text) > SHOWN_TOKENS:
+        shown.append(f" ... {len(text) - SHOWN_TOKENS} more", style="dim")
+    if pad.any():
+        shown.append(f" and {pad.sum()} of padding", style="dim")
     return shown

@@ -1,0 +1,161 @@
+"""ProntoQA: its sentences as rules, and what follows from them. Knows nothing of how problems are made.
+
+A question states rules in three wordings (`Each tumpus is a gorpus.` `Every tumpus is not happy.` `Tumpuses are
+gorpuses.`), says what someone is (`Alex is a tumpus.`), and asks `True or false: Alex is not happy.`
+"""
+
+import re
+from dataclasses import dataclass
+
+from adlm.data.reasoning.problem import Problem
+from adlm.data.reasoning.renaming import renamed_form
+from adlm.errors import UserError
+
+ONE = re.compile(r"(Each|Every) ([a-z]+) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
+MANY = re.compile(r"([A-Z][a-z]*us)es are (?:([a-z]+us)es|(not )?([a-z]+))\.")
+SOMEONE = re.compile(r"([A-Z][a-z]*) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
+ASKED = "True or false: "
+WORDINGS = ("Each", "Every", "Many")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Whoever is the subject is (or is not) the predicate; a name begins with a capital."""
+
+    subject: str
+    predicate: str
+    kind: bool
+    """True for a concept (`is a tumpus`), False for a property (`is happy`)."""
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A question, understood: its facts in their order, and the claim to judge."""
+
+    facts: tuple[Fact, ...]
+    claim: Fact
+
+
+def sentence(fact: Fact, wording: str = "Each") -> str:
+    """The fact in words; a fact about someone has one wording only."""
+    subject, predicate = fact.subject, fact.predicate
+    if fact.kind:
+        phrase = f"{'an' if predicate[0] in 'aeiou' else 'a'} {predicate}"
+    else:
+        phrase = f"not {predicate}" if fact.negated else predicate
+    if subject[0].isupper():
+        return f"{subject} is {phrase}."
+    if wording == "Many":
+        return f"{subject.capitalize()}es are {predicate + 'es' if fact.kind else phrase}."
+    return f"{wording} {subject} is {phrase}."
+
+
+def read_fact(text: str) -> Fact:
+    """The fact that a sentence states, in any wording."""
+    if match := ONE.fullmatch(text):
+        subject, concept, negated, word = match[2], match[3], match[4], match[5]
+    elif match := MANY.fullmatch(text) or SOMEONE.fullmatch(text):
+        subject, concept, negated, word = match[1], match[2], match[3], match[4]
+        subject = subject.lower() if match.re is MANY else subject
+    else:
+        raise UserError(f"{text!r} is no sentence of ProntoQA; expected 'Each tumpus is a gorpus.' or the like")
+    return Fact(subject, concept or word, bool(concept), bool(negated))
+
+
+def parse(question: str) -> Puzzle:
+    """The facts and the claim of a question; every character must belong to one."""
+    *facts, claim = re.findall(r"[^.]+\.", question) or [""]
+    if "".join([*facts, claim]) != question or not claim.strip().startswith(ASKED):
+        raise UserError(
+            f"the question {question[:60]!r} is not facts and 'True or false: Alex is happy.', as ProntoQA's"
+        )
+    return Puzzle(tuple(read_fact(text.strip()) for text in facts), read_fact(claim.strip().removeprefix(ASKED)))
+
+
+def proved(puzzle: Puzzle) -> set[Fact]:
+    """Everything that follows about the one whom the claim is about."""
+    name = puzzle.claim.subject
+    rules: dict[str, list[Fact]] = {}
+    for fact in puzzle.facts:
+        rules.setdefault(fact.subject, []).append(fact)
+    found: set[Fact] = set()
+    queue = [name]
+    for subject in queue:
+        for rule in rules.get(subject, ()):
+            fact = Fact(name, rule.predicate, rule.kind, rule.negated)
+            if fact not in found:
+                found.add(fact)
+                queue += [rule.predicate] if rule.kind else []
+    return found
+
+
+def solve(question: str) -> str:
+    """ "True" or "False", from the question alone: the claim or its opposite follows, never both."""
+    puzzle = parse(question)
+    claim, found = puzzle.claim, proved(puzzle)
+    opposite = Fact(claim.subject, claim.predicate, claim.kind, not claim.negated)
+    if (claim in found) == (opposite in found):
+        follows = "both follow" if claim in found else "neither follows"
+        raise UserError(f"of {sentence(claim)!r} and its opposite, {follows}; one must")
+    return str(claim in found)
+
+
+def flaw(problem: Problem) -> str | None:
+    """The first thing wrong with a problem, or None where it is proved.
+
+    Proved: the answer follows and its opposite does not; each step but the last says what someone is, as stated or as
+    the step before gave, and quotes a rule of the question about just that; the last says what the last rule gave,
+    which settles the claim.
+    """
+    try:
+        puzzle, answer = parse(problem.question), solve(problem.question)
+        steps = [[read_fact(text.strip()) for text in re.findall(r"[^.]+\.", step)] for step in problem.steps]
+    except UserError as error:
+        return str(error)
+    if problem.answer != answer:
+        return f"the answer is {answer}, not {problem.answer}"
+    if not steps or len(steps[-1]) != 1 or any(len(step) != 2 for step in steps[:-1]):
+        return "the steps are not pairs of what someone is and a rule, and one last conclusion"
+    name = puzzle.claim.subject
+    given = {fact for fact in puzzle.facts if fact.subject == name}
+    for (held, rule), text in zip(steps[:-1], problem.steps, strict=False):
+        if held not in given:
+            return f"in the step {text!r} the first sentence does not follow from the step before"
+        if (
+            rule not in puzzle.facts
+            or rule.subject != held.predicate
+            or text.partition(". ")[2] not in problem.question
+        ):
+            return f"in the step {text!r} the second sentence is no rule of the question about the first"
+        given = {Fact(name, rule.predicate, rule.kind, rule.negated)}
+    if steps[-1][0] not in given or (steps[-1][0].predicate, steps[-1][0].kind) != (puzzle.claim.predicate, False):
+        return f"the last step {problem.steps[-1]!r} does not conclude what was asked"
+    return None
+
+
+def anchor_labels(problem: Problem) -> tuple[str, ...]:
+    """The nodes that the trace visits, one a step: what someone is found to be, at last `happy` or `not happy`."""
+    facts = [read_fact(step.partition(". ")[0].removesuffix(".") + ".") for step in problem.steps]
+    return tuple(f"not {fact.predicate}" if fact.negated else fact.predicate for fact in facts)
+
+
+def content(problem: Problem) -> str:
+    """What the question says, whatever the order and wording of its facts, and whether it asks for p or not p."""
+    puzzle = parse(problem.question)
+    claim = Fact(puzzle.claim.subject, puzzle.claim.predicate, puzzle.claim.kind)
+    return " ".join([*sorted(map(sentence, puzzle.facts)), ASKED + sentence(claim)])
+
+
+def structure(problem: Problem) -> str:
+    """What is left of the content when names, concepts and properties are any names, concepts and properties."""
+    puzzle = parse(problem.question)
+    colours: dict[str, str] = {}
+    for fact in puzzle.facts:
+        colours.setdefault(fact.subject, "name" if fact.subject[0].isupper() else "concept")
+        colours.setdefault(fact.predicate, "concept" if fact.kind else "property")
+    colours[puzzle.claim.subject] = "asked"
+    colours[puzzle.claim.predicate] = "asked"
+    kinds = {(True, False): "is a", (False, False): "is", (False, True): "is not"}
+    edges = ((fact.subject, fact.predicate, kinds[fact.kind, fact.negated]) for fact in puzzle.facts)
+    return renamed_form(colours, edges)

@@ -1,0 +1,47 @@
+"""Laws of the form that renaming does not change."""
+
+import random
+from itertools import pairwise
+
+from adlm.data.reasoning.renaming import renamed_form
+
+
+def form(*edges, **colours):
+    nodes = {node for a, b, _ in edges for node in (a, b)}
+    return renamed_form({node: colours.get(node, "node") for node in nodes}, edges)
+
+
+def arms(*lengths):
+    """Paths of these lengths that meet in one node."""
+    edges = []
+    for arm, length in enumerate(lengths):
+        names = ["centre", *(f"{arm}.{step}" for step in range(length))]
+        edges += [(a, b, "is") for a, b in pairwise(names)]
+    return edges
+
+
+def test_any_renaming_and_order_has_the_same_form():
+    rng = random.Random(0)
+    for _ in range(50):
+        edges = list({(str(a), str(rng.randrange(a + 1, 9)), rng.choice("xy")) for a in range(8) for _ in range(2)})
+        nodes = sorted({node for a, b, _ in edges for node in (a, b)})
+        other = dict(zip(nodes, rng.sample("abcdefghi", len(nodes)), strict=True))
+        renamed = [(other[a], other[b], kind) for a, b, kind in rng.sample(edges, len(edges))]
+        assert form(*edges) == form(*renamed)
+
+
+def test_what_shows_only_far_away_is_seen():
+    assert form(*arms(3, 5)) != form(*arms(4, 4))
+
+
+def test_which_way_an_edge_goes_is_seen():
+    circle = [("a", "b", "is"), ("b", "c", "is"), ("c", "d", "is"), ("d", "a", "is")]
+    zigzag = [("a", "b", "is"), ("c", "b", "is"), ("c", "d", "is"), ("a", "d", "is")]
+    assert form(*circle) != form(*zigzag)
+
+
+def test_kinds_and_colours_are_seen():
+    path = [("a", "b", "is"), ("b", "c", "is")]
+    assert form(*path) != form(("a", "b", "is"), ("b", "c", "is not"))
+    assert form(*path, a="asked") != form(*path)
+    assert form(*path, a="asked") != form(*path, c="asked")
