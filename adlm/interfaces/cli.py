@@ -20,6 +20,7 @@ COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
+    "bench": "measure how fast this machine trains a preset",
 }
 MODULES = {"import": "import_checkpoint"}  # where a command cannot be a module's name
 
