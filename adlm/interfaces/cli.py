@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
+    "bench": "measure how fast this machine trains a preset",
 }
 MODULES = {"import": "import_checkpoint"}  # where a command cannot be a module's name
 

@@ -10,7 +10,7 @@ that have no mass: with rows of 50,258 numbers the products ran at a third of th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ def linear_cross_entropy(
     device = hidden.device.type
     lowered = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64  # which autocast leaves alone
     dtype = torch.get_autocast_dtype(device) if lowered else hidden.dtype
-    rows = rows or _even_rows(len(targets), max(1, LOGITS_AT_ONCE * 4 // dtype.itemsize // weight.shape[0]))
+    rows = rows or max(1, LOGITS_AT_ONCE * 4 // dtype.itemsize // weight.shape[0])
     differentiable = torch.is_grad_enabled()
     with torch.autocast(device, enabled=False):
         total, nats = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -160,9 +160,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.zeros_like(low_weight, dtype=precise),
                 torch.zeros_like(low_bias, dtype=precise),
             )
-        for start in range(0, len(targets), rows):
-            chunk = slice(start, start + rows)
-            logits = torch.addmm(low_bias, low_hidden[chunk], low_weight.T)
+        at_once = low_hidden.new_empty((min(rows, len(targets)), len(low_bias)))
+        for chunk in _even_chunks(len(targets), rows):
+            logits = at_once[: chunk.stop - chunk.start]
+            torch.addmm(low_bias, low_hidden[chunk], low_weight.T, out=logits)
             nats[chunk] = slopes_(logits, targets[chunk], token_weight[chunk], differentiable)
             if gradients is not None:
                 gradients[0][chunk] = torch.mm(logits, low_weight)
@@ -184,9 +185,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None, None, None, None)
 
 
-def _even_rows(num: int, most: int) -> int:
-    """Tokens a chunk, at most `most`, so that no chunk is a small remainder: a short product wastes the device."""
-    return math.ceil(num / max(1, math.ceil(num / most))) or 1
+def _even_chunks(num: int, rows: int) -> Iterator[slice]:
+    """0 to num in as few chunks of at most `rows` as will do, all about as long: a short product wastes the device."""
+    chunks = math.ceil(num / rows)
+    for chunk in range(chunks):
+        yield slice(num * chunk // chunks, num * (chunk + 1) // chunks)
 
 
 def _filled_up(weight: Tensor, bias: Tensor, excluded: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -209,6 +212,6 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     if total.is_cuda and total.dtype != a.dtype:
         torch.addmm(total, a, b, total.dtype, out=total)
     elif total.dtype == a.dtype:
-        total.addmm_(a, b)
+        torch.addmm(total, a, b, out=total)
     else:
         total.add_(torch.mm(a, b))

@@ -39,15 +39,15 @@ MUTANTS = [
     ("diffusion/scores.py", "logits.shape[-1] - 1", "logits.shape[-1]"),
     ("diffusion/absorbing.py", "gain_t - log_right", "gain_s - log_right"),
     ("diffusion/absorbing.py", "(1 - alpha_s + alpha_s * mask_mass) / norm", "(1 - alpha_t + alpha_s * mask_mass) / norm"),
-    ("models/heads.py", "slope.new_full(target.shape, -1.0)", "slope.new_full(target.shape, 1.0)"),
-    ("models/heads.py", "slice(start, start + rows)", "slice(start, start + rows - 1)"),
-    ("models/heads.py", "logits[:, excluded] = -torch.inf", "logits[:, excluded - 1] = -torch.inf"),
-    ("models/heads.py", "selected = weight != 0", "selected = weight > 0.5"),
+    ("models/slopes.py", "slope.new_full(target.shape, -1.0)", "slope.new_full(target.shape, 1.0)"),
+    ("models/heads.py", "slice(num * chunk // chunks, num * (chunk + 1) // chunks)", "slice(num * chunk // chunks, num * (chunk + 1) // chunks - 1)"),
+    ("models/heads.py", "low_bias[excluded].fill_", "low_bias[excluded - 1].fill_"),
+    ("models/heads.py", "(weight != 0).flatten()", "(weight > 0.5).flatten()"),
     ("models/layers.py", "first * cos - second * sin", "first * cos + second * sin"),
     ("models/layers.py", "h * (1 + scale) + shift", "h * scale + shift"),
     ("models/layers.py", "shift1, scale1, gate1, shift2, scale2, gate2 = parts", "scale1, shift1, gate1, shift2, scale2, gate2 = parts"),
     ("models/layers.py", "[angles.cos(), angles.sin()]", "[angles.sin(), angles.cos()]"),
-    ("models/layers.py", "(3, self.heads, -1)).permute(2, 0, 3, 1, 4)", "(self.heads, 3, -1)).permute(3, 0, 2, 1, 4)"),
+    ("models/layers.py", "(3, self.heads, -1)).unbind(dim=2)", "(self.heads, 3, -1)).unbind(dim=3)"),
     ("models/layers.py", 'approximate="tanh"', 'approximate="none"'),
     ("models/layers.py", "is_causal=self.causal and visible is None", "is_causal=False"),
     ("models/transformer.py", "(~pad | pad.all", "(pad | pad.all"),
@@ -61,7 +61,18 @@ MUTANTS = [
     ("methods/left_to_right.py", "counted[:, 0] = False", "counted[:, -1] = False"),
     ("sampling/plain.py", "drawn = draw(transition(z, t, alpha_s, alpha_t), generator)", "drawn = draw(transition(z, s, alpha_s, alpha_t), generator)"),
     ("sampling/draws.py", "probabilities.double().cumsum", "probabilities.float().cumsum"),
-    ("models/anchored.py", "score_positions(anchor_hidden, self.anchor.head, x, anchor_weight)", "score_positions(hidden, self.anchor.head, x, anchor_weight)"),
+    ("models/anchored.py", "score_positions(anchor_hidden, self.anchor.head, x, anchor_weight", "score_positions(hidden, self.anchor.head, x, anchor_weight"),
+    ("models/layers.py", "gate[:, None] * layer.weight, bias)", "gate * layer.weight, bias)"),
+    ("models/layers.py", "gate * layer.bias", "layer.bias"),
+    ("training/average.py", "self.num_updates += 1", "self.num_updates += 0"),
+    ("training/average.py", "(1 + self.num_updates) / (10 + self.num_updates)", "(1 + self.num_updates) / (11 + self.num_updates)"),
+    ("training/optimizer.py", "step / train.warm_up_steps", "(step + 1) / train.warm_up_steps"),
+    ("training/optimizer.py", "rate * group[\"multiple\"]", "rate"),
+    ("training/optimizer.py", "betas=(train.beta1, train.beta2)", "betas=(train.beta2, train.beta1)"),
+    ("training/step.py", "(norm / clip).clamp(min=1)", "(norm / clip).clamp(max=1)"),
+    ("training/step.py", "(loss.total / num_tokens)", "(loss.total / loss.num_tokens)"),
+    ("training/step.py", "(~finite).float()", "finite.float()"),
+    ("training/step.py", "sums[name] + value if sums else value", "value"),
 ]  # fmt: skip
 
 
@@ -77,7 +88,7 @@ def killer_of(file: str, old: str, new: str) -> str | None:
         assert text.count(old) >= 1, f"{file} has no {old!r}"
         source.write_text(text.replace(old, new, 1))
         suite = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not processes"]
-        rooms = [f"tests/{room}" for room in ("diffusion", "sampling", "models", "methods", "evaluation")]
+        rooms = [f"tests/{room}" for room in ("diffusion", "sampling", "models", "methods", "evaluation", "training")]
         environment = {**os.environ, "PYTHONPATH": folder}
         result = subprocess.run(suite + rooms, cwd=copy, env=environment, capture_output=True, text=True, check=False)
         failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
