@@ -12,6 +12,13 @@ from adlm.config.schema import Config, Model, Vocabulary
 torch.set_num_threads(1)  # the suite runs one process a core
 
 
+@pytest.fixture(autouse=True)
+def _same_arithmetic():
+    """A CPU without bf16 units gives up oneDNN for good once a test asks for bf16, and float32 then rounds otherwise."""
+    yield
+    torch.backends.mkldnn.set_flags(True)
+
+
 @pytest.fixture
 def test_vectors() -> Path:
     """The small golden folder in this repository."""

@@ -24,6 +24,7 @@ FLOORS = {
     "published": 7,
     "evaluation": 8,
     "language_model": 9,
+    "training": 9,
     "interfaces": 10,
 }
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")

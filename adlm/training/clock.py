@@ -10,13 +10,14 @@ import time
 import torch
 
 from adlm.training.counters import Counters
+from adlm.training.work import datasheet
 
 
 class Clock:
     """Rates between two readings."""
 
-    def __init__(self, counters: Counters, device: torch.device):
-        self.device = device
+    def __init__(self, counters: Counters, device: torch.device, flop_a_token: float | None, num_devices: int):
+        self.device, self.flop_a_token, self.num_devices = device, flop_a_token, num_devices
         self.start(counters)
 
     def start(self, counters: Counters) -> None:
@@ -28,11 +29,12 @@ class Clock:
         steps, seconds = counters.step - self.step, time.monotonic() - self.seconds
         if not steps:
             return {}
-        return {
-            "seconds_per_step": seconds / steps,
-            "tokens_per_second": (counters.tokens - self.tokens) / max(seconds, 1e-9),
-            "memory_gib": _memory(self.device) / 2**30,
-        }
+        rate = (counters.tokens - self.tokens) / max(seconds, 1e-9)
+        clocks = {"seconds_per_step": seconds / steps, "tokens_per_second": rate}
+        peak = datasheet(self.device)
+        if peak is not None and self.flop_a_token is not None:
+            clocks["mfu"] = rate * self.flop_a_token / (peak * self.num_devices)
+        return {**clocks, "memory_gib": _memory(self.device) / 2**30}
 
 
 def _memory(device: torch.device) -> int:

@@ -66,7 +66,7 @@ class Speed:
 def measure(config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool) -> Speed:
     """Steps on one drawn batch, over and over, after a warm-up."""
     step, network = _prepare(config, batch, device)
-    tflop = _count(step) / 1e12
+    tflop = count_flop(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP):
         step()
@@ -142,7 +142,7 @@ def _timed(step: Callable[[], Report], steps: int, device: torch.device) -> list
     return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
-def _count(step: Callable[[], Report]) -> int:
+def count_flop(step: Callable[[], object]) -> int:
     """Operations of a step's matrix products and attention."""
 
     def into_total(total: Any, a: Any, b: Any, *rest: Any, **others: Any) -> int:

@@ -113,7 +113,7 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
     """Step after step to the end, or until told to stop."""
     config, processes = shop.config, shop.processes
     batches = shop.supply.training.batches(counters.position)
-    clock = Clock(counters, processes.device)
+    clock = Clock(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
     taken: Taken | None = None  # the last step, its report not read yet
     measured: Measured | None = None
     while counters.step < config.train.steps:

@@ -20,6 +20,7 @@ from adlm.training.compiling import compile_trunks
 from adlm.training.draws import seed_of
 from adlm.training.engine import Processes, gather_no_more, recompute_blocks, spread, whole
 from adlm.training.optimizer import build_optimizer
+from adlm.training.work import flop_a_token
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Trainee:
     """Empty where `train.ema` is 0: then the weights themselves are what is kept."""
     lowered: torch.dtype | None
     """The precision of autocast; empty runs in the weights' own."""
+    flop_a_token: float | None = None
+    """Arithmetic of training, where a share of the device's can be told."""
 
     @contextmanager
     def at_its_best(self) -> Iterator[None]:
@@ -60,6 +63,7 @@ def build(config: Config, processes: Processes, say: Callable[[str], None]) -> T
     network = method.build().to(processes.device)
     if train.precision == "float64":
         network = network.double()
+    flop = flop_a_token(method, network, processes.device)
     if train.recompute:
         recompute_blocks(network)
     compiled = train.compile == "on" or (train.compile == "auto" and processes.device.type == "cuda")
@@ -67,7 +71,8 @@ def build(config: Config, processes: Processes, say: Callable[[str], None]) -> T
         say(problem)
     spread(network, processes)
     average = Average(network, train.ema) if train.ema > 0 else None
-    return Trainee(method, network.train(), build_optimizer(network, train), average, _lowered(train, processes.device))
+    lowered = _lowered(train, processes.device)
+    return Trainee(method, network.train(), build_optimizer(network, train), average, lowered, flop)
 
 
 def _lowered(train: Train, device: torch.device) -> torch.dtype | None:

@@ -17,10 +17,7 @@ from safetensors.torch import load_file
 
 from adlm.training.logbook import CLOCKS, read_metrics
 
-WORDS = """data.boundary=line data.held_out=0.1 tokenizer=bytes length=32 method=adlm model.hidden=32 model.heads=2
-model.blocks=2 model.bridge=hidden model.dropout=0.1 anchor.gamma=0.1 train.steps=300 train.batch_size=16
-train.learning_rate=3e-3 train.warm_up_steps=20 train.log_every=3 train.valid_every=25 train.valid_rows=64
-train.sample_every=100 train.snapshot_every=7 train.keep=2 sampling.steps=8""".split()
+KNOBS = Path(__file__).parent / "small.yaml"
 
 
 def text(folder: Path) -> Path:
@@ -32,7 +29,7 @@ def text(folder: Path) -> Path:
 
 
 def command(source: Path, out: Path) -> list[str]:
-    return [sys.executable, "-m", "adlm.interfaces.cli", "train", f"data.path={source}", *WORDS, "--out", str(out)]
+    return [sys.executable, "-m", "adlm.interfaces.cli", "train", str(KNOBS), f"data.path={source}", "--out", str(out)]
 
 
 def logged(out: Path) -> list[dict[str, object]]:
@@ -69,14 +66,14 @@ def main() -> int:
                 wait = chance.uniform(0, 6)
             try:
                 process.wait(wait)
-                print("the run came to its end before all kills; it is begun again from its last snapshot but one")
+                print("the run came to its end before it was killed often enough; make it longer")
                 return 1
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
         kills += 1
-        places = sorted(place.name for place in killed.glob("snapshots/*"))
-        print(f"kill {kills:2}: last line step {step_of(killed):3}, snapshots {', '.join(places) or 'none'}", flush=True)
+        there = ", ".join(sorted(place.name for place in killed.glob("snapshots/*"))) or "none"
+        print(f"kill {kills:2}: last line step {step_of(killed):3}, snapshots {there}", flush=True)
     subprocess.run(command(source, killed), check=True, capture_output=True)
     same = {
         "weights that are kept": _equal(whole / "model", killed / "model"),

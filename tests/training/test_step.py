@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from worlds import seeded, wake
 
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
+from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
@@ -115,13 +116,22 @@ def test_micro_batches_of_one_noising_add_up_too(name, monkeypatch):
     z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
     t = torch.linspace(0.2, 0.9, len(x)).double()
 
-    def loss(self, network, rows, pad, progress, generator):
+    def loss(self, network, rows, pad, progress, generator, portion=None):
         at = [int((x == row).all(dim=1).nonzero()[0, 0]) for row in rows]
         return self.loss_at(network, rows, Noised(z[at], t[at]), pad)
 
     monkeypatch.setattr(type(method), "loss", loss)
     whole, _, _ = take(config, [MicroBatch(x)])
     parts, _, _ = take(config, [MicroBatch(x[:1]), MicroBatch(x[1:3]), MicroBatch(x[3:])])
+    same(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adlm", "sedd", "d3pm"])
+def test_micro_batches_that_know_their_place_draw_and_train_like_the_whole_batch(name):
+    config, x = settings(name), text()
+    whole, _, _ = take(config, [MicroBatch(x)])
+    places = [(0, 1), (1, 3), (3, len(x))]
+    parts, _, _ = take(config, [MicroBatch(x[a:b], portion=Portion(a, len(x))) for a, b in places])
     same(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
 
 

@@ -1,0 +1,59 @@
+"""Laws of `adlm train`: it trains, tells, resumes, draws, and a mistake is one sentence."""
+
+import json
+
+import pytest
+from runs import SMALL, corpus
+
+from adlm.interfaces.cli import main
+
+
+def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
+    out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
+    words = ["train", *SMALL, f"data.prepared={prepared}", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    report = json.loads(told.out)
+    assert report["step"] == 20
+    assert report["tokens"] == 20 * 8 * 16
+    assert report["nats"] > report["stderr"] > 0
+    assert "20/20  loss" in told.err
+    assert "anchor" in told.err
+    assert "held out" in told.err
+    assert main(["train", "--out", str(out)]) == 0  # as it is: there is nothing left to do
+    assert "going on from step 20" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main(["train", "--plot", str(out)]) == 0
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "curves.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["owt/adlm"], "--out is not given"),
+        (["--out", "{tmp}/run"], "nothing says what to train"),
+        (
+            ["owt/adlm", "data.prepared={tmp}/none", "--out", "{tmp}/run"],
+            "has no manifest.json, so it is no prepared folder",
+        ),
+        (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
+        (["train.shard=2", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
+        (["train.device=cuda", "--out", "{tmp}/run"], "train.device cuda is not here"),
+        (["--plot", "{tmp}"], "has no metrics.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["train", *(word.replace("{tmp}", str(tmp_path)) for word in words)]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("knob", ["train.tensorboard=true", "train.wandb=offline"])
+def test_what_is_not_installed_is_told(knob, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = ["train", *SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", knob, "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "which is not installed; try pip install" in capsys.readouterr().err
