@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # the suite runs one process a core
 
 @pytest.fixture(autouse=True)
 def _same_arithmetic():
-    """A CPU without bf16 units gives up oneDNN for good once a test asks for bf16, and float32 then rounds otherwise."""
+    """A CPU without bf16 units gives up oneDNN for good once a test asks for bf16; float32 then rounds otherwise."""
     yield
     torch.backends.mkldnn.set_flags(True)
 

@@ -1,8 +1,8 @@
 """Logits of some tokens -> the nats of their right answers, and what pulls on each logit. Knows nothing of heads.
 
 d/dl of w (logsumexp l - l_target) is w (softmax l - one-hot of the target): the slope, written over the logits. On CUDA
-a Triton kernel does both: each row is read from memory once, read again from the cache, and written once, where
-torch's own operations pass over it some fifteen times.
+a Triton kernel does both: each row is read from memory, read again from the cache, and written once. On an H200 that
+took a tenth of the time of torch's own operations, each of which passes over all of them.
 
 Shapes: N tokens, V symbols; a logit of -inf has no mass and no slope.
 """

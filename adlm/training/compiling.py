@@ -14,8 +14,8 @@ from torch import nn
 from adlm.models.slopes import why_no_triton
 from adlm.models.transformer import Trunk
 
-# Dropout by torch's own kernel: it draws four numbers at a time, where the compiler's draws one and drops three; and a
-# seed gives the same masks whether compiled or not.
+# Dropout by torch's own kernel: a seed then gives the same masks whether compiled or not, and it cost nothing (197 ms a
+# step against 199 with numbers drawn inside the compiled kernels; H200, batch 64).
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
 
 
@@ -23,7 +23,7 @@ def compile_trunks(network: nn.Module, backend: str = "inductor") -> str:
     """Compiles every trunk of the network, in place, where that is possible; empty, or one sentence why it was not.
 
     Block by block: all blocks of a network are one graph, compiled once in seconds, FSDP2 can gather a block's weights
-    around it, and whole trunks took seven times as long to compile and were no faster. Another backend than torch's
+    around it (compile first, then shard), and whole trunks took seven times as long to compile and were no faster. Another backend than torch's
     own ("eager", to look at the graphs) is taken as it comes.
     """
     options = OPTIONS if backend == "inductor" else None

@@ -142,7 +142,7 @@ def _precision(device: torch.device, lowered: torch.dtype | None) -> AbstractCon
 
 @contextmanager
 def fast_attention(device: torch.device) -> Iterator[None]:
-    """Inside, attention prefers cuDNN on Hopper, where its kernels were a third faster than torch's own choice."""
+    """Inside, attention prefers cuDNN on Hopper: forth and back it took a third less time than torch's first choice."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         yield
         return
