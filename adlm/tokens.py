@@ -6,14 +6,15 @@ one class encodes, decodes and is saved as a tokenizer.json. A tokenizer without
 
 import json
 import os
+import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
 from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
@@ -70,6 +71,28 @@ class Tokenizer:
         (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=1), encoding="utf-8")
 
 
+def bpe_size(name: str) -> int | None:
+    """Of `bpe-2048`, a tokenizer yet to be trained, 2048; of any other name nothing."""
+    return int(name[4:]) if re.fullmatch(r"bpe-[1-9]\d*", name) else None
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE as GPT-2's, of `size` symbols with the mask, learnt from the texts; eos ends a document."""
+    if not 300 <= size <= 1_000_000:
+        raise UserError(f"tokenizer bpe-{size} cannot be made: give a size from 300 (256 bytes and a few) to 1000000")
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    engine.train_from_iterator(texts, trainer)
+    return Tokenizer(f"bpe-{size}", engine, _settle(engine, {}))
+
+
 def load_tokenizer(name: str) -> Tokenizer:
     """A tokenizer by name (in $ADLM_DATA/tokenizers, then on the hub), tokenizer.json, vocab.txt or folder."""
     engine, special = _read(name)
@@ -84,6 +107,8 @@ def _read(name: str) -> tuple[Engine, Mapping[str, str]]:
         return _characters(" " + string.ascii_lowercase), {}
     if name == "bytes":
         return _bytes(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+    if bpe_size(name) is not None:
+        raise UserError(f"tokenizer {name} is learnt from the text that is prepared; there is none yet to load")
     path = Path(name)
     local = Path(os.environ.get("ADLM_DATA", "")) / "tokenizers" / name
     if not path.exists() and os.environ.get("ADLM_DATA") and local.is_dir():

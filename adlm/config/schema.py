@@ -302,7 +302,7 @@ class Config:
     method: MethodName = "adlm"
     """The objective and its networks."""
     tokenizer: str = "gpt2"
-    """A name, a tokenizer.json, a folder, a vocab.txt, or one of: text8, bytes."""
+    """A name, a tokenizer.json, a folder, a vocab.txt, text8, bytes, or bpe-SIZE: learnt from the text itself."""
     length: Annotated[int, Ge(2)] = 1024
     """Tokens in a row, L; at least 2, so that one token can tell of another."""
     vocabulary: Vocabulary | None = None

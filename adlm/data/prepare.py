@@ -26,10 +26,11 @@ from adlm.data.prepared import FORMAT, Prepared, is_prepared, open_prepared, rea
 from adlm.data.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of
 from adlm.errors import UserError
 from adlm.places import refuse_taken
-from adlm.tokens import Tokenizer, load_tokenizer
+from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
 COMMIT = 2**24  # characters between two lines of the journal
+LEARNT = 2**26  # characters that a tokenizer is learnt from
 AHEAD = 3  # batches being encoded while others are read and written
 
 
@@ -78,7 +79,7 @@ class Batch:
 def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
     plan = plan_of(config.data)
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = _tokenizer(config, plan)
     if not is_prepared(out):
         refuse_taken(out)
     recipe = recipe_of(plan, tokenizer, config)
@@ -103,6 +104,25 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
         end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
         _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
     return Outcome(open_prepared(out, sums=False), how, plan.missing)
+
+
+def _tokenizer(config: Config, plan: Plan) -> Tokenizer:
+    """The tokenizer by its name, or one learnt from the beginning of what is trained on."""
+    size = bpe_size(config.tokenizer)
+    return load_tokenizer(config.tokenizer) if size is None else train_bpe(_beginning(plan), size)
+
+
+def _beginning(plan: Plan) -> Iterator[str]:
+    """The first LEARNT characters of the training split."""
+    start, characters = Place(), 0
+    with closing(_batches(plan, start)) as batches:
+        for batch in batches:
+            for text, split in zip(batch.texts, batch.splits, strict=True):
+                if split == "train" and characters < LEARNT:
+                    characters += len(text)
+                    yield text
+            if characters >= LEARNT:
+                return
 
 
 def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from adlm.errors import UserError
 
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
 COMMANDS = {
+    "quickstart": "prepare, train and compare two small models on speeches, in minutes on a CPU",
     "presets": "list the presets, or print one resolved, with overrides",
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
