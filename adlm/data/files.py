@@ -3,25 +3,22 @@
 import bz2
 import codecs
 import contextlib
-import csv
 import glob
 import gzip
 import hashlib
 import io
-import json
 import lzma
-import sys
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from adlm.data.pieces import Piece, documents_of, in_pieces
+from adlm.data.records import arrow, arrow_parquet, json_records, lines_of, parquet_rows, table_rows
 from adlm.errors import UserError
 
 BLOCK = 2**20  # bytes read at once
-LONGEST_LINE = 2**29  # of a file of records, which is held whole
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 PLAIN, RECORDS = (".txt", ".md", ".text"), (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
@@ -65,7 +62,7 @@ class TextFile:
         """Every document of the file, in order; `seen` is told now and then how many of its bytes have been read."""
         with _told(self.name), self.path.open("rb") as raw:
             if self._suffix == ".parquet":
-                yield from self._of_records(_parquet(raw, self.field, self.name, seen))
+                yield from self._of_records(parquet_rows(raw, self.field, self.name, seen))
                 return
             blocks = text_blocks(self._shared(_decompressed(raw, self.path)), self.name, self.damaged)
             blocks = _telling(blocks, raw, seen)
@@ -74,7 +71,7 @@ class TextFile:
     def num_documents(self) -> int:
         if self._suffix == ".parquet":
             with _told(self.name):
-                return int(_arrow_parquet().ParquetFile(self.path).metadata.num_rows)
+                return int(arrow_parquet().ParquetFile(self.path).metadata.num_rows)
         return sum(piece.ends for piece in self.pieces())
 
     @property
@@ -102,10 +99,10 @@ class TextFile:
             yield from in_pieces(self.transform(text))
 
     def _records(self, blocks: Iterator[str]) -> Iterator[str]:
-        lines = _lines(blocks, self.name)
+        lines = lines_of(blocks, self.name)
         if self._suffix in (".csv", ".tsv"):
-            return _csv(lines, "," if self._suffix == ".csv" else "\t", self.field, self.name)
-        return _json(lines, self.field, self.name)
+            return table_rows(lines, "," if self._suffix == ".csv" else "\t", self.field, self.name)
+        return json_records(lines, self.field, self.name)
 
     def _shared(self, stream: IO[bytes]) -> IO[bytes]:
         if self.share == (0.0, 1.0):
@@ -149,8 +146,8 @@ def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
         case ".bz2":
             return bz2.BZ2File(raw)
         case ".zst":
-            arrow = _arrow()
-            return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(raw), "zstd"))
+            pyarrow = arrow()
+            return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd"))
         case ".zip":
             return _only_member(raw, path)
         case _:
@@ -198,119 +195,6 @@ def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
 
 def _nul(name: str) -> UserError:
     return UserError(f"{name} holds NUL bytes, so it is not plain text (data.damaged=replace reads it all the same)")
-
-
-def _lines(blocks: Iterable[str], name: str) -> Iterator[str]:
-    """The lines of a text, each with its line break."""
-    parts: list[str] = []
-    held = 0
-    for block in blocks:
-        *complete, rest = block.split("\n")
-        for line in complete:
-            yield "".join((*parts, line, "\n"))
-            parts, held = [], 0
-        parts.append(rest)
-        held += len(rest)
-        if held > LONGEST_LINE:
-            raise UserError(f"{name} has a line of more than {LONGEST_LINE >> 20} MB: are these records one a line?")
-    if last := "".join(parts):
-        yield last
-
-
-def _json(lines: Iterator[str], field: str, name: str) -> Iterator[str]:
-    """One record a line, or one list of records."""
-    number = 0
-    for line in lines:
-        number += 1
-        if not line.strip():
-            continue
-        if number == 1 and line.lstrip().startswith("["):
-            records = _parsed(line + "".join(lines), f"{name}")
-            for index, record in enumerate(records):
-                yield text_of(record, field, f"entry {index} of {name}")
-            return
-        yield text_of(_parsed(line, f"line {number} of {name}"), field, f"line {number} of {name}")
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
-
-
-def text_of(record: Any, field: str, where: str) -> str:
-    if not isinstance(record, dict):
-        raise UserError(f"{where} is no record with fields but {str(record)[:40]!r}")
-    texts = []
-    for key in field.split(","):
-        if key not in record:
-            raise UserError(f"{where} has no field {key!r}; it has {', '.join(record)}: give data.field=...")
-        if not isinstance(record[key], str):
-            raise UserError(
-                f"field {key!r} in {where} is {type(record[key]).__name__}, and text is wanted: give data.field=..."
-            )
-        texts.append(record[key])
-    return " ".join(texts)
-
-
-def _csv(lines: Iterator[str], delimiter: str, field: str, name: str) -> Iterator[str]:
-    """The rows of a table; the first names the columns, unless they are asked for by number."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    rows = csv.reader(lines, delimiter=delimiter)
-    keys = field.split(",")
-    try:
-        if all(key.isdigit() for key in keys):
-            columns = [int(key) - 1 for key in keys]
-        else:
-            header = next(rows, [])
-            missing = [key for key in keys if key not in header]
-            if missing:
-                raise UserError(
-                    f"{name} has no column {missing[0]!r}; its first row is {', '.join(header)[:80]!r}: "
-                    "give data.field=..., or a number where columns have no name"
-                )
-            columns = [header.index(key) for key in keys]
-        for row in rows:
-            if not row:
-                continue
-            if len(row) <= max(columns):
-                raise UserError(
-                    f"line {rows.line_num} of {name} has {len(row)} columns, and column {max(columns) + 1} is wanted"
-                )
-            yield " ".join(row[column] for column in columns)
-    except csv.Error as error:
-        raise UserError(f"line {rows.line_num} of {name} is not CSV: {error}") from None
-
-
-def _parquet(raw: IO[bytes], field: str, name: str, seen: Callable[[int], None]) -> Iterator[str]:
-    file = _arrow_parquet().ParquetFile(raw)
-    keys = field.split(",")
-    for key in keys:
-        if key not in file.schema_arrow.names:
-            raise UserError(
-                f"{name} has no field {key!r}; it has {', '.join(file.schema_arrow.names)}: give data.field=..."
-            )
-    for batch in file.iter_batches(batch_size=1024, columns=keys):
-        columns = [batch.column(key).to_pylist() for key in keys]
-        for values in zip(*columns, strict=True):
-            yield text_of(dict(zip(keys, values, strict=True)), field, name)
-        seen(raw.tell())
-
-
-def _arrow_parquet() -> Any:
-    _arrow()
-    import pyarrow.parquet
-
-    return pyarrow.parquet
-
-
-def _arrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise UserError("reading .parquet and .zst needs pyarrow; try pip install 'adlm[data]'") from None
-    return pyarrow
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.data.files import ignore, same, text_of
+from adlm.data.files import ignore, same
 from adlm.data.pieces import Piece, in_pieces
+from adlm.data.records import text_of
 from adlm.errors import UserError
 from adlm.reach import ask_the_hub_once
 

@@ -5,17 +5,13 @@ and a line is added to a journal: how far each split has got, and how much of wh
 off goes on from the last such line, and since what a document becomes depends on nothing else, to the same bytes.
 """
 
-import errno
-import fcntl
 import hashlib
-import json
-import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,10 +19,11 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adlm.config.schema import Config
+from adlm.data.journal import JOURNAL, LOCK, RECIPE, Place, commit, locked, resumed
 from adlm.data.packing import rows_of
 from adlm.data.plan import Plan, described, plan_of
-from adlm.data.prepared import FORMAT, SPLITS, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
-from adlm.data.shards import Extent, Ids, Tokens, Writer, covers, dtype_for, files_of
+from adlm.data.prepared import FORMAT, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
+from adlm.data.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of
 from adlm.errors import UserError
 from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -34,7 +31,6 @@ from adlm.tokens import Tokenizer, load_tokenizer
 BATCH = 2**21  # characters encoded at once
 COMMIT = 2**24  # characters between two lines of the journal
 AHEAD = 3  # batches being encoded while others are read and written
-RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
 
 class View(TypedDict):
@@ -64,18 +60,6 @@ class Outcome:
     """prepared, resumed, reused, or prepared anew (because the source, the tokenizer or a knob had changed)."""
     missing: tuple[str, ...]
     """Splits of a named corpus that are not there."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A point between two pieces of the source, and what had been written there."""
-
-    part: int = 0
-    pieces: int = 0
-    """Of that part, that lie before it."""
-    documents: int = 0
-    """Ended before it, over all parts."""
-    splits: Mapping[str, Extent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,8 +96,8 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
             return Outcome(found, "reused", plan.missing)
         how = "prepared anew"
     work = out.with_name(f"{out.name}.preparing")
-    with _locked(work, out):
-        start = _resumed(work, recipe)
+    with locked(work, out):
+        start = resumed(work, recipe)
         if start != Place():
             how = "resumed"
         end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
@@ -129,86 +113,6 @@ def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any
         "vocabulary": asdict(tokenizer.vocabulary),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
     }
-
-
-@contextmanager
-def _locked(work: Path, out: Path) -> Iterator[None]:
-    """Alone in the working folder; what the disk refuses is told, and work worth keeping is kept."""
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        with (work / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"{out} is being prepared by another process; wait for it, or stop it") from None
-            try:
-                yield
-            except (UserError, OSError):
-                if not _journal(work):
-                    shutil.rmtree(work, ignore_errors=True)
-                raise
-    except OSError as error:
-        kept = "; what is done is kept: run the same command again to go on" if work.exists() else ""
-        if error.errno == errno.ENOSPC:
-            raise UserError(f"there is no space left to write {out}{kept}") from None
-        raise UserError(f"{out} cannot be written: {error.strerror or error}{kept}") from None
-    except UserError as error:
-        if not work.exists() or "another process" in str(error):
-            raise
-        raise UserError(f"{error}; what was done before is kept in {work.name}") from None
-
-
-def _journal(work: Path) -> list[Place]:
-    """The places a run has got to, as far as their lines are whole."""
-    places = []
-    try:
-        lines = (work / JOURNAL).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-            splits = {split: Extent(**extent) for split, extent in entry.pop("splits").items()}
-            places.append(Place(**entry, splits=splits))
-        except (ValueError, TypeError, KeyError):
-            break
-    return places
-
-
-def _resumed(work: Path, recipe: dict[str, Any]) -> Place:
-    """Where to go on; the working folder is left with what belongs to that place, and a journal that ends there."""
-    try:
-        before = json.loads((work / RECIPE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        before = {}
-    same_parts = _common(before.get("parts", []), recipe["parts"])
-    undivided = recipe["held_out"]["last_from"] is not None
-    same_rest = {**before, "parts": []} == {**recipe, "parts": []} and (before == recipe or not undivided)
-    dtype = np.dtype(recipe["dtype"])
-    places = [Place()]
-    for place in _journal(work) if same_rest else []:
-        fits = place.part < same_parts or (place.part == same_parts and place.pieces == 0)
-        if fits and all(covers(work / split, dtype, extent) for split, extent in place.splits.items()):
-            places.append(place)
-    start = places[-1]
-    for split in SPLITS:
-        if split not in start.splits:
-            shutil.rmtree(work / split, ignore_errors=True)
-    (work / RECIPE).write_text(json.dumps(recipe), encoding="utf-8")
-    (work / JOURNAL).write_text("".join(_line(place) for place in places[1:]), encoding="utf-8")
-    return start
-
-
-def _common(before: list[Any], now: list[Any]) -> int:
-    """How many parts at the beginning are as they were."""
-    same = 0
-    while same < min(len(before), len(now)) and before[same] == now[same]:
-        same += 1
-    return same
-
-
-def _line(place: Place) -> str:
-    return json.dumps(asdict(place)) + "\n"
 
 
 def _tokenise(
@@ -236,24 +140,15 @@ def _tokenise(
             read = sum(map(len, batch.texts))
             characters, uncommitted = characters + read, uncommitted + read
             if uncommitted >= COMMIT:
-                _commit(work, place, writers.values())
+                commit(work, place, writers.values())
                 uncommitted = 0
             report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
     for split, extent in place.splits.items():
         rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
-    _commit(work, place, writers.values())
+    commit(work, place, writers.values())
     return place
-
-
-def _commit(work: Path, place: Place, writers: Iterable[Writer]) -> None:
-    for writer in writers:
-        writer.sync()
-    with (work / JOURNAL).open("a", encoding="utf-8") as journal:
-        journal.write(_line(place))
-        journal.flush()
-        os.fsync(journal.fileno())
 
 
 def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:

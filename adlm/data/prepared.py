@@ -18,7 +18,6 @@ from adlm.tokens import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from adlm.errors import UserError
 
 SHARD = 2**26  # ids in a file: 128 MB at two bytes each
 ENDS = "documents.bin"
+SPLITS = ("train", "valid", "test")
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.uint64]
 
@@ -54,6 +55,7 @@ class Writer:
     def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD):
         self.folder, self.dtype, self.shard = folder, dtype, shard
         self.tokens, self.documents = extent.tokens, extent.documents
+        self.unsynced: set[Path] = set()
         folder.mkdir(parents=True, exist_ok=True)
         full, rest = divmod(extent.tokens, shard)
         _truncate(folder / shard_name(full), rest * dtype.itemsize)
@@ -69,24 +71,27 @@ class Writer:
 
     def append(self, ids: Ids, ends: Sequence[int]) -> None:
         """More ids, and where among them documents end."""
-        with (self.folder / ENDS).open("ab") as file:
-            file.write((np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
+        self._write(ENDS, (np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
         self.documents += len(ends)
         ids = ids.astype(self.dtype, copy=False)
         while len(ids):
             number, filled = divmod(self.tokens, self.shard)
             some = ids[: self.shard - filled]
-            with (self.folder / shard_name(number)).open("ab") as file:
-                file.write(some.tobytes())
+            self._write(shard_name(number), some.tobytes())
             self.tokens += len(some)
             ids = ids[len(some) :]
 
     def sync(self) -> None:
         """What was appended is on the disk when this returns."""
-        for path in (self.folder / ENDS, self.folder / shard_name(max(0, self.tokens - 1) // self.shard)):
-            if path.exists():
-                with path.open("ab") as file:
-                    os.fsync(file.fileno())
+        for path in self.unsynced:
+            with path.open("ab") as file:
+                os.fsync(file.fileno())
+        self.unsynced.clear()
+
+    def _write(self, name: str, data: bytes) -> None:
+        with (self.folder / name).open("ab") as file:
+            file.write(data)
+        self.unsynced.add(self.folder / name)
 
 
 def _truncate(path: Path, size: int) -> None:

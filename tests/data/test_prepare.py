@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from texts import prose
 
+from adlm.data import journal, shards
 from adlm.data import prepare as recipe
-from adlm.data import shards
+from adlm.data.journal import JOURNAL, RECIPE, places_of
 from adlm.data.plan import Division
 from adlm.data.prepare import prepare
 from adlm.data.prepared import open_prepared
 from adlm.errors import UserError
+from adlm.places import write_whole
 from adlm.tokens import load_tokenizer
 
 # A run of its own, slow and committing often, to be killed at any moment.
@@ -27,6 +29,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from adlm.config.load import resolve
+from adlm.data import journal
 from adlm.data import prepare as recipe
 recipe.BATCH, recipe.COMMIT = 400, 1000
 recipe.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
@@ -90,7 +93,7 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
     draws, kills, resumed_from = random.Random(0), 0, []
     while kills < 5:
         run = subprocess.Popen(command)
-        begun = out.with_name("broken.preparing") / recipe.RECIPE
+        begun = out.with_name("broken.preparing") / RECIPE
         while not begun.exists() and run.poll() is None:  # the imports are not what we want to hit
             time.sleep(0.005)
         time.sleep(draws.uniform(0.0, 0.12))
@@ -98,7 +101,7 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
         if run.wait() == 0:
             break
         kills += 1
-        resumed_from.append(len(recipe._journal(out.with_name("broken.preparing"))))
+        resumed_from.append(len(places_of(out.with_name("broken.preparing"))))
         assert not out.exists(), "nothing is there until all of it is"
     assert subprocess.run(command, check=False).returncode == 0
     assert kills == 5
@@ -119,9 +122,9 @@ def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monk
     with pytest.raises(KeyboardInterrupt):
         prepare(asked(*words), tmp_path / "out", stop)
     work = tmp_path / "out.preparing"
-    assert len(recipe._journal(work)) > 3
+    assert len(places_of(work)) > 3
     if torn == "journal":
-        with (work / recipe.JOURNAL).open("r+b") as file:
+        with (work / JOURNAL).open("r+b") as file:
             file.truncate(file.seek(0, 2) - 7)
     elif torn == "tokens":
         os.truncate(work / "train" / shards.shard_name(0), 1000)
@@ -186,12 +189,41 @@ def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "texts"]
 
 
+def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, asked, tmp_path, monkeypatch):
+    """A file changes after a run was cut off, and the next run is cut off while it looks where to go on."""
+    monkeypatch.setattr(recipe, "BATCH", 400)
+    monkeypatch.setattr(recipe, "COMMIT", 1000)
+
+    def stop(progress):
+        if progress.tokens > 3000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stop)
+    (corpus / "0.txt").write_text("changed " + (corpus / "0.txt").read_text())
+    written = []
+
+    def cut_off(path, text):
+        write_whole(path, text)
+        written.append(path.name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "write_whole", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked(*words), tmp_path / "out")
+    assert len(written) == 1
+    prepare(asked(*words), tmp_path / "out")
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
 def test_after_a_file_is_mended_the_work_before_it_is_kept(words, corpus, asked, tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "BATCH", 400)
     monkeypatch.setattr(recipe, "COMMIT", 1000)
     good = (corpus / "2.txt").read_bytes()
     (corpus / "2.txt").write_bytes(good + b"\xff")
-    with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what was done before is kept in out\.preparing"):
+    with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what is done is kept in out\.preparing"):
         prepare(asked(*words), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (corpus / "2.txt").write_bytes(good)
@@ -251,7 +283,8 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shards.Writer, "append", refusing)
         with pytest.raises(
-            UserError, match=r"no space left to write .*out; what is done is kept: run the same command again"
+            UserError,
+            match=r"no space left to write .*out; what is done is kept in out.preparing: run the same command again",
         ):
             prepare(asked(*words), tmp_path / "out")
     assert not (tmp_path / "out").exists()
