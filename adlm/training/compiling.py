@@ -22,9 +22,9 @@ OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": 
 def compile_trunks(network: nn.Module, backend: str = "inductor") -> str:
     """Compiles every trunk of the network, in place, where that is possible; empty, or one sentence why it was not.
 
-    Block by block: all blocks of a network are one graph, compiled once in seconds, FSDP2 can gather a block's weights
-    around it (compile first, then shard), and whole trunks took seven times as long to compile and were no faster. Another backend than torch's
-    own ("eager", to look at the graphs) is taken as it comes.
+    Block by block: all blocks of a network are one graph, compiled once in seconds; FSDP2 can gather a block's weights
+    around it (compile first, then shard); and whole trunks took seven times as long to compile and were no faster.
+    Another backend than torch's own ("eager", to look at the graphs) is taken as it comes.
     """
     options = OPTIONS if backend == "inductor" else None
     reason = why_not_compile(next(network.parameters()).device) if options else ""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -94,9 +95,12 @@ def processes_of(train: Train) -> Iterator[Processes]:
         mesh_shape(train, 1)
         yield Processes(0, 1, device, None)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    store, rank, num_ranks = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun leaves the addresses of the last one behind
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    own = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=num_ranks)
     try:
-        rank, num_ranks = dist.get_rank(), dist.get_world_size()
         shape = mesh_shape(train, num_ranks)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")) if num_ranks > 1 else None
         yield Processes(rank, num_ranks, device, mesh)

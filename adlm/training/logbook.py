@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,14 +42,21 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: Line) -> None:
-        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written: {error.strerror}; make room, then run the same command again to go on "
+                "from the last snapshot"
+            ) from None
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what a full disk refused was told when it was written
+            self._file.close()
 
 
 def _take_back(path: Path, step: int) -> None:

@@ -114,6 +114,8 @@ def load_tensors(snapshot: Snapshot, tensors: dict[str, Tensor], processes: Proc
 
 def find_snapshot(folder: Path, say: Callable[[str], None]) -> Snapshot | None:
     """The newest whole snapshot; each damaged one after it is told and set aside. None where none was ever made."""
+    for left_over in (*folder.glob(".step-*.partial"), *folder.glob(".step-*.doomed")):  # by a run that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
     places = sorted((path for path in folder.glob("step-*") if path.name[5:].isdigit()), reverse=True)
     for place in places:
         try:

@@ -70,7 +70,7 @@ class Workshop:
 
 def train(config: Config, out: Path, screen: Screen) -> Outcome:
     """Train what the config says into the folder `out`, from where a run there has got to."""
-    with told_to_stop() as stop, processes_of(config.train) as processes:
+    with processes_of(config.train) as processes:
         say = screen.say if processes.first else _nothing
         with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
@@ -81,9 +81,9 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             trainee = build(config, processes, say)
             counters = _resumed(run, trainee, processes, screen)
             logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
-            shop = Workshop(config, processes, run, supply, trainee, logbook, stop)
             try:
-                return _walk(shop, counters)
+                with told_to_stop() as stop:  # what came before can be cut off at any moment: it is resumed or redone
+                    return _walk(Workshop(config, processes, run, supply, trainee, logbook, stop), counters)
             finally:
                 if logbook is not None:
                     logbook.close()

@@ -57,13 +57,12 @@ def main() -> int:
     while kills < arguments.kills:
         with (arguments.out / "killed.log").open("a") as log:
             process = subprocess.Popen(command(source, killed), stdout=log, stderr=log)
-            begun = (killed / "metrics.jsonl").stat().st_mtime_ns if (killed / "metrics.jsonl").exists() else 0
-            if chance.random() < 0.75:  # once it trains; else at any moment, the start and the preparation included
-                while process.poll() is None and not _moved(killed, begun):
+            wait = chance.uniform(0, 6)  # any moment, the start and the preparation included
+            if chance.random() < 0.8:  # or once it has trained some more
+                target = step_of(killed) + chance.randint(1, 35)
+                while process.poll() is None and step_of(killed) < target:
                     time.sleep(0.01)
-                wait = chance.uniform(0, 1.5)
-            else:
-                wait = chance.uniform(0, 6)
+                wait = chance.uniform(0, 0.4)
             try:
                 process.wait(wait)
                 print("the run came to its end before it was killed often enough; make it longer")
@@ -87,11 +86,6 @@ def main() -> int:
         print(f"{what}: {'identical' if equal else 'DIFFERENT'}")
     print(f"{kills} kills, {time.monotonic() - started:.0f} s in all, torch {torch.__version__}")
     return 0 if all(same.values()) else 1
-
-
-def _moved(out: Path, before: int) -> bool:
-    path = out / "metrics.jsonl"
-    return path.exists() and path.stat().st_mtime_ns > before and step_of(out) > 0
 
 
 def _equal(one: Path, other: Path) -> bool:
