@@ -29,9 +29,8 @@ format: $(READY)  ## rewrite the code in the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-quickstart: $(READY)  ## a first look, in about two minutes: agreement with the published code, then two tiny models learn
-	$(VENV)/bin/adlm parity tests/golden
-	$(VENV)/bin/python examples/first_steps.py
+quickstart: $(READY)  ## train an anchored model and its baseline on speeches, compare them, and leave runs/quickstart/report.html
+	$(VENV)/bin/adlm quickstart --out runs/quickstart
 
 lock: $(READY)  ## pin what the .venv holds now
 	@{ grep '^#' requirements.lock; $(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock.new

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.errors import UserError
-from adlm.tokens import load_tokenizer
+from adlm.tokens import bpe_size, load_tokenizer, train_bpe
 
 TEXT = "Of the people, by the people, for the people: naïve ☃ [MASK] <|endoftext|>\n\tend."
 
@@ -153,3 +153,23 @@ def test_the_real_tokenizers_have_their_known_ids(data_folder):
     assert bert.encode("Hello world") == [7592, 2088]
     only_vocab = load_tokenizer(str(data_folder / "tokenizers/bert-base-uncased/vocab.txt"))
     assert only_vocab.encode(TEXT) == bert.encode(TEXT)
+
+
+def test_a_bpe_learnt_from_texts_gives_them_back_and_is_the_same_every_time(tmp_path):
+    texts = ["the people of the people", "by the people, for the people"] * 20
+    tokenizer = train_bpe(texts, 300)
+    assert tokenizer.vocabulary.size <= 300
+    assert tokenizer.vocabulary.mask_id == tokenizer.vocabulary.size - 1
+    assert tokenizer.vocabulary.eos_id is not None
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode(texts[0])) < len(texts[0]) / 2
+    assert train_bpe(iter(texts), 300).engine.to_str() == tokenizer.engine.to_str()
+
+
+def test_a_bpe_to_be_learnt_is_told_from_one_that_is_there():
+    assert bpe_size("bpe-2048") == 2048
+    assert bpe_size("gpt2") is bpe_size("bpe-0x10") is bpe_size("bpe-") is None
+    with pytest.raises(UserError, match=r"bpe-2048 is learnt from the text that is prepared"):
+        load_tokenizer("bpe-2048")
+    with pytest.raises(UserError, match=r"bpe-100 cannot be made: give a size from 300"):
+        train_bpe(["text"], 100)

@@ -157,7 +157,7 @@ def _mapping(text: str, origin: str) -> Raw:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: 3e-4 is a number, 010 and 1:30 are none, a knob written twice is an error, no aliases."""
+    """YAML without surprises: 3e-4 is a number, 010 is none, off and no are words, nothing comes twice, no aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -182,11 +182,10 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.unique_keys)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.whole_if_it_is)
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-    ]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float", "bool")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False)$"), list("tfTF"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",

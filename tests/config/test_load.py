@@ -67,6 +67,21 @@ def test_a_text_is_taken_as_it_is_written(text):
     assert resolve([f"data.path={text}"]).data.path == text
 
 
+def test_off_is_a_word_and_true_is_true(tmp_path):
+    assert resolve(["train.compile=off", "train.wandb=off", "train.recompute=true"]).train.compile == "off"
+    (tmp_path / "own.yaml").write_text("train: { compile: off, recompute: True }\n")
+    config = resolve([str(tmp_path / "own.yaml")])
+    assert (config.train.compile, config.train.recompute) == ("off", True)
+    assert resolve_yaml(to_yaml(config), tmp_path) == config
+    with pytest.raises(UserError, match=r"train.recompute 'no' must be true or false"):
+        resolve(["train.recompute=no"])
+
+
+def resolve_yaml(text, folder):
+    (folder / "again.yaml").write_text(text)
+    return resolve([str(folder / "again.yaml")])
+
+
 def test_what_is_read_is_said_by_the_last_word(tmp_path):
     assert resolve(["owt/adlm", "data.path=mine.txt"]).data.name == ""
     assert resolve(["data.path=mine.txt", "data=ptb"]).data == Data(name="ptb")

@@ -42,9 +42,7 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     prepared = prepare(configs["adlm"], out / "data").prepared
     models, seconds = {}, {}
     for name, config in configs.items():
-        say(
-            f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows of {config.length}"
-        )
+        say(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _trained(name, config, prepared, out, screen)
     say("measuring both on the same held-out rows and draws")
     batches = _spread_out(prepared.rows("valid"), ROWS)

