@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adlm.config.schema import Vocabulary
-from adlm.data.packing import BATCH, rows_of
+from adlm.data.packing import DOCUMENTS_AT_ONCE, rows_of
 from adlm.data.shards import Extent, Tokens, Writer
 from adlm.errors import UserError
 
@@ -78,8 +78,8 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
     documents[0] = list(range(3, 20))
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=1000), FRAMED, 10, "packed-published")
     expected = []
-    for first in range(0, num, BATCH):
-        joined = stream(documents[first : first + BATCH], FRAMED)
+    for first in range(0, num, DOCUMENTS_AT_ONCE):
+        joined = stream(documents[first : first + DOCUMENTS_AT_ONCE], FRAMED)
         for start in range(0, len(joined) // 8 * 8, 8):
             expected.append([1, *joined[start : start + 8], 2])
     x, pad = rows.read(range(len(rows)))

@@ -34,7 +34,7 @@ def joined(found: list[Piece]) -> list[str]:
 def test_pieces_of_a_document_join_to_it(text):
     found = list(in_pieces(text))
     assert joined(found) == [text]
-    assert all(len(piece.text) <= 12 for piece in found)
+    assert all(len(piece.text) <= 24 for piece in found)
 
 
 @given(TEXTS, st.integers(1, 20), st.sampled_from(["file", "line", "blank"]))

@@ -15,7 +15,7 @@ import pytest
 from texts import prose
 
 from adlm.data import journal, shards
-from adlm.data import prepare as recipe
+from adlm.data import prepare as preparing
 from adlm.data.journal import JOURNAL, RECIPE, places_of
 from adlm.data.plan import Division
 from adlm.data.prepare import prepare
@@ -30,9 +30,9 @@ import sys, time
 from pathlib import Path
 from adlm.config.load import resolve
 from adlm.data import journal
-from adlm.data import prepare as recipe
-recipe.BATCH, recipe.COMMIT = 400, 1000
-recipe.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
+from adlm.data import prepare as preparing
+preparing.BATCH, preparing.COMMIT = 400, 1000
+preparing.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
 """
 
 
@@ -111,8 +111,8 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
 
 @pytest.mark.parametrize("torn", ["journal", "tokens", "documents"])
 def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monkeypatch):
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     prepare(asked(*words), tmp_path / "unbroken")
 
     def stop(progress):
@@ -138,7 +138,7 @@ def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monk
 def test_shards_are_cut_at_equal_sizes_wherever_that_falls(words, asked, tmp_path, monkeypatch):
     whole = prepare(asked(*words), tmp_path / "whole").prepared
     one_file = (tmp_path / "whole/train/tokens-00000.bin").read_bytes()
-    monkeypatch.setattr(shards.Writer.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(shards, "SHARD", 100)
     prepare(asked(*words), tmp_path / "cut")
     files = sorted((tmp_path / "cut/train").glob("tokens-*.bin"))
     assert b"".join(file.read_bytes() for file in files) == one_file
@@ -191,8 +191,8 @@ def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tm
 
 def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, asked, tmp_path, monkeypatch):
     """A file changes after a run was cut off, and the next run is cut off while it looks where to go on."""
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
 
     def stop(progress):
         if progress.tokens > 3000:
@@ -219,8 +219,8 @@ def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, a
 
 
 def test_after_a_file_is_mended_the_work_before_it_is_kept(words, corpus, asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     good = (corpus / "2.txt").read_bytes()
     (corpus / "2.txt").write_bytes(good + b"\xff")
     with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what is done is kept in out\.preparing"):
@@ -271,8 +271,8 @@ def test_nothing_to_read_leaves_nothing_behind(name, text, asked, bpe, tmp_path)
 
 def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
     """The disk refuses in the middle; with room again the run goes on to the same bytes."""
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     append = shards.Writer.append
 
     def refusing(self, ids, ends):
@@ -295,7 +295,7 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
 
 def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.pieces.PIECE", 100)
-    monkeypatch.setattr(recipe, "BATCH", 400)
+    monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
     made = prepare(asked(f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}"), tmp_path / "out").prepared
