@@ -107,18 +107,6 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
     return Outcome(open_prepared(out, sums=False), how, plan.missing)
 
 
-def _seen_as(found: Prepared, view: View) -> Prepared:
-    """The same shards in rows of another length or packing; the manifest keeps that, where it can be written."""
-    for split in found.splits:
-        found.rows(split, **view)  # or it says why there are none
-    if all(found.manifest[knob] == value for knob, value in view.items()):
-        return found
-    manifest = {**found.manifest, **view}
-    with suppress(OSError):
-        write_manifest(found.folder, manifest)
-    return replace(found, manifest=manifest)
-
-
 def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
     """Everything that decides the bytes of the shards: two runs of one recipe write the same."""
     return {
@@ -237,6 +225,18 @@ def _encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[st
             flat += eos
             ends.setdefault(split, []).append(len(flat))
     return {split: (np.array(flat, dtype), ends.get(split, [])) for split, flat in ids.items()}
+
+
+def _seen_as(found: Prepared, view: View) -> Prepared:
+    """The same shards in rows of another length or packing; the manifest keeps that, where it can be written."""
+    for split in found.splits:
+        found.rows(split, **view)  # or it says why there are none
+    if all(found.manifest[knob] == value for knob, value in view.items()):
+        return found
+    manifest = {**found.manifest, **view}
+    with suppress(OSError):
+        write_manifest(found.folder, manifest)
+    return replace(found, manifest=manifest)
 
 
 def _finish(work: Path, out: Path, manifest: dict[str, Any], end: Place, tokenizer: Tokenizer) -> None:

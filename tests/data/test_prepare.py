@@ -360,6 +360,7 @@ def test_an_empty_file_does_not_hide_how_much_there_is(words, corpus, asked, tmp
 def test_a_folder_of_another_format_is_made_anew(words, asked, tmp_path):
     """What an id file is made of may change while the manifest looks the same."""
     manifest = prepare(asked(*words), tmp_path / "out").prepared.manifest
+    assert manifest["recipe"]["format"] == FORMAT
     recipe = {**manifest["recipe"], "format": FORMAT - 1}
     (tmp_path / "out/manifest.json").write_text(json.dumps({**manifest, "recipe": recipe}))
     assert prepare(asked(*words), tmp_path / "out").how == "prepared anew"
