@@ -85,10 +85,10 @@ def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lamb
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
     out = placed(out)
     work = work_of(out)
+    refuse_others_work(work)
     plan = plan_of(config.data, without=(out, work))
     tokenizer = load_tokenizer(config.tokenizer)
     width_of(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
-    refuse_others_work(work)
     recipe = recipe_of(plan, tokenizer, config)
     view: View = {"length": config.length, "packing": plan.packing}
     how = "prepared"
