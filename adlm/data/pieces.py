@@ -21,8 +21,8 @@ SEPARATORS = {"file": None, "line": re.compile(r"\n"), "blank": re.compile(r"\r?
 LAST_BREAK = re.compile(r"\r?\n[ \t\r]*\Z")
 """What ends the last of the documents that blank lines part."""
 
-BETWEEN_WORDS, BLANKS = re.compile(r"(?<=\w) (?=\w)"), re.compile(r"(?<=\S)\s")
-"""Where a piece may end: between words, or failing that wherever blanks begin."""
+WORDS, BLANKS = re.compile(r"\w \w"), re.compile(r"(?<=\S)\s")
+"""A piece ends between words, or failing that wherever blanks begin."""
 
 
 class Piece(NamedTuple):
@@ -80,11 +80,15 @@ def _cuts(text: str) -> Iterator[int]:
 
 def _cut(text: str, start: int) -> int:
     """The end of the piece that begins at `start`, or 0 where that takes more text than there is yet."""
-    for places in (BETWEEN_WORDS, BLANKS):
-        if found := [match.start() for match in places.finditer(text, start + PIECE // 2, start + PIECE)]:
-            return found[-1]
+    first, last = start + PIECE // 2, start + PIECE
+    space = last
+    while (space := text.rfind(" ", first, space)) >= 0:
+        if WORDS.match(text, space - 1, last):
+            return space
+    if found := [match.start() for match in BLANKS.finditer(text, first, last)]:
+        return found[-1]
     farthest = start + FARTHEST * PIECE
     if len(text) <= farthest:
         return 0
-    later = BLANKS.search(text, start + PIECE, farthest)
+    later = BLANKS.search(text, last, farthest)
     return later.start() if later else farthest
