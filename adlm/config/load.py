@@ -66,6 +66,8 @@ def _asked(word: str) -> Raw:
         if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.sentences():
             return {knob: {"name": value}}
         return {knob: _read_preset(f"{knob}/{value}")}
+    if knob == "data" and "/" in value:
+        raise UserError(f"data {value!r} is no corpus by name; your own text goes by data.path={value}")
     plain = value if knob in knobs.texts() else _parse(value, origin=f"{knob}={value}")
     return _nested(knob.split("."), plain)
 

@@ -1,12 +1,14 @@
 """Datasets of the Hugging Face hub as documents, read as they come. Knows no corpora by name and no ids."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adlm.data.files import ignore, same
 from adlm.data.pieces import Piece, in_pieces
+from adlm.data.reading import sound
 from adlm.data.records import text_of
 from adlm.errors import UserError
 from adlm.reach import ask_the_hub_once
@@ -23,13 +25,14 @@ class HubSplit:
     split: str = ""
     revision: str | None = None
     field: str = "text"
+    damaged: str = "refuse"
     transform: Callable[[str], str] = same
     text: Callable[[Any], str] | None = None
     """A record's text, where that is more than fields joined."""
     remedy: str = "check the name, or give local files with data.path"
     """What to say where the hub is out of reach."""
 
-    size = 0
+    size = None
 
     @property
     def name(self) -> str:
@@ -42,13 +45,10 @@ class HubSplit:
         return f"{builder.name} {builder.hash}"
 
     def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
-        for record in self._asked(
-            lambda datasets: datasets.load_dataset(
-                *self._place, split=self.hub_split, revision=self.revision, streaming=True
-            )
-        ):
-            text = self.text(record) if self.text else text_of(record, self.field, self.name)
-            yield from in_pieces(self.transform(text))
+        for number, record in enumerate(self._records(), 1):
+            where = f"record {number} of {self.name}"
+            text = self.text(record) if self.text else text_of(record, self.field, where)
+            yield from in_pieces(self.transform(sound(text, self.damaged, where)))
 
     def split_names(self) -> list[str]:
         """What splits the dataset has."""
@@ -59,6 +59,20 @@ class HubSplit:
         builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
         known = (builder.info.splits or {}).get(self.hub_split)
         return known.num_examples if known else sum(piece.ends for piece in self.pieces())
+
+    def _records(self) -> Iterator[Any]:
+        records = self._asked(
+            lambda datasets: iter(
+                datasets.load_dataset(*self._place, split=self.hub_split, revision=self.revision, streaming=True)
+            )
+        )
+        end = object()
+        while True:
+            with self._told():
+                record = next(records, end)
+            if record is end:
+                return
+            yield record
 
     @property
     def _place(self) -> tuple[str, str | None]:
@@ -72,8 +86,13 @@ class HubSplit:
         except ImportError:
             raise UserError("reading from the hub needs datasets; try pip install 'adlm[data]'") from None
         datasets.disable_progress_bars()
-        try:
+        with self._told():
             return what(datasets)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
             reason = str(error).partition("\n")[0][:120]
             raise UserError(

@@ -38,7 +38,10 @@ class Batch(NamedTuple):
     x: Tensor
     """(B, L), ids."""
     pad: Tensor | None
-    """(B, L), or None where no row has padding."""
+    """(B, L), or None where no row of this batch has padding.
+
+    So rows packed without overlap give it with the one batch that holds the short last row, and with no other.
+    """
     after: Position
     """Where the next batch begins."""
 

@@ -15,7 +15,7 @@ from adlm.config.schema import Vocabulary
 from adlm.data.shards import Tokens
 from adlm.errors import UserError
 
-BATCH = 1000  # documents the released code joins at a time
+DOCUMENTS_AT_ONCE = 1000  # that the released code joins
 
 
 class Layout(Protocol):
@@ -25,6 +25,10 @@ class Layout(Protocol):
 
     def span(self, row: int, draw: float) -> tuple[int, int]:
         """The first id and the one after the last; `draw` from [0, 1) chooses where a row may begin anywhere."""
+        ...
+
+    def num_held(self) -> int:
+        """How many ids all rows hold, for one draw."""
         ...
 
 
@@ -43,13 +47,17 @@ class Packed:
         start, stop = row * self.width, min((row + 1) * self.width, self.num_tokens)
         return (max(0, stop - self.width) if self.overlap else start), stop
 
+    def num_held(self) -> int:
+        return self.num_tokens
+
 
 class Published:
     """Each thousand documents joined on their own, and what does not fill a row dropped: the released code's cut."""
 
     def __init__(self, ends: NDArray[np.uint64], width: int):
         self.width = width
-        last = np.append(ends[BATCH - 1 :: BATCH], ends[-1:] if len(ends) % BATCH else ends[:0]).astype(np.int64)
+        full, rest = ends[DOCUMENTS_AT_ONCE - 1 :: DOCUMENTS_AT_ONCE], len(ends) % DOCUMENTS_AT_ONCE
+        last = np.append(full, ends[-1:] if rest else ends[:0]).astype(np.int64)
         self.starts = np.concatenate(([0], last[:-1])).astype(np.int64)
         self.rows_before = np.concatenate(([0], np.cumsum((last - self.starts) // width)))
 
@@ -60,6 +68,9 @@ class Published:
         batch = int(np.searchsorted(self.rows_before, row, side="right")) - 1
         start = int(self.starts[batch] + (row - self.rows_before[batch]) * self.width)
         return start, start + self.width
+
+    def num_held(self) -> int:
+        return len(self) * self.width
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,10 @@ class Padded:
         start, stop = self.tokens.document(row)
         return start, min(stop - self.num_marks, start + self.width)
 
+    def num_held(self) -> int:
+        lengths = np.diff(np.asarray(self.tokens.ends, np.int64), prepend=0) - self.num_marks
+        return int(np.minimum(lengths, self.width).sum())
+
 
 @dataclass(frozen=True)
 class Cropped:
@@ -93,6 +108,10 @@ class Cropped:
         start = row * 2 * self.width
         start += int(draw * (min(self.width, max(0, self.num_tokens - start - self.width)) + 1))
         return start, min(start + self.width, self.num_tokens)
+
+    def num_held(self) -> int:
+        last = self.num_tokens - (len(self) - 1) * 2 * self.width
+        return (len(self) - 1) * self.width + min(last, self.width)
 
 
 LAYOUTS: dict[str, Callable[[Tokens, int, int, bool], Layout]] = {
@@ -120,9 +139,7 @@ class Rows:
     @property
     def num_tokens(self) -> int:
         """Ids of documents that the rows hold, bos and eos of the rows not counted."""
-        if isinstance(self.layout, Packed):
-            return self.layout.num_tokens
-        return sum(stop - start for start, stop in (self.layout.span(row, 0.0) for row in range(len(self))))
+        return self.layout.num_held()
 
     def __getitem__(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         if not 0 <= row < len(self):
@@ -157,21 +174,28 @@ def frame_of(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
     return [vocabulary.bos_id], [vocabulary.eos_id]
 
 
+def width_of(vocabulary: Vocabulary, length: int) -> int:
+    """How many ids of documents a row of this length holds."""
+    bos, eos = frame_of(vocabulary)
+    width = length - len(bos) - len(eos)
+    if width < 1:
+        raise UserError(f"length {length} leaves no room for text between bos and eos; try length=16")
+    return width
+
+
 def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, overlap: bool = False) -> Rows:
     """A split's rows. With `overlap` a joined split has only full rows, the last of them ids of the one before too.
 
     Training takes them so; a likelihood counts every id once, so it takes the short last row.
     """
-    bos, eos = frame_of(vocabulary)
-    width = length - len(bos) - len(eos)
-    if width < 1:
-        raise UserError(f"length {length} leaves no room for text between bos and eos; try length=16")
+    width = width_of(vocabulary, length)
     num_marks = 0 if vocabulary.eos_id is None else 1
     layout = LAYOUTS[packing](tokens, width, num_marks, overlap)
     if len(layout) == 0:
         raise UserError(
-            f"{len(tokens):,} tokens in {tokens.extent.documents:,} documents fill no row of length {length} by "
-            f"data.packing {packing}, which drops what is left over; try data.packing=packed or a smaller length"
+            f"split {tokens.folder.name}: {len(tokens):,} tokens in {tokens.extent.documents:,} documents fill no row "
+            f"of length {length} by data.packing {packing}, which drops what is left over; try data.packing=packed or "
+            "a smaller length"
         )
     return Rows(tokens, vocabulary, length, layout, always_pad=packing == "padded")
 

@@ -1,7 +1,9 @@
 """Documents as a stream of pieces small enough to encode, whatever the length of a document. Knows no files and no ids.
 
 A document of two hundred megabytes must not fill the memory, and one of many pieces can be encoded in parallel. A piece
-ends between two words, where no tokenizer that splits text into words joins anything, so the ids do not change.
+ends where blanks begin, between two words if it can. A tokenizer that first splits text into words, as GPT-2's and
+BERT's do, joins nothing there, so its ids do not change. One that does not (SentencePiece over whole lines, say) may
+give other ids around a cut, and so may any in a stretch of 4 PIECE characters without such a place, cut where it is.
 Where the pieces end depends on the document alone, not on how it was read.
 """
 
@@ -11,12 +13,16 @@ from itertools import chain
 from typing import NamedTuple
 
 PIECE = 2**16  # characters
+FARTHEST = 4  # pieces in which a place to cut is looked for
 
 SEPARATORS = {"file": None, "line": re.compile(r"\n"), "blank": re.compile(r"\r?\n(?:[ \t\r]*\n)+")}
 """What stands between two documents of plain text; nothing does where a document is a file."""
 
-GAPS = (re.compile(r"(?<=\w) (?=\w)"), re.compile(r"(?<=\S)\s(?=\S)"))
-"""Where a piece may end: between words, or failing that at any gap."""
+LAST_BREAK = re.compile(r"\r?\n[ \t\r]*\Z")
+"""What ends the last of the documents that blank lines part."""
+
+WORDS, BLANKS = re.compile(r"\w \w"), re.compile(r"(?<=\S)\s")
+"""A piece ends between words, or failing that wherever blanks begin."""
 
 
 class Piece(NamedTuple):
@@ -27,10 +33,11 @@ class Piece(NamedTuple):
 
 def in_pieces(document: str) -> Iterator[Piece]:
     """A whole document, cut."""
-    for text in _cuts(document):
-        document = document[len(text) :]
-        yield Piece(text, False)
-    yield Piece(document, True)
+    start = 0
+    for end in _cuts(document):
+        yield Piece(document[start:end], False)
+        start = end
+    yield Piece(document[start:], True)
 
 
 def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> Iterator[Piece]:
@@ -50,26 +57,38 @@ def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> I
                 if inside or boundary == "line" or document.strip():
                     yield from [Piece(document, True)] if whole else in_pieces(document)
                 inside = False
+        if boundary == "blank" and block is None:
+            buffer = LAST_BREAK.sub("", buffer) if inside or buffer.strip() else ""
         if not whole:
-            for text in _cuts(buffer):
-                buffer, inside = buffer[len(text) :], True
-                yield Piece(text, False)
+            start = 0
+            for end in _cuts(buffer):
+                yield Piece(buffer[start:end], False)
+                start, inside = end, True
+            buffer = buffer[start:]
         buffer += waiting
-    if inside or (buffer if boundary != "blank" else buffer.strip()):
+    if inside or buffer:
         yield Piece(buffer, True)
 
 
-def _cuts(text: str) -> Iterator[str]:
-    """What can be cut off the front of a text that may go on; something always stays."""
+def _cuts(text: str) -> Iterator[int]:
+    """Where a text that may go on can be cut already; something always stays behind the last cut."""
     start = 0
-    while len(text) - start > 2 * PIECE:
-        end = _gap(text, start + PIECE // 2, start + PIECE)
-        yield text[start:end]
+    while len(text) - start > 2 * PIECE and (end := _cut(text, start)):
+        yield end
         start = end
 
 
-def _gap(text: str, first: int, last: int) -> int:
-    for pattern in GAPS:
-        if gaps := [match.start() for match in pattern.finditer(text, first, last)]:
-            return gaps[-1]
-    return last
+def _cut(text: str, start: int) -> int:
+    """The end of the piece that begins at `start`, or 0 where that takes more text than there is yet."""
+    first, last = start + PIECE // 2, start + PIECE
+    space = last
+    while (space := text.rfind(" ", first, space)) >= 0:
+        if WORDS.match(text, space - 1, last):
+            return space
+    if found := [match.start() for match in BLANKS.finditer(text, first, last)]:
+        return found[-1]
+    farthest = start + FARTHEST * PIECE
+    if len(text) <= farthest:
+        return 0
+    later = BLANKS.search(text, last, farthest)
+    return later.start() if later else farthest

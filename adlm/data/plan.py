@@ -1,4 +1,6 @@
-"""What a config asks to be read: its parts in order, and the split of every document. Reads none of it.
+"""What a config asks to be read: its parts in order, and the split of every document. Knows no ids.
+
+It reads no text, unless documents must be counted first because the last of them are held out.
 
 A part is a file or a split of the hub: something with documents in an order of its own.
 """
@@ -6,7 +8,7 @@ A part is a file or a split of the hub: something with documents in an order of 
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +17,11 @@ from adlm.config.knobs import instead
 from adlm.config.schema import Data, PackingName
 from adlm.data.corpora import CORPORA, Corpus
 from adlm.data.detokenise import DETOKENISERS
-from adlm.data.files import TextFile, files_at, ignore, same, suffix_of
+from adlm.data.files import TextFile, files_at, ignore, same
 from adlm.data.hub import HubSplit
 from adlm.data.pieces import Piece
 from adlm.data.problems import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
+from adlm.data.reading import form_of
 from adlm.errors import UserError
 
 TABLES = (".csv", ".tsv")
@@ -32,7 +35,9 @@ class Part(Protocol):
     def split(self) -> str: ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int | None:
+        """In bytes, where they lie in a file."""
+        ...
 
     def fingerprint(self) -> str: ...
 
@@ -74,10 +79,10 @@ class Plan:
         return part.split or self.division.split_of(document)
 
 
-def plan_of(data: Data) -> Plan:
-    """The parts that a config names, found."""
+def plan_of(data: Data, without: Sequence[Path] = ()) -> Plan:
+    """The parts that a config names, found; own text is not looked for in the folders `without`."""
     if data.path:
-        return _own_text(data)
+        return _own_text(data, without)
     if data.hub:
         return _any_of_the_hub(data)
     if not data.name:
@@ -90,8 +95,8 @@ def plan_of(data: Data) -> Plan:
     return _named(data, CORPORA[data.name])
 
 
-def _own_text(data: Data) -> Plan:
-    files = files_at(data.path)
+def _own_text(data: Data, without: Sequence[Path]) -> Plan:
+    files = files_at(data.path, without)
     folder = Path(os.path.commonpath([file.parent for file in files]))
     parts = tuple(
         TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
@@ -105,7 +110,7 @@ def _own_text(data: Data) -> Plan:
 def _any_of_the_hub(data: Data) -> Plan:
     """Its own train, validation and test where it has them; else documents of its first split are held out."""
     repository, _, subset = data.hub.partition(":")
-    first = HubSplit(repository, subset or None, "", field=data.field)
+    first = HubSplit(repository, subset or None, "", field=data.field, damaged=data.damaged)
     names = first.split_names()
     ours = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
     alone = len(names) == 1 or not any(ours.get(name) in ("valid", "test") for name in names)
@@ -114,7 +119,9 @@ def _any_of_the_hub(data: Data) -> Plan:
         for name in (names[:1] if alone else names)
         if alone or name in ours
     )
-    return Plan(data.hub, parts, Division(data.held_out, data.seed), data.packing or "packed", form=(data.field,))
+    return Plan(
+        data.hub, parts, Division(data.held_out, data.seed), data.packing or "packed", form=(data.field, data.damaged)
+    )
 
 
 def _named(data: Data, corpus: Corpus) -> Plan:
@@ -154,7 +161,7 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
                 file,
                 f"{data.name}/{file.relative_to(folder)}",
                 split="" if divided else split,
-                field=corpus.columns if suffix_of(file) in TABLES else corpus.hub.field if corpus.hub else "text",
+                field=_field(corpus, file),
                 boundary="line" if corpus.line else "file",
                 damaged=data.damaged,
                 line=corpus.line,
@@ -164,6 +171,12 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     if not parts:
         raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
     return parts, missing
+
+
+def _field(corpus: Corpus, file: Path) -> str:
+    if corpus.columns and form_of(file) in TABLES:
+        return corpus.columns
+    return corpus.hub.field if corpus.hub else "text"
 
 
 def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
@@ -211,6 +224,7 @@ def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
             split="" if corpus.last else split,
             revision=hub.revision,
             field=hub.field,
+            damaged=data.damaged,
             transform=DETOKENISERS.get(corpus.detokeniser, same),
             text=gsm8k_text if corpus.problems else None,
             remedy=_wanted(data, corpus),

@@ -5,13 +5,11 @@ and a line is added to a journal: how far each split has got, and how much of wh
 off goes on from the last such line, and since what a document becomes depends on nothing else, to the same bytes.
 """
 
-import hashlib
-import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,13 +17,21 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adlm.config.schema import Config
-from adlm.data.journal import JOURNAL, LOCK, RECIPE, Place, commit, locked, resumed
-from adlm.data.packing import rows_of
+from adlm.data.journal import Place, commit, locked, resumed
+from adlm.data.packing import rows_of, width_of
+from adlm.data.placing import placed, put_in_place, refuse_others_work, refuse_replacing, work_of
 from adlm.data.plan import Plan, described, plan_of
-from adlm.data.prepared import FORMAT, Prepared, is_prepared, open_prepared, read_manifest, write_manifest
-from adlm.data.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of
+from adlm.data.prepared import (
+    FORMAT,
+    Prepared,
+    is_prepared,
+    open_prepared,
+    read_manifest,
+    tokenizer_described,
+    write_manifest,
+)
+from adlm.data.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of, remove_empty
 from adlm.errors import UserError
-from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
@@ -78,25 +84,21 @@ class Batch:
 
 def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
-    plan = plan_of(config.data)
+    out = placed(out)
+    work = work_of(out)
+    refuse_others_work(work)
+    plan = plan_of(config.data, without=(out, work))
     tokenizer = _tokenizer(config, plan)
-    if not is_prepared(out):
-        refuse_taken(out)
+    width_of(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
     recipe = recipe_of(plan, tokenizer, config)
     view: View = {"length": config.length, "packing": plan.packing}
     how = "prepared"
     if is_prepared(out):
         manifest = read_manifest(out)
         if manifest["recipe"] == recipe:
-            found = open_prepared(out)
-            for split in found.splits:
-                found.rows(split, **view)  # or it says why there are none
-            if any(manifest[knob] != value for knob, value in view.items()):
-                write_manifest(out, {**manifest, **view})
-                found = open_prepared(out, sums=False)
-            return Outcome(found, "reused", plan.missing)
+            return Outcome(_seen_as(open_prepared(out), view), "reused", plan.missing)
+        refuse_replacing(out, manifest, plan.title)
         how = "prepared anew"
-    work = out.with_name(f"{out.name}.preparing")
     with locked(work, out):
         start = resumed(work, recipe)
         if start != Place():
@@ -128,9 +130,9 @@ def _beginning(plan: Plan) -> Iterator[str]:
 def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
     """Everything that decides the bytes of the shards: two runs of one recipe write the same."""
     return {
+        "format": FORMAT,
         **described(plan),
-        "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
-        "vocabulary": asdict(tokenizer.vocabulary),
+        **tokenizer_described(tokenizer),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
     }
 
@@ -148,7 +150,8 @@ def _tokenise(
     dtype = np.dtype(recipe["dtype"])
     writers = {split: Writer(work / split, dtype, extent) for split, extent in start.splits.items()}
     place, characters, uncommitted = start, 0, 0
-    in_all = sum(part.size for part in plan.parts) if all(part.size for part in plan.parts) else 0
+    sizes = [part.size for part in plan.parts]
+    in_all = 0 if None in sizes else sum(size or 0 for size in sizes)
     with closing(_batches(plan, start)) as batches, closing(_encoded(batches, tokenizer, dtype)) as encoded:
         for batch, ids_of in encoded:
             for split, (ids, ends) in ids_of.items():
@@ -165,6 +168,12 @@ def _tokenise(
             report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
+    divided = plan.division.share and any(not part.split for part in plan.parts)
+    if divided and not place.splits.get("train", Extent()).tokens:
+        raise UserError(
+            f"{plan.title}: all of its {place.documents:,} documents were drawn to be held out, and none is left to "
+            f"train on; try data.held_out=0 or another data.seed than {plan.division.seed}"
+        )
     for split, extent in place.splits.items():
         rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
     commit(work, place, writers.values())
@@ -173,7 +182,7 @@ def _tokenise(
 
 def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
     """The pieces after `start`, about BATCH characters at a time."""
-    documents, before = start.documents, sum(part.size for part in plan.parts[: start.part])
+    documents, before = start.documents, sum(part.size or 0 for part in plan.parts[: start.part])
     texts: list[str] = []
     splits: list[str] = []
     ends: list[bool] = []
@@ -198,7 +207,7 @@ def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
                 if held >= BATCH:
                     yield Batch(texts, splits, ends, index, number, documents, before + seen)
                     texts, splits, ends, held = [], [], [], 0
-        before, seen = before + part.size, 0
+        before, seen = before + (part.size or 0), 0
     if texts:
         yield Batch(texts, splits, ends, len(plan.parts), 0, documents, before)
 
@@ -238,19 +247,23 @@ def _encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[st
     return {split: (np.array(flat, dtype), ends.get(split, [])) for split, flat in ids.items()}
 
 
+def _seen_as(found: Prepared, view: View) -> Prepared:
+    """The same shards in rows of another length or packing; the manifest keeps that, where it can be written."""
+    for split in found.splits:
+        found.rows(split, **view)  # or it says why there are none
+    if all(found.manifest[knob] == value for knob, value in view.items()):
+        return found
+    manifest = {**found.manifest, **view}
+    with suppress(OSError):
+        write_manifest(found.folder, manifest)
+    return replace(found, manifest=manifest)
+
+
 def _finish(work: Path, out: Path, manifest: dict[str, Any], end: Place, tokenizer: Tokenizer) -> None:
-    """The working folder becomes the prepared one, in one move."""
+    """The working folder gets its manifest and becomes the prepared one, in one move."""
     splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
     manifest["splits"] = {split: {**asdict(end.splits[split]), "files": files_of(work / split)} for split in splits}
+    remove_empty(work, splits)
     tokenizer.save(work)
     write_manifest(work, manifest)
-    old = out.with_name(f"{out.name}.old")
-    if is_prepared(out):
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-    elif out.exists():
-        out.rmdir()  # empty, or it would have been refused
-    work.rename(out)
-    for name in (RECIPE, JOURNAL, LOCK):
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(old, ignore_errors=True)
+    put_in_place(work, out)

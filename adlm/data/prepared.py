@@ -1,17 +1,18 @@
 """A prepared folder: shards of every split, the tokenizer that made them, a manifest that says from what. Makes none.
 
-manifest.json   tokenizer.json   train/tokens-00000.bin documents.bin   valid/...
+manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin   valid/...
 """
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adlm.data.packing import Rows, rows_of
-from adlm.data.shards import Extent, Tokens, check_files
+from adlm.data.packing import LAYOUTS, Rows, rows_of
+from adlm.data.shards import SPLITS, Extent, Tokens, again, check_files, sizes_of
 from adlm.errors import UserError
 from adlm.places import write_whole
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -56,7 +57,19 @@ def open_prepared(folder: Path, sums: bool = True) -> Prepared:
     manifest = read_manifest(folder)
     for split, entry in manifest["splits"].items():
         check_files(folder / split, entry["files"], sums)
-    return Prepared(folder, manifest, load_tokenizer(str(folder / "tokenizer.json")))
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+    described = tokenizer_described(tokenizer)
+    if any(manifest["recipe"].get(knob) != value for knob, value in described.items()):
+        raise UserError(f"{folder / 'tokenizer.json'} is not the one that made the ids; {again(folder)}")
+    return Prepared(folder, manifest, tokenizer)
+
+
+def tokenizer_described(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What tells a tokenizer from any other, for a recipe."""
+    return {
+        "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
+        "vocabulary": asdict(tokenizer.vocabulary),
+    }
 
 
 def is_prepared(folder: Path) -> bool:
@@ -70,12 +83,33 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise UserError(f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; prepare again")
-        manifest["recipe"]["dtype"], manifest["length"], manifest["packing"]
-        [(entry["tokens"], entry["documents"], entry["files"]) for entry in manifest["splits"].values()]
+            raise UserError(
+                f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; {again(folder)}"
+            )
+        _check(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again") from None
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again(folder)}") from None
     return dict(manifest)
+
+
+def _check(manifest: Any) -> None:
+    """Every entry is of its kind, and what is said of the files agrees with the counts."""
+    dtype = manifest["recipe"]["dtype"]
+    kinds = {
+        "source": isinstance(manifest["source"], str),
+        "length": isinstance(manifest["length"], int) and manifest["length"] > 0,
+        "packing": manifest["packing"] in LAYOUTS,
+        "dtype": dtype in ("uint16", "uint32"),
+        "splits": bool(manifest["splits"]) and set(manifest["splits"]) <= {*SPLITS},
+    }
+    for split, entry in manifest["splits"].items():
+        extent = Extent(entry["tokens"], entry["documents"])
+        kinds[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
+        if all(kinds.values()):
+            sizes = {file["name"]: file["bytes"] for file in entry["files"] if file["sha256"]}
+            kinds[f"files of {split}"] = sizes == sizes_of(np.dtype(dtype), extent)
+    if wrong := [what for what, right in kinds.items() if not right]:
+        raise ValueError(f"wrong {wrong[0]}")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from adlm.data.files import ignore
 from adlm.data.pieces import Piece, in_pieces
+from adlm.data.reading import told
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
 from adlm.data.reasoning.forbidden import forbidden_by
 from adlm.data.reasoning.make_prontoqa import generate_prontoqa
@@ -46,17 +47,21 @@ class ProblemFile:
 
     @property
     def size(self) -> int:
-        return self.path.stat().st_size
+        with told(self.name):
+            return self.path.stat().st_size
 
     def fingerprint(self) -> str:
-        return _digest(self.path, *self.without)
+        with told(self.name):
+            return _digest(self.path, *self.without)
 
     def problems(self) -> Iterator[Problem]:
         others = {problem.question for path in self.without for problem in READERS[path.suffix](path)}
         return (problem for problem in READERS[self.path.suffix](self.path) if problem.question not in others)
 
     def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
-        for problem in self.problems():
+        with told(self.name):
+            problems = self.problems()
+        for problem in problems:
             yield from in_pieces(as_text(problem))
 
     def num_documents(self) -> int:
@@ -81,7 +86,7 @@ class GeneratedProblems:
     beside: tuple[Path, ...]
     split: str = "train"
 
-    size = 0
+    size = None
 
     @property
     def name(self) -> str:

@@ -2,13 +2,20 @@
 
 import csv
 import json
-import sys
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from itertools import chain
+from typing import IO, Any, NamedTuple
 
 from adlm.errors import UserError
 
-LONGEST_LINE = 2**29  # of a file of records, which is held whole
+LONGEST_LINE = 2**29  # of a file of records, which is held whole; and so is a list of them
+
+
+class Record(NamedTuple):
+    text: str
+    where: str
+    """For messages: line 3 of a.jsonl."""
 
 
 def lines_of(blocks: Iterable[str], name: str) -> Iterator[str]:
@@ -28,19 +35,40 @@ def lines_of(blocks: Iterable[str], name: str) -> Iterator[str]:
         yield last
 
 
-def json_records(lines: Iterator[str], field: str, name: str) -> Iterator[str]:
-    """One record a line, or one list of records."""
-    number = 0
-    for line in lines:
-        number += 1
+def json_records(lines: Iterator[str], field: str, name: str, spread: bool = False) -> Iterator[Record]:
+    """One record a line, or one list of records; with `spread` also one record alone, over several lines."""
+    begun = False
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if number == 1 and line.lstrip().startswith("["):
-            records = _parsed(line + "".join(lines), f"{name}")
-            for index, record in enumerate(records):
-                yield text_of(record, field, f"entry {index} of {name}")
+        if not begun and (line.lstrip().startswith("[") or (spread and not _is_json(line))):
+            records = _parsed(_joined(line, lines, name), name)
+            for index, record in enumerate(records if isinstance(records, list) else [records]):
+                yield Record(text_of(record, field, f"entry {index} of {name}"), f"entry {index} of {name}")
             return
-        yield text_of(_parsed(line, f"line {number} of {name}"), field, f"line {number} of {name}")
+        begun, where = True, f"line {number} of {name}"
+        yield Record(text_of(_parsed(line, where), field, where), where)
+
+
+def _joined(first: str, lines: Iterator[str], name: str) -> str:
+    held, size = [], 0
+    for line in chain([first], lines):
+        held.append(line)
+        size += len(line)
+        if size > LONGEST_LINE:
+            raise UserError(
+                f"{name} is one JSON value of more than {LONGEST_LINE >> 20} MB, which is more than is read at once; "
+                "write its records one a line, as .jsonl"
+            )
+    return "".join(held)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -65,47 +93,73 @@ def text_of(record: Any, field: str, where: str) -> str:
     return " ".join(texts)
 
 
-def table_rows(lines: Iterator[str], delimiter: str, field: str, name: str) -> Iterator[str]:
+def table_rows(lines: Iterator[str], delimiter: str, quoted: bool, field: str, name: str) -> Iterator[Record]:
     """The rows of a table; the first names the columns, unless they are asked for by number."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    rows = csv.reader(lines, delimiter=delimiter)
     keys = field.split(",")
+    rows = _rows(lines, delimiter, quoted, name)
+    if all(re.fullmatch("[1-9][0-9]*", key) for key in keys):
+        columns = [int(key) - 1 for key in keys]
+    else:
+        _, header = next(rows, (1, []))
+        missing = [key for key in keys if key not in header]
+        if missing:
+            raise UserError(
+                f"{name} has no column {missing[0]!r}; its first row is {', '.join(header)[:80]!r}: "
+                "give data.field=..., or a number from 1 where columns have no name"
+            )
+        columns = [header.index(key) for key in keys]
+    for number, row in rows:
+        if len(row) <= max(columns):
+            raise UserError(f"line {number} of {name} has {len(row)} columns, and column {max(columns) + 1} is wanted")
+        yield Record(" ".join(row[column] for column in columns), f"line {number} of {name}")
+
+
+def strictly_quoted(lines: Iterator[str], delimiter: str) -> bool:
+    """Whether quotes in a table are its own: read so, every row ends and all have as many columns.
+
+    A .tsv mostly has no quoting at all, and a quote there is a character like any other.
+    """
     try:
-        if all(key.isdigit() for key in keys):
-            columns = [int(key) - 1 for key in keys]
-        else:
-            header = next(rows, [])
-            missing = [key for key in keys if key not in header]
-            if missing:
-                raise UserError(
-                    f"{name} has no column {missing[0]!r}; its first row is {', '.join(header)[:80]!r}: "
-                    "give data.field=..., or a number where columns have no name"
-                )
-            columns = [header.index(key) for key in keys]
-        for row in rows:
-            if not row:
-                continue
-            if len(row) <= max(columns):
-                raise UserError(
-                    f"line {rows.line_num} of {name} has {len(row)} columns, and column {max(columns) + 1} is wanted"
-                )
-            yield " ".join(row[column] for column in columns)
-    except csv.Error as error:
-        raise UserError(f"line {rows.line_num} of {name} is not CSV: {error}") from None
+        return len({len(row) for _, row in _rows(lines, delimiter, True, "")}) <= 1
+    except UserError:
+        return False
 
 
-def parquet_rows(raw: IO[bytes], field: str, name: str, seen: Callable[[int], None]) -> Iterator[str]:
+def _rows(lines: Iterator[str], delimiter: str, quoted: bool, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row that is not empty, and the line on which it begins."""
+    csv.field_size_limit(LONGEST_LINE)
+    reader = csv.reader(
+        lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    )
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            told = "a quote is opened and never closed" if "unexpected end" in str(error) else str(error)
+            raise UserError(f"line {number} of {name} is not CSV: {told}") from None
+        if row:
+            yield number, row
+
+
+def parquet_rows(raw: IO[bytes], field: str, name: str, seen: Callable[[int], None]) -> Iterator[Record]:
     file = arrow_parquet().ParquetFile(raw)
+    names = file.schema_arrow.names
     keys = field.split(",")
     for key in keys:
-        if key not in file.schema_arrow.names:
-            raise UserError(
-                f"{name} has no field {key!r}; it has {', '.join(file.schema_arrow.names)}: give data.field=..."
-            )
+        if key not in names:
+            raise UserError(f"{name} has no field {key!r}; it has {', '.join(names)}: give data.field=...")
+        if names.count(key) > 1:
+            raise UserError(f"{name} has {names.count(key)} fields {key!r}, and one is wanted: give data.field=...")
+    number = 0
     for batch in file.iter_batches(batch_size=1024, columns=keys):
         columns = [batch.column(key).to_pylist() for key in keys]
         for values in zip(*columns, strict=True):
-            yield text_of(dict(zip(keys, values, strict=True)), field, name)
+            number += 1
+            where = f"row {number} of {name}"
+            yield Record(text_of(dict(zip(keys, values, strict=True)), field, where), where)
         seen(raw.tell())
 
 

@@ -7,6 +7,7 @@ each document, the number of ids up to and with its end (uint64).
 
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,12 +53,12 @@ class Extent:
 class Writer:
     """Appends documents to a split; what lies beyond `extent` in its files, from a run that was cut off, is dropped."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD):
-        self.folder, self.dtype, self.shard = folder, dtype, shard
+    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
+        self.folder, self.dtype, self.shard = folder, dtype, shard or SHARD
         self.tokens, self.documents = extent.tokens, extent.documents
         self.unsynced: set[Path] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        full, rest = divmod(extent.tokens, shard)
+        full, rest = divmod(extent.tokens, self.shard)
         _truncate(folder / shard_name(full), rest * dtype.itemsize)
         _truncate(folder / ENDS, extent.documents * 8)
         number = full + 1
@@ -99,12 +100,17 @@ def _truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def covers(folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD) -> bool:
-    """Whether the files of a split reach as far as `extent`."""
-    full, rest = divmod(extent.tokens, shard)
-    sizes = {shard_name(number): shard * dtype.itemsize for number in range(full)}
+def sizes_of(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
+    """The files of a split that hold something, and how many bytes each has."""
+    full, rest = divmod(extent.tokens, SHARD)
+    sizes = {shard_name(number): SHARD * dtype.itemsize for number in range(full)}
     sizes |= {shard_name(full): rest * dtype.itemsize, ENDS: extent.documents * 8}
-    return all(size == 0 or _size(folder / name) >= size for name, size in sizes.items())
+    return {name: size for name, size in sizes.items() if size}
+
+
+def covers(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
+    """Whether the files of a split reach as far as `extent`."""
+    return all(_size(folder / name) >= size for name, size in sizes_of(dtype, extent).items())
 
 
 def _size(path: Path) -> int:
@@ -127,15 +133,30 @@ def files_of(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def remove_empty(folder: Path, splits: Sequence[str]) -> None:
+    """What a run made and put nothing in: other splits than these, and files without a byte."""
+    for split in SPLITS:
+        if split not in splits:
+            shutil.rmtree(folder / split, ignore_errors=True)
+        for path in (folder / split).glob("*.bin"):
+            if not path.stat().st_size:
+                path.unlink()
+
+
+def again(folder: Path) -> str:
+    """What to do about a folder that was damaged."""
+    return f"delete the folder {folder} and prepare the data again"
+
+
 def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> None:
     """Every file is there in its size, and with `sums` holds what it held when it was written."""
     for file in files:
         path = folder / file["name"]
         if not path.is_file():
-            raise UserError(f"{path} is missing; prepare the data again")
+            raise UserError(f"{path} is missing; {again(folder.parent)}")
         if path.stat().st_size != file["bytes"]:
             raise UserError(
-                f"{path} has {path.stat().st_size:,} bytes and had {file['bytes']:,}; prepare the data again"
+                f"{path} has {path.stat().st_size:,} bytes and had {file['bytes']:,}; {again(folder.parent)}"
             )
     if sums:
         with ThreadPoolExecutor() as threads:
@@ -143,16 +164,15 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
         for file, digest in zip(files, digests, strict=True):
             if digest != file["sha256"]:
                 raise UserError(
-                    f"{folder / file['name']} is not what was written (its checksum differs); delete the folder "
-                    f"{folder.parent} and prepare the data again"
+                    f"{folder / file['name']} is not what was written (its checksum differs); {again(folder.parent)}"
                 )
 
 
 class Tokens:
     """A split's ids, read where they lie; only what is asked for enters the memory."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int = SHARD):
-        self.folder, self.dtype, self.extent, self.shard = folder, dtype, extent, shard
+    def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
+        self.folder, self.dtype, self.extent, self.shard = folder, dtype, extent, shard or SHARD
         self._files: dict[int, Ids] = {}
         ends = folder / ENDS
         self.ends: Ends = np.memmap(ends, np.uint64, "r") if extent.documents else np.zeros(0, np.uint64)
@@ -173,7 +193,7 @@ class Tokens:
             number, offset = divmod(at, self.shard)
             some = self._file(number)[offset : offset + stop - at]
             if not len(some):
-                raise UserError(f"{self.folder / shard_name(number)} has lost its end; prepare the data again")
+                raise UserError(f"{self.folder / shard_name(number)} has lost its end; {again(self.folder.parent)}")
             row[at - start : at - start + len(some)] = some
             at += len(some)
 
@@ -187,5 +207,5 @@ class Tokens:
             try:
                 self._files[number] = np.memmap(path, self.dtype, "r")
             except OSError as error:
-                raise UserError(f"{path} cannot be read: {error.strerror}; prepare the data again") from None
+                raise UserError(f"{path} cannot be read: {error.strerror}; {again(self.folder.parent)}") from None
         return self._files[number]

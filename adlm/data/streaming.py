@@ -13,9 +13,8 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from adlm.config.schema import Vocabulary
 from adlm.data.loader import START, Batch, Position, check_share, prefetched
-from adlm.data.packing import filler_of, frame_of
+from adlm.data.packing import filler_of, frame_of, width_of
 from adlm.data.plan import Plan
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -37,6 +36,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         check_share(self.batch_size, self.rank, self.num_ranks)
+        width_of(self.tokenizer.vocabulary, self.length)
         if self.plan.packing not in ("packed", "padded"):
             raise UserError(f"data.packing {self.plan.packing} needs prepared shards; stream by packed or padded")
 
@@ -63,7 +63,7 @@ class Stream:
 
     def _packed(self, start: Position) -> Iterator[tuple[list[int], Position]]:
         """Full rows of joined documents, and the position after each."""
-        width = self._width(self.tokenizer.vocabulary)
+        width = width_of(self.tokenizer.vocabulary, self.length)
         held: list[int] = []
         skipped = start.row
         for document, ids in self._documents(start.epoch):
@@ -78,14 +78,10 @@ class Stream:
 
     def _padded(self, start: Position) -> Iterator[tuple[list[int], Position]]:
         """One document a row, cut at its end."""
-        width = self._width(self.tokenizer.vocabulary)
+        width = width_of(self.tokenizer.vocabulary, self.length)
         marks = 0 if self.tokenizer.vocabulary.eos_id is None else 1
         for document, ids in self._documents(start.epoch):
             yield ids[: min(width, len(ids) - marks)], Position(document + 1, 0)
-
-    def _width(self, vocabulary: Vocabulary) -> int:
-        bos, eos = frame_of(vocabulary)
-        return self.length - len(bos) - len(eos)
 
     def _documents(self, first: int) -> Iterator[tuple[int, list[int]]]:
         """The numbers and ids of the split's documents from the first asked for, epoch after epoch."""

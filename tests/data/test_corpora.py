@@ -245,6 +245,34 @@ def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
     assert plan.parts[0].split == ""
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
+    (hub / "train.jsonl").write_text('{"body": "good"}\n{"body": "nul \\u0000"}\n')
+    with pytest.raises(UserError, match=r"record 2 of .* train holds NUL.*data.damaged=replace"):
+        documents(plan_of(Data(hub=str(hub), field="body")))
+    assert documents(plan_of(Data(hub=str(hub), field="body", damaged="replace")))["train"] == ["good", "nul \ufffd"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hub_that_fails_in_the_middle_is_told(hub, monkeypatch):
+    import datasets
+
+    def failing():
+        yield {"body": "good"}
+        raise ConnectionResetError("reset by peer")
+
+    plan = plan_of(Data(hub=str(hub), field="body"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: failing())
+    with pytest.raises(UserError, match=r"was not fetched from the hub \(ConnectionResetError: reset by peer\)"):
+        documents(plan)
+
+
+def test_local_tables_of_a_corpus_have_the_field_of_the_hub(tmp_path):
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb/test.csv").write_text("id,sentence\n1,third one\n")
+    assert documents(plan_of(Data(name="ptb", root=str(tmp_path)))) == {"test": ["third one"]}
+
+
 # Tokens of every split by GPT-2's tokenizer, eos of every document counted
 COUNTS = {
     "ptb": {"train": (42_068, 1_033_729), "valid": (3_370, 81_773), "test": (3_761, 91_135)},

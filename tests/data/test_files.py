@@ -65,7 +65,7 @@ FORMS = [
 def test_every_form_gives_the_same_documents(name, write, knobs, tmp_path):
     write(tmp_path / name)
     found = texts(tmp_path / name, **knobs)
-    assert [text.removesuffix("\n") for text in found] == DOCUMENTS
+    assert found == DOCUMENTS
 
 
 def zstd(data: bytes) -> bytes:
@@ -93,6 +93,94 @@ def test_a_zip_of_one_file_is_the_file_and_one_of_two_is_refused(tmp_path):
         texts(tmp_path / "a.txt.zip")
 
 
+def zipped(path, name, data):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, data)
+
+
+def test_a_zip_is_what_is_in_it(tmp_path):
+    zipped(tmp_path / "a.zip", "a.jsonl", '{"text": "inside"}\n')
+    assert texts(tmp_path / "a.zip") == ["inside"]
+    zipped(tmp_path / "a.txt.zip", "b.csv", "text\nrow\n")
+    assert texts(tmp_path / "a.txt.zip") == ["row"]
+    zipped(tmp_path / "a.jsonl.zip", "noname", '{"text": "by the outer name"}\n')
+    assert texts(tmp_path / "a.jsonl.zip") == ["by the outer name"]
+    for name, sentence in (("a.txt.gz", "itself compressed"), ("a.parquet", "compressed once more")):
+        zipped(tmp_path / "a.zip", name, "anything")
+        with pytest.raises(UserError, match=sentence):
+            texts(tmp_path / "a.zip")
+
+
+def test_an_encrypted_zip_is_told(tmp_path):
+    zipped(tmp_path / "a.zip", "a.txt", "secret")
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[6] |= 1  # the flag in the file's own header and in the directory
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.zip cannot be read: .*encrypted.*unpack it"):
+        texts(tmp_path / "a.zip")
+
+
+def test_a_parquet_file_with_two_columns_of_a_name_is_told(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra data)")
+    import pyarrow.parquet
+
+    table = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet has 2 fields 'text'"):
+        texts(tmp_path / "a.parquet")
+
+
+def test_quotes_in_a_tsv_are_its_own_only_where_all_of_it_is_quoted_so(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('id\ttext\n1\t"Well\n2\tshe said "so"\n3\tends"\n')
+    assert texts(path) == ['"Well', 'she said "so"', 'ends"']
+    path.write_text('id\ttext\n1\t"in two\nlines, ""so"""\n2\tplain\n')
+    assert texts(path) == ['in two\nlines, "so"', "plain"]
+
+
+def test_one_record_over_several_lines_and_a_list_after_a_blank_line(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"text": "alone", "more": [1, 2]}, indent=2))
+    assert texts(path) == ["alone"]
+    path.write_text("\n \n" + json.dumps([{"text": "a"}, {"text": "b"}], indent=2))
+    assert texts(path) == ["a", "b"]
+    path.write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    assert texts(path) == ["a", "b"]
+
+
+def test_a_list_too_long_to_be_held_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.records.LONGEST_LINE", 1000)
+    (tmp_path / "a.json").write_text("[\n" + ",\n".join('{"text": "words"}' for _ in range(100)) + "]")
+    with pytest.raises(UserError, match=r"a\.json is one JSON value of more than .*\.jsonl"):
+        texts(tmp_path / "a.json")
+
+
+def pieces_of(path, **knobs):
+    return list(TextFile(path, path.name, **knobs).pieces())
+
+
+def test_a_line_of_many_pieces_ends_where_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.pieces.PIECE", 10)
+    path, blanks = tmp_path / "a.txt", " " * 500
+    path.write_bytes(f"one{blanks}\r\n{blanks}\r\n{blanks}two\r{blanks}\r\nthree\n".encode())
+    assert texts(path, boundary="line") == [f"one{blanks}", f"{blanks}two\r{blanks}", "three"]
+    found = pieces_of(path, boundary="line")
+    assert len(found) > 20
+    assert sum(piece.ends for piece in found) == 3, "no ids are left without a document"
+    path.write_bytes(f"one\n{blanks}".encode())
+    assert pieces_of(path, boundary="line") == [("one", True)]
+    path.write_bytes(f"one\n\n{blanks}".encode())
+    assert pieces_of(path, boundary="blank") == [("one", True)]
+
+
+def test_a_return_inside_a_line_stays(tmp_path, monkeypatch):
+    """A piece that ends in a return is no line that does."""
+    monkeypatch.setattr("adlm.data.pieces.PIECE", 10)
+    (tmp_path / "a.txt").write_bytes(b"x" * 39 + b"\r" + b"y" * 100 + b"\r\n")
+    assert texts(tmp_path / "a.txt", boundary="line") == ["x" * 39 + "\r" + "y" * 100]
+
+
 def test_progress_is_told_in_bytes_of_the_file(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"word " * 500_000))
@@ -107,7 +195,7 @@ def test_progress_is_told_in_bytes_of_the_file(tmp_path):
     [
         ("file", ["one\r\n\r\ntwo\r\nthree\n"]),
         ("line", ["one", "two", "three"]),
-        ("blank", ["one", "two\r\nthree\n"]),
+        ("blank", ["one", "two\r\nthree"]),
     ],
 )
 def test_documents_end_with_the_file_the_line_or_the_blank_line(boundary, expected, tmp_path):
@@ -125,8 +213,8 @@ def test_several_fields_are_joined_and_columns_go_by_number(tmp_path):
 BROKEN = [
     ("a.txt", b"good \xff bad", {}, "a.txt is not UTF-8 text: byte 5 is 0xff"),
     ("a.txt", "wide".encode("utf-16"), {}, "it looks like UTF-16"),
-    ("a.txt", b"nul \0 byte", {}, "a.txt holds NUL bytes"),
-    ("a.jsonl", b'{"text": "nul \\u0000"}\n', {}, "a.jsonl holds NUL bytes"),
+    ("a.txt", b"nul \0 byte", {}, "a.txt holds NUL bytes, the first at byte 4,"),
+    ("a.jsonl", b'{"text": "nul \\u0000"}\n', {}, "line 1 of a.jsonl holds NUL"),
     ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', {}, "line 2 of a.jsonl has no field 'text'; it has body"),
     ("a.jsonl", b'{"text": 5}\n', {}, "field 'text' in line 1 of a.jsonl is int"),
     ("a.jsonl", b'{"text": \n', {}, "line 1 of a.jsonl is not JSON"),
@@ -134,6 +222,13 @@ BROKEN = [
     ("a.json", b'[{"text": "a"}, 3]', {}, "entry 1 of a.json is no record"),
     ("a.csv", b"title,body\n1,2\n", {}, "a.csv has no column 'text'; its first row is 'title, body'"),
     ("a.csv", b"title,text\nonly\n", {}, "line 2 of a.csv has 1 columns, and column 2 is wanted"),
+    ("a.csv", b'id,text\n1,good\n2,"open\n3,more\n', {}, "line 3 of a.csv is not CSV: a quote is opened and never"),
+    ("a.csv", b'id,text\n1,"so"he said\n', {}, "line 2 of a.csv is not CSV: ',' expected"),
+    ("a.csv", b"one,two\n", {"field": "0"}, "a.csv has no column '0'; its first row is 'one, two'"),
+    ("a.csv", b"one,two\n", {"field": "\u00b2"}, "a.csv has no column '\u00b2'"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "half \\ud83d"}\n', {}, "line 2 of a.jsonl holds half a character"),
+    ("a.json", b'\n{\n"text": 3\n}\n', {}, "field 'text' in entry 0 of a.json is int"),
+    ("a.txt.gz", gzip.compress(b"text " * 1000)[:30] + b"\xff" * 30, {}, "a.txt.gz cannot be read: Error"),
     ("a.txt.gz", b"no gzip at all", {}, "a.txt.gz cannot be read"),
     ("a.txt.xz", b"no xz at all", {}, "a.txt.xz cannot be read"),
     ("a.txt.zip", b"no zip at all", {}, "a.txt.zip cannot be read"),
@@ -162,12 +257,27 @@ def test_damaged_text_can_be_replaced_instead(tmp_path):
 
 
 def test_a_character_cut_by_a_block_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.files.BLOCK", 3)
+    monkeypatch.setattr("adlm.data.reading.BLOCK", 3)
     (tmp_path / "a.txt").write_text("☃☃☃ naïve ☃", encoding="utf-8")
     assert texts(tmp_path / "a.txt") == ["☃☃☃ naïve ☃"]
     (tmp_path / "a.txt").write_bytes("☃☃".encode() + b"\xff")
     with pytest.raises(UserError, match=r"byte 6 is 0xff"):
         texts(tmp_path / "a.txt")
+
+
+def test_half_characters_of_records_are_replaced_like_nul(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d and \\u0000"}\n')
+    assert texts(tmp_path / "a.jsonl", damaged="replace") == ["half \ufffd and \ufffd"]
+
+
+def test_hidden_files_of_a_folder_are_left_out(tmp_path):
+    for name in ("a.txt", ".b.txt", ".cache/c.txt", "d/.e/f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert files_at(str(tmp_path)) == [tmp_path / "a.txt"]
+    (tmp_path / ".home").mkdir()
+    (tmp_path / ".home/g.txt").write_text("x")
+    assert files_at(str(tmp_path / ".home")) == [tmp_path / ".home/g.txt"], "a folder asked for by name is read"
 
 
 def test_a_path_is_a_file_a_folder_or_a_glob(tmp_path):

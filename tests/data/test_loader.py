@@ -98,6 +98,21 @@ def test_from_any_of_a_thousand_positions_the_very_next_batch_follows(rows):
         assert following.after == batches[index + 1].after
 
 
+def test_crops_begin_elsewhere_in_every_epoch(tmp_path):
+    documents = [list(range(3, 99)) * 20]
+    rows = rows_of(stored(tmp_path, documents, FRAMED, shard=64), FRAMED, 8, "cropped")
+    loader = Loader(rows, len(rows), shuffle=False)
+    first, second = (batch.x for batch in taken(loader, 2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, taken(loader, 1)[0].x), "and in the same place in the same epoch"
+    assert not torch.equal(first, taken(Loader(rows, len(rows), seed=1, shuffle=False), 1)[0].x)
+
+
+def test_a_mask_comes_only_with_the_batch_that_has_padding(tmp_path):
+    rows = rows_of(stored(tmp_path, [[5] * 40], FRAMED), FRAMED, 8, "packed")
+    assert [batch.pad is None for batch in taken(Loader(rows, 1, shuffle=False), len(rows))] == [True] * 6 + [False]
+
+
 def test_unshuffled_rows_come_in_order(rows):
     x = torch.cat([batch.x for batch in taken(Loader(rows, 4, shuffle=False), len(rows) // 4)])
     assert x.tolist() == rows.read(range(len(x)))[0].tolist()
@@ -166,6 +181,13 @@ def test_the_streams_of_two_processes_are_the_stream_of_one(source):
     shares = [streamed(source, 10, rank=rank, num_ranks=2) for rank in range(2)]
     for whole, *parts in zip(alone, *shares, strict=True):
         assert torch.equal(whole.x, torch.cat([part.x for part in parts]))
+
+
+def test_a_stream_of_rows_that_hold_nothing_is_refused(source):
+    from dataclasses import replace
+
+    with pytest.raises(UserError, match=r"length 2 leaves no room"):
+        streamed(replace(source, length=2), 1)
 
 
 def test_a_stream_keeps_the_held_out_documents_out(source):

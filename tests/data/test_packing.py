@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adlm.config.schema import Vocabulary
-from adlm.data.packing import BATCH, rows_of
+from adlm.data.packing import DOCUMENTS_AT_ONCE, rows_of
 from adlm.data.shards import Extent, Tokens, Writer
 from adlm.errors import UserError
 
@@ -78,8 +78,8 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
     documents[0] = list(range(3, 20))
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=1000), FRAMED, 10, "packed-published")
     expected = []
-    for first in range(0, num, BATCH):
-        joined = stream(documents[first : first + BATCH], FRAMED)
+    for first in range(0, num, DOCUMENTS_AT_ONCE):
+        joined = stream(documents[first : first + DOCUMENTS_AT_ONCE], FRAMED)
         for start in range(0, len(joined) // 8 * 8, 8):
             expected.append([1, *joined[start : start + 8], 2])
     x, pad = rows.read(range(len(rows)))
@@ -88,9 +88,10 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
 
 
 def test_published_packing_of_too_little_text_says_why(tmp_path):
-    tokens = stored(tmp_path, [[5, 6], [7]], FRAMED)
+    tokens = stored(tmp_path / "train", [[5, 6], [7]], FRAMED)
     with pytest.raises(
-        UserError, match=r"fill no row of length 1024 by data.packing packed-published.*data.packing=packed"
+        UserError,
+        match=r"split train: 5 tokens in 2 documents fill no row of length 1024 .*; try data.packing=packed",
     ):
         rows_of(tokens, FRAMED, 1024, "packed-published")
 
@@ -115,6 +116,30 @@ def test_cropped_rows_begin_anywhere_in_their_stretch(tmp_path):
         start = next(i for i in range(32, 41) if text[i : i + 8] == x[0].tolist())
         starts.add(start)
     assert starts == set(range(32, 41))
+
+
+@pytest.mark.parametrize("num", [16, 17, 20, 23, 24, 25, 31, 32, 33])
+def test_the_last_cropped_row_holds_what_is_left_and_no_more(tmp_path, num):
+    text = list(range(3, 3 + num))
+    rows = rows_of(stored(tmp_path, [text], BARE), BARE, 8, "cropped")
+    assert len(rows) == -(-num // 16)
+    last = len(rows) - 1
+    for draw in (0.0, 0.5, 0.999):
+        x, pad = rows.read([last], [draw])
+        found = x[0].tolist() if pad is None else x[0][~pad[0]].tolist()
+        left = num - 16 * last
+        assert len(found) == min(8, left)
+        assert found[0] - 3 in range(16 * last, 16 * last + min(8, max(0, left - 8)) + 1)
+        assert found == list(range(found[0], found[0] + len(found)))
+
+
+@pytest.mark.parametrize("packing", ["packed", "packed-published", "padded", "cropped"])
+@pytest.mark.parametrize("num", [3, 40, 1100])
+def test_the_tokens_of_all_rows_are_counted_without_reading_them(tmp_path, packing, num):
+    documents = [[5] * 9, *documents_like(num, 12)]
+    rows = rows_of(stored(tmp_path, documents, FRAMED, shard=1000), FRAMED, 8, packing)
+    spans = [rows.layout.span(row, 0.0) for row in range(len(rows))]
+    assert rows.num_tokens == sum(stop - start for start, stop in spans)
 
 
 def test_rows_are_read_in_any_order_one_or_many(tmp_path):

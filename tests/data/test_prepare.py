@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ import pytest
 from texts import prose
 
 from adlm.data import journal, shards
-from adlm.data import prepare as recipe
+from adlm.data import prepare as preparing
+from adlm.data.corpora import CORPORA
 from adlm.data.journal import JOURNAL, RECIPE, places_of
 from adlm.data.plan import Division
 from adlm.data.prepare import prepare
-from adlm.data.prepared import open_prepared
+from adlm.data.prepared import FORMAT, open_prepared
 from adlm.errors import UserError
 from adlm.places import write_whole
 from adlm.tokens import load_tokenizer
@@ -30,9 +32,9 @@ import sys, time
 from pathlib import Path
 from adlm.config.load import resolve
 from adlm.data import journal
-from adlm.data import prepare as recipe
-recipe.BATCH, recipe.COMMIT = 400, 1000
-recipe.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
+from adlm.data import prepare as preparing
+preparing.BATCH, preparing.COMMIT = 400, 1000
+preparing.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
 """
 
 
@@ -79,7 +81,10 @@ def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, c
 
 def test_held_out_documents_depend_on_the_seed_alone():
     splits = [Division(0.1, 0).split_of(number) for number in range(10_000)]
-    assert splits == [Division(0.1, 0).split_of(number) for number in range(10_000)]
+    # this is what every folder prepared so far was divided by; a change here makes held-out text into training text
+    assert [number for number, split in enumerate(splits[:60]) if split == "valid"] == [7, 14, 15, 20, 29, 30, 42, 45]
+    larger = [Division(0.2, 0).split_of(number) for number in range(10_000)]
+    assert all(after == "valid" for before, after in zip(splits, larger, strict=True) if before == "valid")
     assert 900 < splits.count("valid") < 1100
     assert splits != [Division(0.1, 1).split_of(number) for number in range(10_000)]
     assert set(map(Division(0.0).split_of, range(1000))) == {"train"}
@@ -111,8 +116,8 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
 
 @pytest.mark.parametrize("torn", ["journal", "tokens", "documents"])
 def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monkeypatch):
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     prepare(asked(*words), tmp_path / "unbroken")
 
     def stop(progress):
@@ -138,7 +143,7 @@ def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monk
 def test_shards_are_cut_at_equal_sizes_wherever_that_falls(words, asked, tmp_path, monkeypatch):
     whole = prepare(asked(*words), tmp_path / "whole").prepared
     one_file = (tmp_path / "whole/train/tokens-00000.bin").read_bytes()
-    monkeypatch.setattr(shards.Writer.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(shards, "SHARD", 100)
     prepare(asked(*words), tmp_path / "cut")
     files = sorted((tmp_path / "cut/train").glob("tokens-*.bin"))
     assert b"".join(file.read_bytes() for file in files) == one_file
@@ -191,8 +196,8 @@ def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tm
 
 def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, asked, tmp_path, monkeypatch):
     """A file changes after a run was cut off, and the next run is cut off while it looks where to go on."""
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
 
     def stop(progress):
         if progress.tokens > 3000:
@@ -219,8 +224,8 @@ def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, a
 
 
 def test_after_a_file_is_mended_the_work_before_it_is_kept(words, corpus, asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     good = (corpus / "2.txt").read_bytes()
     (corpus / "2.txt").write_bytes(good + b"\xff")
     with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what is done is kept in out\.preparing"):
@@ -245,7 +250,9 @@ def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damag
         path.write_bytes(data if damage == "flipped" else data[:-2])
     sentence = {"flipped": "is not what was written", "shorter": "bytes and had", "missing": "is missing"}[damage]
     for again in (lambda: prepare(asked(*words), tmp_path / "out"), lambda: open_prepared(tmp_path / "out")):
-        with pytest.raises(UserError, match=rf"tokens-00000\.bin .*{sentence}.*prepare the data again"):
+        with pytest.raises(
+            UserError, match=rf"tokens-00000\.bin .*{sentence}.*delete the folder .*out and prepare the data again"
+        ):
             again()
 
 
@@ -253,7 +260,9 @@ def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damag
 def test_a_damaged_manifest_is_told(words, asked, tmp_path, damage):
     prepare(asked(*words), tmp_path / "out")
     (tmp_path / "out/manifest.json").write_text(damage)
-    with pytest.raises(UserError, match=r"manifest.json is (damaged|of format 99)"):
+    with pytest.raises(
+        UserError, match=r"manifest.json is (damaged|of format 99).*delete the folder .*out and prepare"
+    ):
         open_prepared(tmp_path / "out")
 
 
@@ -269,10 +278,98 @@ def test_nothing_to_read_leaves_nothing_behind(name, text, asked, bpe, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def stopped_at(num_tokens):
+    def stop(progress):
+        if progress.tokens > num_tokens:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_shards_beyond_the_place_that_is_gone_on_from_are_removed(words, corpus, asked, tmp_path, monkeypatch):
+    """A run gets into its second file of ids; its source then shrinks to less than one."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stopped_at(6000))
+    assert (tmp_path / "out.preparing/train" / shards.shard_name(2)).exists()
+    for number in (1, 2, 3):
+        (corpus / f"{number}.txt").write_text("Few words.\n\nFew more.")
+    outcome = prepare(asked(*words), tmp_path / "out")
+    assert outcome.how == "resumed"
+    assert len(outcome.prepared.tokens("train")) < 4000
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(asked, bpe, tmp_path, monkeypatch):
+    """What is held out depends on how many documents there are, so no part is as it was."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=20))
+    folder = tmp_path / "data/openwebtext"
+    folder.mkdir(parents=True)
+
+    def write(number, num):
+        lines = [json.dumps({"text": prose(30, seed=100 * number + i)}) for i in range(num)]
+        (folder / f"train-{number}.jsonl").write_text("\n".join(lines))
+
+    write(0, 60)
+    write(1, 10)
+    words = ["data=openwebtext", f"data.root={tmp_path / 'data'}", f"tokenizer={bpe}", "length=32"]
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stopped_at(3000))
+    assert places_of(tmp_path / "out.preparing")
+    write(1, 30)
+    assert prepare(asked(*words), tmp_path / "out").how == "prepared"
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_a_place_of_another_division_is_not_gone_on_from(tmp_path):
+    """The same parts, the same rest, but other documents are the last."""
+    recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
+    journal.resumed(tmp_path, recipe)
+    journal.commit(tmp_path, journal.Place(1, 0, 3, {}), [])
+    assert journal.resumed(tmp_path, recipe).documents == 3
+    assert journal.resumed(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
+
+
+def test_a_length_that_holds_nothing_is_told_before_anything_is_tokenised(words, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "recipe_of", None)
+    with pytest.raises(UserError, match=r"length 2 leaves no room"):
+        prepare(asked(*words, "length=2"), tmp_path / "out")
+
+
+def test_nothing_left_to_train_on_is_told(asked, bpe, tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n")
+    words = [f"data.path={tmp_path / 'a.txt'}", "data.boundary=line", f"tokenizer={bpe}", "data.held_out=0.9999"]
+    with pytest.raises(UserError, match=r"all of its 3 documents were drawn to be held out.*try data.held_out=0"):
+        prepare(asked(*words), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_empty_file_does_not_hide_how_much_there_is(words, corpus, asked, tmp_path):
+    (corpus / "4.txt").write_text("")
+    seen = []
+    prepare(asked(*words), tmp_path / "out", seen.append)
+    assert {progress.bytes_in_all for progress in seen} == {sum(file.stat().st_size for file in corpus.iterdir())}
+
+
+def test_a_folder_of_another_format_is_made_anew(words, asked, tmp_path):
+    """What an id file is made of may change while the manifest looks the same."""
+    manifest = prepare(asked(*words), tmp_path / "out").prepared.manifest
+    assert manifest["recipe"]["format"] == FORMAT
+    recipe = {**manifest["recipe"], "format": FORMAT - 1}
+    (tmp_path / "out/manifest.json").write_text(json.dumps({**manifest, "recipe": recipe}))
+    assert prepare(asked(*words), tmp_path / "out").how == "prepared anew"
+
+
 def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
     """The disk refuses in the middle; with room again the run goes on to the same bytes."""
-    monkeypatch.setattr(recipe, "BATCH", 400)
-    monkeypatch.setattr(recipe, "COMMIT", 1000)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
     append = shards.Writer.append
 
     def refusing(self, ids, ends):
@@ -295,7 +392,7 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
 
 def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.pieces.PIECE", 100)
-    monkeypatch.setattr(recipe, "BATCH", 400)
+    monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
     made = prepare(asked(f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}"), tmp_path / "out").prepared
@@ -344,6 +441,11 @@ def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, asked, tmp_p
 
 
 def test_what_a_text_looks_like_does_not_depend_on_the_folder_it_is_in(words, corpus, asked, tmp_path):
+    (corpus / "deep").mkdir()
+    (corpus / "3.txt").rename(corpus / "deep/0.txt")
     prepare(asked(*words), tmp_path / "out")
-    manifest = (tmp_path / "out/manifest.json").read_text()
-    assert json.loads(manifest)["recipe"]["parts"][0]["name"] == "0.txt"
+    names = [part["name"] for part in open_prepared(tmp_path / "out").manifest["recipe"]["parts"]]
+    assert names == ["0.txt", "1.txt", "2.txt", "deep/0.txt"], "two files of one name are told apart"
+    corpus.rename(tmp_path / "elsewhere")
+    words = [f"data.path={tmp_path / 'elsewhere'}", *words[1:]]
+    assert prepare(asked(*words), tmp_path / "out").how == "reused"

@@ -55,6 +55,58 @@ def test_people_see_a_table_and_inspect_shows_rows_and_anchors(text, tmp_path, c
     )
 
 
+def test_inspect_takes_the_length_and_packing_that_are_asked_for(text, tmp_path, capsys):
+    words = (f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64", "--out", tmp_path / "out")
+    counted(capsys, *words)
+    seen = counted(capsys, "--out", tmp_path / "out", "--inspect", "length=16", "data.packing=padded")
+    assert (seen["length"], seen["packing"]) == (16, "padded")
+    assert seen["splits"]["train"]["rows"] == seen["splits"]["train"]["documents"]
+    assert counted(capsys, "--out", tmp_path / "out", "--inspect")["length"] == 64, "and nothing is written"
+
+
+def test_inspect_shows_words_apart_and_nothing_that_steers_the_terminal(tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "day", "##s"]))
+    (tmp_path / "a.txt").write_text("good days good")
+    place = ["--out", str(tmp_path / "out")]
+    assert main(["prepare", f"data.path={tmp_path / 'a.txt'}", f"tokenizer={tmp_path / 'vocab.txt'}", *place]) == 0
+    assert main(["prepare", *place, "--inspect"]) == 0
+    assert "[CLS] good days good [SEP]" in capsys.readouterr().out
+    (tmp_path / "b.txt").write_text("red \x1b[31m alert \x07 \u202e")
+    place = ["--out", str(tmp_path / "steering")]
+    assert main(["prepare", f"data.path={tmp_path / 'b.txt'}", "tokenizer=bytes", *place, "--inspect"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\\x1b[31m alert \\x07" in out
+
+
+def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
+    from adlm.interfaces.commands import prepare as command
+
+    asked = []
+    once = command.statistics_of
+    monkeypatch.setattr(command, "statistics_of", lambda *words: asked.append(words) or once(*words))
+    words = [f"data.path={text}", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
+    assert main(["prepare", *words]) == 0
+    assert len(asked) == 1
+
+
+def test_a_split_that_came_out_empty_is_noted(text, tmp_path, capsys):
+    words = ("tokenizer=bytes", "length=64", "data.boundary=blank", "--out")
+    notes = counted(capsys, f"data.path={text}", "data.held_out=0.0001", *words, tmp_path / "a")["notes"]
+    assert notes == ["nothing is held out: no document of 60 was drawn by data.held_out 0.0001 and data.seed 0"]
+    assert counted(capsys, f"data.path={text}", "data.held_out=0", *words, tmp_path / "b")["notes"] == []
+    assert counted(capsys, f"data.path={text}", "data.held_out=0.2", *words, tmp_path / "c")["notes"] == []
+    (note,) = counted(capsys, f"data.path={text}", "tokenizer=bytes", "--out", tmp_path / "d")["notes"]
+    assert note.startswith("one document in all, so nothing is held out; data.boundary")
+
+
+def test_the_hint_about_one_document_is_for_own_text(tmp_path, capsys):
+    (tmp_path / "text8").mkdir()
+    (tmp_path / "text8/text8").write_text("anarchism")
+    report = counted(capsys, "data=text8", f"data.root={tmp_path}", "tokenizer=text8", "--out", tmp_path / "out")
+    assert report["notes"] == []
+
+
 def test_corpora_are_listed(capsys):
     assert main(["prepare", "--list"]) == 0
     assert "wikitext2 " in capsys.readouterr().out
@@ -64,6 +116,7 @@ def test_corpora_are_listed(capsys):
     ("words", "sentence"),
     [
         (["data=ptb"], "--out is not given"),
+        (["data=./small.txt", "--out", "x"], "your own text goes by data.path=./small.txt"),
         (["--out", "x"], "nothing says what to read"),
         (["data=nosuch", "--out", "x"], "data.name 'nosuch' is no corpus known by name"),
         (["data.path=nosuch.txt", "tokenizer=bytes", "--out", "x"], "data.path nosuch.txt does not exist"),

@@ -4,7 +4,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from rich.text import Text
 
 from adlm.config.load import resolve
 from adlm.config.schema import SOURCES, Config
-from adlm.data import prepare as recipe
 from adlm.data.corpora import CORPORA
 from adlm.data.packing import Rows
+from adlm.data.prepare import Outcome, prepare
+from adlm.data.prepare import Progress as Reached
 from adlm.data.prepared import Prepared, open_prepared
 from adlm.data.statistics import Statistics, anchors_in, statistics_of
 from adlm.errors import UserError
+from adlm.tokens import Tokenizer
 
 EXAMPLE = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
   adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
@@ -55,22 +59,22 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = _prepared(config, arguments)
         prepared, how, missing = outcome.prepared, outcome.how, outcome.missing
     elif arguments.inspect:
-        prepared, how, missing = open_prepared(arguments.out), "opened", ()
+        prepared, how, missing = _opened(config, arguments), "opened", ()
     else:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
+    report["notes"] = [] if how == "opened" else list(_notes(config, report))
+    splits = prepared.splits if arguments.inspect else ()
+    seen = {split: statistics_of(prepared.rows(split), config.anchor.tau) for split in splits}
     if arguments.inspect:
-        report["statistics"] = {
-            split: asdict(statistics_of(prepared.rows(split), config.anchor.tau)) for split in prepared.splits
-        }
+        report["statistics"] = {split: asdict(statistics) for split, statistics in seen.items()}
     if arguments.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
         return 0
     console = Console()
     _tell(console, report)
-    if arguments.inspect:
-        for split in prepared.splits:
-            _inspect(console, prepared, split, config.anchor.tau)
+    for split, statistics in seen.items():
+        _inspect(console, prepared, split, statistics, config.anchor.tau)
     return 0
 
 
@@ -82,7 +86,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _prepared(config: Config, arguments: argparse.Namespace) -> recipe.Outcome:
+def _prepared(config: Config, arguments: argparse.Namespace) -> Outcome:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -94,17 +98,39 @@ def _prepared(config: Config, arguments: argparse.Namespace) -> recipe.Outcome:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("tokenising", total=None, rate=0.0, tokens=0)
 
-        def show(progress: recipe.Progress) -> None:
+        def show(progress: Reached) -> None:
             rate = progress.characters / 1e6 / max(1e-9, time.monotonic() - started)
             total = progress.bytes_in_all or None
             bar.update(task, completed=progress.bytes_read, total=total, rate=rate, tokens=progress.tokens)
 
         try:
-            return recipe.prepare(config, arguments.out, show)
+            return prepare(config, arguments.out, show)
         except KeyboardInterrupt:
             bar.stop()
             sys.stderr.write("adlm: interrupted; run the same command again to go on\n")
             raise
+
+
+def _opened(config: Config, arguments: argparse.Namespace) -> Prepared:
+    """A folder there is, in rows of its own length and packing unless the words of the command say otherwise."""
+    prepared = open_prepared(arguments.out)
+    asked = {"length": ("length", config.length), "data.packing": ("packing", config.data.packing)}
+    given = {word.partition("=")[0] for word in arguments.words}
+    view = dict(entry for knob, entry in asked.items() if knob in given and entry[1])
+    return replace(prepared, manifest={**prepared.manifest, **view})
+
+
+def _notes(config: Config, report: dict[str, Any]) -> Iterator[str]:
+    """What someone may not have expected."""
+    for split in report["missing"]:
+        yield f"not there: {split}"
+    if config.data.path and report["documents"] == 1:
+        yield "one document in all, so nothing is held out; data.boundary=line or blank parts a text"
+    elif config.data.held_out and set(report["splits"]) == {"train"} and not report["missing"]:
+        yield (
+            f"nothing is held out: no document of {report['documents']:,} was drawn by data.held_out "
+            f"{config.data.held_out:g} and data.seed {config.data.seed}"
+        )
 
 
 def _report(prepared: Prepared, how: str, missing: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -148,17 +174,12 @@ def _tell(console: Console, report: dict[str, Any]) -> None:
         highlight=False,
         markup=False,
     )
-    for split in report["missing"]:
-        console.print(f"not there: {split}", style="dim")
-    if report["documents"] == 1 and report["how"] != "opened":
-        console.print(
-            "one document in all, so nothing is held out; data.boundary=line or blank parts a text", style="dim"
-        )
+    for note in report["notes"]:
+        console.print(note, style="dim", highlight=False, markup=False)
 
 
-def _inspect(console: Console, prepared: Prepared, split: str, tau: int) -> None:
+def _inspect(console: Console, prepared: Prepared, split: str, seen: Statistics, tau: int) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
-    seen = statistics_of(rows, tau)
     console.print(f"\n[bold]{split}[/]: {_in_words(seen, tau)}", highlight=False)
     frequent = Text("most frequent: ")
     for index, share in seen.most_frequent:
@@ -190,11 +211,32 @@ def _coloured(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
     anchors = anchors_in(ids[None], pad[None], tau, vocabulary.size)[0]
     shown = Text()
     text = ids[~pad]
-    for index, is_anchor in list(zip(text.tolist(), anchors[~pad], strict=True))[:SHOWN_TOKENS]:
+    beginning = text.tolist()[:SHOWN_TOKENS]
+    tokens = _one_by_one(prepared.tokenizer, beginning)
+    for index, token, is_anchor in zip(beginning, tokens, anchors[~pad][:SHOWN_TOKENS], strict=True):
         style = "bold magenta" if index in special else "bold yellow" if is_anchor else ""
-        shown.append(prepared.tokenizer.decode([index]), style=style)
+        shown.append(_visible(token), style=style)
     if len(text) > SHOWN_TOKENS:
         shown.append(f" ... {len(text) - SHOWN_TOKENS} more", style="dim")
     if pad.any():
         shown.append(f" and {pad.sum()} of padding", style="dim")
     return shown
+
+
+def _one_by_one(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
+    """What each id adds to the text after the one before it: a decoder may put a space between two words."""
+    before: list[int] = []
+    for index in ids:
+        first, both = tokenizer.decode(before), tokenizer.decode([*before, index])
+        yield both.removeprefix(first) if both.startswith(first) else tokenizer.decode([index])
+        before = [index]
+
+
+def _visible(text: str) -> str:
+    """Characters that steer a terminal, or hide, as their escapes."""
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in ("Cc", "Cf") and character not in "\n\t"
+        else character
+        for character in text
+    )

@@ -1,0 +1,92 @@
+"""Where a prepared folder goes: what may be replaced there, and the one move that does it. Knows no text and no ids.
+
+Only what `prepare` wrote is ever replaced or deleted. What it replaces is moved aside first, under a name of this run.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from adlm.data.journal import JOURNAL, LOCK, RECIPE
+from adlm.data.prepared import MANIFEST, is_prepared
+from adlm.data.shards import SPLITS
+from adlm.errors import UserError
+from adlm.places import refuse_taken
+
+TOKENIZER = ("tokenizer.json", "special_tokens_map.json")
+NOTES = (RECIPE, JOURNAL, LOCK)
+
+
+def placed(out: Path) -> Path:
+    """The place as it is meant: absolute, links followed. It must be one that a folder can be moved to."""
+    try:
+        place = out.expanduser().resolve()
+        if place.is_mount():
+            raise UserError(
+                f"{out} is a mount point, and no folder can be moved there; give a folder in it: {out}/data"
+            )
+        if not is_prepared(place):
+            refuse_taken(place)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    return place
+
+
+def work_of(out: Path) -> Path:
+    """Where the folder is made before it is moved to its place."""
+    return out.with_name(f"{out.name}.preparing")
+
+
+def refuse_others_work(work: Path) -> None:
+    """A working folder must be one that a run of ours left behind."""
+    try:
+        names = {path.name for path in work.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{work} cannot be used to work in: {error.strerror or error}; move it away") from None
+    ours = {*NOTES, *SPLITS, *TOKENIZER, MANIFEST}
+    others = sorted(name for name in names - ours if not name.startswith("."))
+    if others or (names and not names & {*NOTES, MANIFEST}):
+        raise UserError(
+            f"{work} is not what a run of `adlm prepare` left behind (it holds {(others or sorted(names))[0]}), and "
+            "the work would go there; move it away, or give another --out"
+        )
+
+
+def refuse_replacing(out: Path, manifest: dict[str, Any], source: str) -> None:
+    """What is built anew takes the place of its own kind: the same source, and nothing beside it."""
+    if manifest["source"] != source:
+        raise UserError(
+            f"{out} was prepared from {manifest['source']}, and this is {source}; give another --out, or delete it"
+        )
+    listed = {out / name for name in (MANIFEST, *TOKENIZER, *NOTES, *manifest["splits"])}
+    listed |= {out / split / file["name"] for split, entry in manifest["splits"].items() for file in entry["files"]}
+    half_written = f".{MANIFEST}."  # by a run that was cut off
+    others = sorted(path for path in out.rglob("*") if path not in listed and not path.name.startswith(half_written))
+    if others:
+        raise UserError(
+            f"{out} would be prepared anew, and it holds {others[0].relative_to(out)}, which `adlm prepare` did not "
+            "write; move that away, or give another --out"
+        )
+
+
+def put_in_place(work: Path, out: Path) -> None:
+    """The working folder, whole, becomes the prepared one."""
+    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
+    replaces = is_prepared(out)
+    if replaces:
+        out.rename(aside)
+    elif out.exists():
+        out.rmdir()  # empty, or it would have been refused
+    for name in NOTES:
+        (work / name).unlink(missing_ok=True)
+    try:
+        work.rename(out)
+    except OSError:
+        if replaces:
+            aside.rename(out)
+        raise
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)
