@@ -278,9 +278,10 @@ def test_a_shard_that_is_deleted_in_mid_run_stops_it_saved(prepared, unbroken, t
 def unmapped(tokens, number):
     """As if every read were of a shard not opened before."""
     path = tokens.folder / f"tokens-{number:05}.bin"
-    if not path.exists():
-        raise UserError(f"{path} cannot be read: No such file or directory; prepare the data again")
-    return np.fromfile(path, tokens.dtype)
+    try:
+        return np.fromfile(path, tokens.dtype)
+    except FileNotFoundError:
+        raise UserError(f"{path} cannot be read: No such file or directory; prepare the data again") from None
 
 
 def test_a_run_goes_on_only_with_its_own_config(prepared, unbroken, tmp_path):
