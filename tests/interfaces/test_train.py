@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from runs import SMALL, corpus
+from small_runs import SMALL, corpus
 
 from adlm.interfaces.cli import main
 

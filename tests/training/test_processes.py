@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import NEEDS, corpus, logged, run, run_on_two, weights
+from small_runs import NEEDS, corpus, logged, run, run_on_two, weights
 
 from adlm.config.schema import Train
 from adlm.errors import UserError

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import NEEDS, Quiet, corpus, logged, run, start, weights
+from small_runs import NEEDS, Quiet, corpus, logged, run, start, weights
 
 from adlm import load
 from adlm.data.prepared import open_prepared
