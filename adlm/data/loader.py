@@ -7,6 +7,7 @@ every batch is full and no row is left out.
 Shapes: B rows of this process, L ids each. `pad` is True at padding.
 """
 
+import atexit
 import queue
 import threading
 from collections.abc import Iterator
@@ -105,7 +106,11 @@ def check_share(batch_size: int, rank: int, num_ranks: int) -> None:
 
 
 def prefetched(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
-    """The same batches, up to `depth` of them made ahead by a thread, so that who takes them need not wait."""
+    """The same batches, up to `depth` of them made ahead by a thread, so that who takes them need not wait.
+
+    The thread ends with the iterator, or at the latest before Python does: one that is still inside torch when the
+    interpreter goes would abort the process.
+    """
     ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -117,7 +122,14 @@ def prefetched(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
         except BaseException as error:  # noqa: BLE001  (raised again where the batch is taken)
             _put(ready, error, stopped)
 
-    threading.Thread(target=fill, daemon=True, name="loader").start()
+    thread = threading.Thread(target=fill, daemon=True, name="loader")
+
+    def stop() -> None:
+        stopped.set()
+        thread.join()
+
+    atexit.register(stop)
+    thread.start()
     try:
         while True:
             batch = ready.get()
@@ -125,7 +137,8 @@ def prefetched(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
                 raise batch
             yield batch
     finally:
-        stopped.set()
+        atexit.unregister(stop)
+        stop()
 
 
 def _put(ready: "queue.Queue[Batch | BaseException]", item: Batch | BaseException, stopped: threading.Event) -> bool:

@@ -55,7 +55,10 @@ def main() -> None:
                 "--out",
                 f"{folder}/{method}",
             ]
-            told = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode:
+                sys.exit(f"{method} ended with {run.returncode}: {run.stderr[-2000:]}")
+            told = json.loads(run.stdout)
             below = told["nats"] + 2 * told["stderr"] < counted.unigram
             print(
                 f"{method:5} {told['nats']:.4f} ± {told['stderr']:.4f} after {told['tokens']:,} tokens: "

@@ -2,6 +2,9 @@
 
 import pickle
 import random
+import subprocess
+import sys
+import threading
 from itertools import islice
 
 import numpy as np
@@ -129,6 +132,34 @@ def test_an_error_in_the_background_reaches_who_waits(rows, monkeypatch):
     monkeypatch.setattr("adlm.data.shards.Tokens.copy_to", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(Loader(rows, 4).batches())
+
+
+def test_the_thread_ends_with_its_iterator(rows):
+    batches = Loader(rows, 4).batches()
+    next(batches)
+    assert "loader" in [thread.name for thread in threading.enumerate()]
+    batches.close()
+    assert "loader" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.processes
+def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path):
+    stored(tmp_path / "split", documents_like(60, 12), FRAMED, shard=64)
+    program = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+import numpy as np
+from test_packing import FRAMED
+from adlm.data.loader import Loader
+from adlm.data.packing import rows_of
+from adlm.data.shards import Extent, Tokens
+tokens = Tokens(Path({str(tmp_path / "split")!r}), np.dtype(np.uint16), Extent(100, 10), 64)
+batches = Loader(rows_of(tokens, FRAMED, 8, "packed"), 512).batches()
+next(batches)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_rows_travel_to_the_workers_of_a_torch_data_loader(rows):
