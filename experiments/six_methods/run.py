@@ -55,7 +55,7 @@ def main() -> None:
                 "--out",
                 f"{folder}/{method}",
             ]
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            run = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
             if run.returncode:
                 sys.exit(f"{method} ended with {run.returncode}: {run.stderr[-2000:]}")
             told = json.loads(run.stdout)
