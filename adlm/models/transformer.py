@@ -35,7 +35,7 @@ class Trunk(nn.Module):
     def forward(self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """sigma (B,) is the noise the network is told; without it every sequence is told 0."""
         angles = rotary_angles(h.shape[1], self.head_width, like=h)
-        visible = None if pad is None else _attendable(pad)
+        visible = None if pad is None else attendable(pad)
         condition = None
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
@@ -52,7 +52,7 @@ class Trunk(nn.Module):
         return modulate(self.norm(h), shift, scale)
 
 
-def _attendable(pad: Tensor) -> Tensor:
+def attendable(pad: Tensor) -> Tensor:
     """Who may be attended to, (B, 1, 1, L): all but padding; in a row of nothing but padding, all, to stay finite."""
     return (~pad | pad.all(dim=-1, keepdim=True))[:, None, None, :]
 
