@@ -1,8 +1,6 @@
-"""Attention of frozen networks: over a whole sequence, or of the next tokens over those kept in a cache.
+"""Positions, padding and attention of frozen networks. Knows nothing of weights or caches.
 
-Knows nothing of weights.
-
-Shapes: B sequences, L tokens, H heads of w each, C places in the cache, n tokens read at once.
+Shapes: B sequences, L tokens, H heads of w each.
 """
 
 import torch
@@ -39,44 +37,7 @@ def visible_to(pad: Tensor, causal: bool) -> Tensor:
 
 def attend_all(qkv: Tensor, turns: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
     """Every token (of qkv (B, L, 3, H, w)) to every token, or every earlier one, that is visible: (B, L, H w)."""
-    turn_(qkv[:, :, :2], turns)
+    turn_(qkv, turns)
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal and visible is None)
-    return mixed.transpose(1, 2).flatten(-2)
-
-
-class Cache:
-    """The keys and values of what every row has read so far, C places for each block. All rows are equally far."""
-
-    def __init__(self, blocks: int, batch: int, heads: int, length: int, head_width: int, like: Tensor):
-        self.length, self.filled = length, 0
-        self.keys, self.values = (like.new_zeros(blocks, batch, heads, length, head_width) for _ in range(2))
-        self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
-        """`filled`, where the device can read it."""
-
-    def advance(self, num: int) -> None:
-        self.filled += num
-        self.position.fill_(self.filled)
-
-    def room_for(self, num: int) -> None:
-        if self.filled + num > self.length:
-            raise ValueError(
-                f"the cache has {self.length} places, {self.filled} are filled, and {num} more tokens were given; "
-                "ask for a longer one"
-            )
-
-
-def attend_cached(number: int, qkv: Tensor, turns: Tensor, cache: Cache) -> Tensor:
-    """The next n tokens (of qkv (B, n, 3, H, w)) to all before them and to themselves; their keys and values are kept.
-
-    Where the first of them stands is read from the device. turns (C, w / 2) are those of all places.
-    """
-    keys, values = cache.keys[number], cache.values[number]
-    places = cache.position + torch.arange(qkv.shape[1], device=qkv.device)
-    turn_(qkv[:, :, :2], turns[places])
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
-    keys.index_copy_(2, places, k)
-    values.index_copy_(2, places, v)
-    earlier = torch.arange(cache.length, device=qkv.device) <= places[:, None]
-    mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=earlier)
     return mixed.transpose(1, 2).flatten(-2)

@@ -94,10 +94,10 @@ class Modulation:
         if self.condition is None:
             return [Norm(*parts) for parts in zip(none + 1, weight, none, strict=True)]
         parts = F.linear(self.condition(sigma), self.to_parts, self.to_parts_bias)
-        parts = parts.view(len(sigma), -1, self.weight.shape[1]).transpose(0, 1)  # (6n + 2, M, d)
+        parts = parts.view(len(sigma), -1, self.weight.shape[1]).transpose(0, 1).contiguous()  # (6n + 2, M, d)
         shifts, scales, gates = parts[0::3], parts[1::3], parts[2::3]
         gates = torch.cat([gates[:1], gates])  # nothing is added before the first norm
-        return [Norm(*parts) for parts in zip(gates, weight * (1 + scales), shifts.contiguous(), strict=True)]
+        return [Norm(*parts) for parts in zip(gates, weight * (1 + scales), shifts, strict=True)]
 
 
 class FrozenTrunk:

@@ -1,8 +1,9 @@
 """What stands between the matrix products of a frozen block, each in as few passes as can be. Knows no weights' names.
 
-`h` is the residual stream, in float32 or better; everything else is in the width of the products.
+On CUDA, Triton kernels do each in one pass; elsewhere, and as their oracles, the plain forms run. `h` is the residual
+stream, in float32 or better; everything else is in the width of the products.
 
-Shapes: B sequences, L tokens, d wide, H heads of d / H each, M modulations: 1 for all sequences, or B.
+Shapes: B sequences, L tokens, d wide, H heads of w each, M modulations: 1 for all sequences, or B; C places in a cache.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from adlm.models.slopes import why_no_triton
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,37 @@ class Norm:
     shift: Tensor
 
 
+def by_kernel(tensor: Tensor) -> bool:
+    """Whether the Triton kernels run on it."""
+    return tensor.is_cuda and tensor.dtype != torch.float64 and not why_no_triton()
+
+
 def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
     """h (B, L, d) becomes h + gate * added; returns LayerNorm(h) * weight + shift in `dtype`."""
+    if not by_kernel(h):
+        return plain_add_norm_(h, added, norm, dtype)
+    from adlm.models.fused_kernels import add_norm_kernel  # Triton is imported where it runs
+
+    batch, length, width = h.shape
+    normed = torch.empty_like(h, dtype=dtype)
+    with torch.cuda.device(h.device):
+        add_norm_kernel[(batch * length,)](
+            h,
+            h if added is None else added,
+            norm.gate,
+            norm.weight,
+            norm.shift,
+            normed,
+            length,
+            width,
+            width if len(norm.weight) > 1 else 0,
+            added is not None,
+            _power_of_two(width),
+        )
+    return normed
+
+
+def plain_add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
     if added is not None:
         h.addcmul_(norm.gate[:, None], added.to(h.dtype))
     if len(norm.weight) == 1:
@@ -33,18 +65,80 @@ def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -
     return torch.addcmul(norm.shift[:, None], plain, norm.weight[:, None]).to(dtype)
 
 
-def turn_(qk: Tensor, turns: Tensor) -> None:
-    """Rotary positions in place: coordinates 2i and 2i + 1 of qk (B, L, .., H, d / H) are one complex number,
-    multiplied by turns (L, d / H / 2) of length 1."""
-    turns = turns.view(len(turns), *(1 for _ in qk.shape[2:-1]), -1)
+def turn_(qkv: Tensor, turns: Tensor) -> None:
+    """Rotary positions, in place, of the queries and keys of qkv (B, L, 3, H, w).
+
+    Coordinates 2i and 2i + 1 are one complex number, multiplied by turns (L, w / 2), of length 1.
+    """
+    if not by_kernel(qkv):
+        plain_turn_(qkv, turns)
+        return
+    from adlm.models.fused_kernels import turn_kernel
+
+    batch, length, _, heads, head_width = qkv.shape
+    width = heads * head_width
+    with torch.cuda.device(qkv.device):
+        turn_kernel[(batch * length,)](
+            qkv, torch.view_as_real(turns), length, width, head_width, _power_of_two(2 * width)
+        )
+
+
+def plain_turn_(qkv: Tensor, turns: Tensor) -> None:
+    qk = qkv[:, :, :2]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
-    if qk.dtype == torch.view_as_real(turns).dtype:
-        torch.view_as_complex(pairs).mul_(turns)
-    else:
-        precise = torch.view_as_complex(pairs.to(turns.real.dtype))
-        pairs.copy_(torch.view_as_real(precise.mul_(turns)))
+    precise = torch.view_as_complex(pairs.to(turns.real.dtype)).mul_(turns[:, None, None])
+    if qkv.dtype != turns.real.dtype:
+        pairs.copy_(torch.view_as_real(precise))
+
+
+def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+    """What the next n tokens, qkv (B, n, 3, H, w), see of all before them and of themselves, (B, n, H w).
+
+    The first of them stands at `position` (1,). Their keys and values are written to their places in keys and values
+    (B, H, C, w). turns (C, w / 2) are those of all places.
+    """
+    if qkv.shape[1] > 1 or not by_kernel(qkv):
+        return plain_attend_next(qkv, turns, keys, values, position)
+    from adlm.models.fused_kernels import attend_next_kernel
+
+    batch, _, _, heads, head_width = qkv.shape
+    mixed = qkv.new_empty(batch, 1, heads * head_width)
+    with torch.cuda.device(qkv.device):
+        attend_next_kernel[(batch, heads)](
+            qkv,
+            torch.view_as_real(turns),
+            keys,
+            values,
+            position,
+            mixed,
+            heads,
+            keys.shape[2],
+            head_width,
+            head_width**-0.5,
+            _power_of_two(head_width),
+            128,
+        )
+    return mixed
+
+
+def plain_attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+    places = position + torch.arange(qkv.shape[1], device=qkv.device)
+    turn_(qkv, turns[places])
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    keys.index_copy_(2, places, k)
+    values.index_copy_(2, places, v)
+    seen = torch.arange(keys.shape[2], device=qkv.device) <= places[:, None]
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen).transpose(1, 2).flatten(-2)
 
 
 def widen(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(W h + b), gelu by its tanh form."""
-    return F.gelu(F.linear(h, weight, bias), approximate="tanh")
+    """gelu(W h + b), gelu by its tanh form: on CUDA inside the product."""
+    if not h.is_cuda or h.dtype == torch.float64:
+        return F.gelu(F.linear(h, weight, bias), approximate="tanh")
+    wide = torch._addmm_activation(bias, h.flatten(0, -2), weight.T, use_gelu=True)
+    return wide.view(*h.shape[:-1], -1)
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is not smaller."""
+    return 1 << (number - 1).bit_length()

@@ -13,10 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.models.anchored import AnchoredTransformer, Denoiser, LogitsBridge, MixtureBridge
-from adlm.models.attending import Cache, Turns, attend_all, attend_cached, visible_to
-from adlm.models.frozen_trunk import FrozenTrunk, kept, precise
-from adlm.models.heads import LOGITS_AT_ONCE
+from adlm.models.attending import Turns, attend_all, visible_to
+from adlm.models.frozen_trunk import Attend, FrozenTrunk, kept, precise
+from adlm.models.fused import attend_next
+from adlm.models.heads import SYMBOLS_TOGETHER
+from adlm.models.recording import Recorder, Recording, why_no_graphs
 from adlm.models.transformer import Transformer
+
+MIXED_AT_ONCE = 2**25  # logits of the mixture bridge, 128 MB in float32
 
 
 @dataclass(frozen=True)
@@ -29,14 +33,46 @@ class Hidden:
     """(B, L, d), what the anchor head reads; `last` in a pair without a second network, None without a pair."""
 
 
+class Cache:
+    """The keys and values of what every row has read so far, C places for each block. All rows are equally far."""
+
+    def __init__(self, blocks: int, batch: int, heads: int, length: int, head_width: int, like: Tensor):
+        self.length, self.filled = length, 0
+        self.keys, self.values = (like.new_zeros(blocks, batch, heads, length, head_width) for _ in range(2))
+        self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
+        """`filled`, where the device can read it."""
+        self.step: Recording[Hidden] | None = None
+        """How one token more is read."""
+
+    def advance(self, num: int) -> None:
+        self.filled += num
+        self.position.fill_(self.filled)
+
+    def check_room_for(self, num: int) -> None:
+        if self.filled + num > self.length:
+            raise ValueError(
+                f"the cache has {self.length} places, {self.filled} are filled, and {num} more tokens were given; "
+                "ask for a longer one"
+            )
+
+
 class FrozenHead:
-    """Rows (N, d) -> logits (N, V) in float32 or better, the product in `dtype`."""
+    """Rows (N, d) -> logits (N, V) in float32 or better, the product in `dtype`; on CUDA its sums are not rounded.
+
+    There the symbols are filled up, as in `heads`: rows of 50,258 numbers make a slow product.
+    """
 
     def __init__(self, head: nn.Linear, dtype: torch.dtype):
-        self.weight, self.bias = kept(head.weight, dtype), kept(head.bias, precise(dtype))
+        self.bias = kept(head.bias, precise(dtype))
+        filling = -len(self.bias) % SYMBOLS_TOGETHER if head.weight.is_cuda else 0
+        self.weight = F.pad(kept(head.weight, dtype), (0, 0, 0, filling))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return (rows @ self.weight.T).to(self.bias.dtype) + self.bias
+        if rows.is_cuda and rows.dtype != self.bias.dtype:
+            product = torch.mm(rows, self.weight.T, out_dtype=self.bias.dtype)
+        else:
+            product = (rows @ self.weight.T).to(self.bias.dtype)
+        return product[:, : len(self.bias)] + self.bias
 
 
 class FrozenBridge:
@@ -61,19 +97,26 @@ class FrozenBridge:
     def __call__(self, hidden: Tensor, head: FrozenHead) -> Tensor:
         if self.table is None:
             return F.linear(hidden, self.weight, self.bias).to(precise(hidden.dtype))
-        chunks = torch.split(hidden.flatten(0, 1), max(1, LOGITS_AT_ONCE // len(self.table)))
+        chunks = torch.split(hidden.flatten(0, 1), max(1, MIXED_AT_ONCE // len(self.table)))
         mixed = [head(rows).softmax(dim=-1).to(self.table) @ self.table for rows in chunks]
         return torch.cat(mixed).view_as(hidden).to(precise(hidden.dtype))
 
 
 class Frozen:
-    """A network to sample from.
+    """A network to sample from. One call at a time: on CUDA, what `hidden` and `read` return is theirs to write again.
 
-    `dtype` is that of weights and products: unless given, bfloat16 on CUDA, elsewhere the network's own.
+    `dtype` is that of weights and products: unless given, bfloat16 on CUDA, elsewhere the network's own. `graphs` says
+    whether CUDA graphs are replayed, one for every shape of input: unless given, wherever they can be. A result then
+    holds until the next call of `hidden` or `read`; clone what is to be kept.
     """
 
     @torch.no_grad()
-    def __init__(self, network: Transformer | AnchoredTransformer, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        network: Transformer | AnchoredTransformer,
+        dtype: torch.dtype | None = None,
+        graphs: bool | None = None,
+    ):
         first = network if isinstance(network, Transformer) else network.anchor
         like = first.embedding.weight
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
@@ -86,19 +129,28 @@ class Frozen:
             self.bridge = FrozenBridge(network.denoiser, first.head, self.dtype)
             self.second_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype)
             self.second_head = FrozenHead(network.denoiser.head, self.dtype)
+        self.recorder = None
+        if graphs is not False and not why_no_graphs(like.device):
+            self.recorder = Recorder[Hidden](like.device)
 
     @torch.no_grad()
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Hidden:
         """sigma (B,) is the noise the network is told; without it every sequence is told 0. pad is True at padding."""
-        turns = self.turns(z.shape[1])
-        visible = None if pad is None else visible_to(pad, self.trunk.causal)
+        if self.recorder is None:
+            return self._hidden(z, sigma, pad)
+        return self.recorder.replay(self._hidden, z, sigma, pad)
 
-        def attend(number: int, qkv: Tensor) -> Tensor:
-            return attend_all(qkv, turns, visible, self.trunk.causal)
+    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> Hidden:
+        turns, causal = self.turns(z.shape[1]), self.trunk.causal
+        visible = None if pad is None else visible_to(pad, causal)
+        return self._through(z, lambda number, qkv: attend_all(qkv, turns, visible, causal), sigma)
 
-        last = anchor = self.trunk(self._embedded(z), attend, sigma)
+    def _through(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> Hidden:
+        """attend numbers the blocks of both trunks in one row."""
+        last = anchor = self.trunk(F.embedding(ids, self.embedding), attend, sigma)
         if self.bridge is not None:
-            last = self.second_trunk(self.bridge(anchor, self.head), attend, sigma)
+            before, handed_over = len(self.trunk.blocks), self.bridge(anchor, self.head)
+            last = self.second_trunk(handed_over, lambda number, qkv: attend(before + number, qkv), sigma)
         return Hidden(last, anchor if self.anchored else None)
 
     @torch.no_grad()
@@ -122,18 +174,20 @@ class Frozen:
     @torch.no_grad()
     def read(self, ids: Tensor, cache: Cache) -> Hidden:
         """Hidden states (B, n, d) of the next n tokens of every row, ids (B, n); the cache then holds n more."""
-        cache.room_for(ids.shape[1])
-        hidden = self._read(ids, cache)
+        cache.check_room_for(ids.shape[1])
+        if self.recorder is None or ids.shape[1] > 1:
+            hidden = self._read(ids, cache)
+        else:
+            if cache.step is None:
+                cache.step = self.recorder.record(lambda held: self._read(held, cache), ids)
+            hidden = cache.step.replay(ids)
         cache.advance(ids.shape[1])
         return hidden
 
     def _read(self, ids: Tensor, cache: Cache) -> Hidden:
-        turns, depth = self.turns(cache.length), len(self.trunk.blocks)
-        last = anchor = self.trunk(self._embedded(ids), lambda i, qkv: attend_cached(i, qkv, turns, cache))
-        if self.bridge is not None:
-            handed_over = self.bridge(anchor, self.head)
-            last = self.second_trunk(handed_over, lambda i, qkv: attend_cached(depth + i, qkv, turns, cache))
-        return Hidden(last, anchor if self.anchored else None)
+        turns = self.turns(cache.length)
 
-    def _embedded(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.embedding)
+        def attend(number: int, qkv: Tensor) -> Tensor:
+            return attend_next(qkv, turns, cache.keys[number], cache.values[number], cache.position)
+
+        return self._through(ids, attend, None)

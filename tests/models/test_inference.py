@@ -8,7 +8,17 @@ from worlds import seeded, wake
 
 from adlm.config.schema import Model
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.fused import (
+    Norm,
+    add_norm_,
+    attend_next,
+    plain_add_norm_,
+    plain_attend_next,
+    plain_turn_,
+    turn_,
+)
 from adlm.models.inference import Frozen
+from adlm.models.slopes import why_no_triton
 from adlm.models.transformer import Transformer
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)
@@ -30,8 +40,8 @@ def awake(name: str, dtype=torch.float64, device="cpu"):
     return wake(NETWORKS[name]().to(device, dtype)).eval()
 
 
-def ids(batch: int = 3, length: int = 7) -> torch.Tensor:
-    return torch.randint(SYMBOLS, (batch, length), generator=seeded(1))
+def ids(batch: int = 3, length: int = 7, seed: int = 1) -> torch.Tensor:
+    return torch.randint(SYMBOLS, (batch, length), generator=seeded(seed))
 
 
 def padding(batch: int = 3, length: int = 7) -> torch.Tensor:
@@ -153,3 +163,83 @@ def test_a_full_cache_says_so():
     frozen.read(ids(), cache)
     with pytest.raises(ValueError, match="7 places, 7 are filled"):
         frozen.read(ids()[:, :1], cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recorded_or_not_it_says_what_the_network_says(name, dtype, tolerance, graphs):
+    """Every shape twice, with other ids: what is replayed is the work, not the answer."""
+    network = awake(name, dtype, "cuda")
+    frozen = Frozen(network, dtype, graphs)
+    sigma = torch.tensor([0.0, 1.7, 0.3], device="cuda", dtype=dtype)
+    for told in ({}, {"pad": padding().cuda()}, {"sigma": sigma}, {"sigma": sigma, "pad": padding().cuda()}):
+        for turn in range(2):
+            z = ids(seed=turn).cuda()
+            assert_same(said(frozen, z, **told), expected(network, z, **told), tolerance)
+    for length in (*range(1, 12), 1):  # more than are remembered
+        z = ids(length=length).cuda()
+        assert_same(said(frozen, z), expected(network, z), tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_on_a_gpu_it_is_in_half_precision_and_as_near_as_the_network_under_autocast(name):
+    network, z = awake(name, torch.float32, "cuda"), ids(8, 200).cuda()
+    exact = expected(network, z)[0].softmax(dim=-1)
+    with torch.autocast("cuda", torch.bfloat16):
+        autocast = expected(network, z)[0].float().softmax(dim=-1)
+    ours = said(Frozen(network), z)[0]
+    assert ours.dtype == torch.float32
+    assert (ours.softmax(dim=-1) - exact).abs().mean() < 1.2 * (autocast - exact).abs().mean() + 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_on_a_gpu_too_texts_read_by_pieces_and_in_turns_are_the_same_texts(name, dtype, tolerance, graphs):
+    frozen, texts = Frozen(awake(name, dtype, "cuda"), dtype, graphs), ids(4, 300).cuda().split(2)
+    wholes = [frozen.hidden(text).last.clone() for text in texts]
+    caches = [frozen.cache(2, 300) for _ in texts]
+    for piece in torch.arange(300).split([4, *(1 for _ in range(200)), 50, *(1 for _ in range(46))]):
+        for text, whole, cache in zip(texts, wholes, caches, strict=True):
+            assert_same([frozen.read(text[:, piece], cache).last], [whole[:, piece]], tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "head_width"), [(2, 8), (3, 12), (12, 64)])
+def test_the_kernels_are_their_plain_forms(dtype, heads, head_width):
+    assert why_no_triton() == ""
+    rounding = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    width = heads * head_width
+    h, added = noise(2, 5, width), noise(2, 5, width).to(dtype)
+    for norm in (Norm(*noise(3, 1, width)), Norm(*noise(3, 2, width))):
+        for given in (None, added):
+            ours, plain = h.clone(), h.clone()
+            fast, slow = add_norm_(ours, given, norm, dtype), plain_add_norm_(plain, given, norm, dtype)
+            torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(fast, slow, **rounding)
+    turns = torch.polar(torch.ones(300, head_width // 2, device="cuda"), noise(300, head_width // 2))
+    ours = noise(2, 5, 3, heads, head_width).to(dtype)
+    plain = ours.clone()
+    turn_(ours, turns[:5])
+    plain_turn_(plain, turns[:5])
+    torch.testing.assert_close(ours, plain, **rounding)
+    qkv, kept = noise(2, 1, 3, heads, head_width).to(dtype), noise(2, 2, heads, 300, head_width).to(dtype)
+    for place in (0, 1, 128, 299):
+        ours, plain, position = kept.clone(), kept.clone(), torch.tensor([place], device="cuda")
+        fast = attend_next(qkv.clone(), turns, *ours, position)
+        slow = plain_attend_next(qkv.clone(), turns, *plain, position)
+        torch.testing.assert_close(fast, slow, **rounding)
+        torch.testing.assert_close(ours, plain, **rounding)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded()).cuda()
