@@ -6,13 +6,18 @@ stream, in float32 or better; everything else is in the width of the products.
 Shapes: B sequences, L tokens, d wide, H heads of w each, M modulations: 1 for all sequences, or B; C places in a cache.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adlm.models.slopes import why_no_triton
+
+FEW_TOKENS = 2048  # a token is shared by more threads than otherwise, which then wait for each other
+PLACES_TOGETHER = 64  # of a cache; a GPU has more processors than a token has heads, so each head's work is split
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -
             width if len(norm.weight) > 1 else 0,
             added is not None,
             _power_of_two(width),
+            num_warps=4 if batch * length <= FEW_TOKENS else 1,
         )
     return normed
 
@@ -75,11 +81,10 @@ def turn_(qkv: Tensor, turns: Tensor) -> None:
         return
     from adlm.models.fused_kernels import turn_kernel
 
-    batch, length, _, heads, head_width = qkv.shape
-    width = heads * head_width
+    batch, length, _, heads, width = qkv.shape
     with torch.cuda.device(qkv.device):
         turn_kernel[(batch * length,)](
-            qkv, torch.view_as_real(turns), length, width, head_width, _power_of_two(2 * width)
+            qkv, torch.view_as_real(turns), length, heads, width, _power_of_two(2 * heads), _power_of_two(width)
         )
 
 
@@ -99,24 +104,39 @@ def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, positi
     """
     if qkv.shape[1] > 1 or not by_kernel(qkv):
         return plain_attend_next(qkv, turns, keys, values, position)
-    from adlm.models.fused_kernels import attend_next_kernel
+    from adlm.models.fused_kernels import attend_part_kernel, join_parts_kernel
 
-    batch, _, _, heads, head_width = qkv.shape
-    mixed = qkv.new_empty(batch, 1, heads * head_width)
+    batch, _, _, heads, width = qkv.shape
+    num_parts = -(-keys.shape[2] // PLACES_TOGETHER)
+    parts = torch.empty(batch, heads, num_parts, width, device=qkv.device)
+    sums = torch.empty(batch, heads, num_parts, 2, device=qkv.device)
+    mixed = qkv.new_empty(batch, 1, heads * width)
     with torch.cuda.device(qkv.device):
-        attend_next_kernel[(batch, heads)](
+        attend_part_kernel[(batch, heads, num_parts)](
             qkv,
             torch.view_as_real(turns),
             keys,
             values,
             position,
-            mixed,
+            parts,
+            sums,
             heads,
             keys.shape[2],
-            head_width,
-            head_width**-0.5,
-            _power_of_two(head_width),
-            128,
+            width,
+            width**-0.5,
+            _power_of_two(width),
+            PLACES_TOGETHER,
+        )
+        join_parts_kernel[(batch * heads,)](
+            parts,
+            sums,
+            position,
+            mixed,
+            num_parts,
+            width,
+            _power_of_two(num_parts),
+            _power_of_two(width),
+            PLACES_TOGETHER,
         )
     return mixed
 
@@ -128,7 +148,10 @@ def plain_attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, 
     keys.index_copy_(2, places, k)
     values.index_copy_(2, places, v)
     seen = torch.arange(keys.shape[2], device=qkv.device) <= places[:, None]
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen).transpose(1, 2).flatten(-2)
+    # cuDNN, which torch prefers, would plan for every length of prompt anew: a tenth of a second each.
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+    return mixed.transpose(1, 2).flatten(-2)
 
 
 def widen(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

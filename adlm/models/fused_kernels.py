@@ -1,13 +1,14 @@
 """The Triton kernels of `fused.py`. Know nothing but pointers.
 
-h is float32; all else is in the width of the products, but norms and turns are float32. Sums are float32.
+h, norms, turns and all sums are float32; the rest is in the width of the products. Lengths are not specialised: a
+kernel is not built again for a length that is no multiple of 16.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
 def add_norm_kernel(  # type: ignore[no-untyped-def]
     h, added, gate, weight, shift, normed, length, width, modulation_stride, ADDING: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -16,7 +17,7 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, BLOCK)
     inside = column < width
     here, modulation = token * width + column, (token // length) * modulation_stride + column
-    x = tl.load(h + here, mask=inside, other=0.0)
+    x = tl.load(h + here, mask=inside, other=0.0).to(tl.float32)
     if ADDING:
         gated = tl.load(gate + modulation, mask=inside, other=0.0)
         x += gated * tl.load(added + here, mask=inside, other=0.0).to(tl.float32)
@@ -28,51 +29,90 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(normed + here, scaled.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def turn_kernel(qkv, turns, length, width, head_width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
+def turn_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program a token: every pair of its queries and keys is multiplied by its head's complex number."""
     token = tl.program_id(0).to(tl.int64)
-    number = tl.arange(0, BLOCK)
-    inside = number < 2 * width
-    at = qkv + token * 3 * width + number
-    real, imaginary = tl.split(tl.reshape(tl.load(at, mask=inside, other=0.0).to(tl.float32), (BLOCK // 2, 2)))
-    turn = turns + (token % length) * head_width + 2 * tl.arange(0, BLOCK // 2) % head_width
-    cos, sin = tl.load(turn), tl.load(turn + 1)
+    head, column, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :], 2 * tl.arange(0, WIDTH // 2)
+    inside = (head < 2 * heads) & (column < width)
+    at = qkv + token * 3 * heads * width + head * width + column
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    real, imaginary = tl.split(tl.reshape(x, (HEADS, WIDTH // 2, 2)))
+    turn = turns + (token % length) * width + pair
+    cos = tl.load(turn, mask=pair < width, other=0.0)[None, :]
+    sin = tl.load(turn + 1, mask=pair < width, other=0.0)[None, :]
     turned = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos)
     tl.store(at, turned.to(qkv.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def attend_next_kernel(  # type: ignore[no-untyped-def]
-    qkv, turns, keys, values, position, mixed, heads, places, width, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=["places"])  # type: ignore[untyped-decorator,unused-ignore]
+def attend_part_kernel(  # type: ignore[no-untyped-def]
+    qkv,
+    turns,
+    keys,
+    values,
+    position,
+    parts,
+    sums,
+    heads,
+    places,
+    width,
+    scale,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """One program a row and head: the next token's key and value are kept, and its query attends to all so far."""
-    row, head, here = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.load(position)
-    column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
-    wide, paired = column < width, pair < width
-    cos = tl.load(turns + here * width + pair, mask=paired, other=0.0)
-    sin = tl.load(turns + here * width + pair + 1, mask=paired, other=0.0)
-    query = qkv + (3 * row * heads + head) * width
-    key, value = query + heads * width, query + 2 * heads * width
-    real, imaginary = tl.load(query + pair, mask=paired, other=0.0), tl.load(query + pair + 1, mask=paired, other=0.0)
-    q = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos) * scale
-    real, imaginary = tl.load(key + pair, mask=paired, other=0.0), tl.load(key + pair + 1, mask=paired, other=0.0)
-    k = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos).to(keys.dtype.element_ty)
-    v = tl.load(value + column, mask=wide, other=0.0)
-    kept = (row * heads + head) * places * width
-    tl.store(keys + kept + here * width + column, k, mask=wide)
-    tl.store(values + kept + here * width + column, v, mask=wide)
-    # The token itself comes from registers: what was just written is not read again.
-    largest = tl.sum(q * k.to(tl.float32), 0)
-    total, blend = 1.0, v.to(tl.float32)
-    for start in range(0, here, BLOCK):
-        place = start + tl.arange(0, BLOCK)
+    """One program a row, head and PART places: the next token's query attends to those that are filled.
+
+    Its key and value are kept by the program that has its place, and come to it from registers: what was just written
+    is not read again. A part is left as its blend, the largest score and the sum of e^(score - largest).
+    """
+    row, head, first = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * PART
+    here = tl.load(position)
+    if first <= here:
+        column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
+        wide, paired = column < width, pair < width
+        place = first + tl.arange(0, PART)
+        kept = (row * heads + head) * places * width
         at, known = kept + place[:, None] * width + column[None, :], (place < here)[:, None] & wide[None, :]
-        score = tl.sum(q[None, :] * tl.load(keys + at, mask=known, other=0.0).to(tl.float32), 1)
-        score = tl.where(place < here, score, -float("inf"))
-        larger = tl.maximum(largest, tl.max(score, 0))
-        share, shrunk = tl.exp(score - larger), tl.exp(largest - larger)
-        blend = blend * shrunk + tl.sum(share[:, None] * tl.load(values + at, mask=known, other=0.0).to(tl.float32), 0)
-        total = total * shrunk + tl.sum(share, 0)
-        largest = larger
-    tl.store(mixed + (row * heads + head) * width + column, (blend / total).to(mixed.dtype.element_ty), mask=wide)
+        earlier_keys = tl.load(keys + at, mask=known, other=0.0)
+        earlier_values = tl.load(values + at, mask=known, other=0.0)
+        cos = tl.load(turns + here * width + pair, mask=paired, other=0.0)
+        sin = tl.load(turns + here * width + pair + 1, mask=paired, other=0.0)
+        query = qkv + (3 * row * heads + head) * width
+        key, value = query + heads * width, query + 2 * heads * width
+        real = tl.load(query + pair, mask=paired, other=0.0)
+        imaginary = tl.load(query + pair + 1, mask=paired, other=0.0)
+        q = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos) * scale
+        real = tl.load(key + pair, mask=paired, other=0.0)
+        imaginary = tl.load(key + pair + 1, mask=paired, other=0.0)
+        k = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos).to(keys.dtype.element_ty)
+        v = tl.load(value + column, mask=wide, other=0.0)
+        mine = wide & (here < first + PART)
+        tl.store(keys + kept + here * width + column, k, mask=mine)
+        tl.store(values + kept + here * width + column, v, mask=mine)
+        itself = (place == here)[:, None]
+        score = tl.sum(q[None, :] * tl.where(itself, k[None, :], earlier_keys).to(tl.float32), 1)
+        score = tl.where(place <= here, score, -float("inf"))
+        largest = tl.max(score, 0)
+        share = tl.exp(score - largest)
+        blend = tl.sum(share[:, None] * tl.where(itself, v[None, :], earlier_values).to(tl.float32), 0)
+        part = (row * heads + head) * tl.num_programs(2) + tl.program_id(2)
+        tl.store(parts + part * width + column, blend, mask=wide)
+        tl.store(sums + 2 * part, largest)
+        tl.store(sums + 2 * part + 1, tl.sum(share, 0))
+
+
+@triton.jit(do_not_specialize=["num_parts"])  # type: ignore[untyped-decorator,unused-ignore]
+def join_parts_kernel(  # type: ignore[no-untyped-def]
+    parts, sums, position, mixed, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr
+):
+    """One program a row and head: the parts' blends, each weighed by its share of all."""
+    first, part, column = tl.program_id(0) * num_parts, tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    filled = (part < num_parts) & (part * PART <= tl.load(position))
+    largest = tl.load(sums + 2 * (first + part), mask=filled, other=-float("inf"))
+    weight = tl.exp(largest - tl.max(largest, 0))
+    total = tl.sum(weight * tl.load(sums + 2 * (first + part) + 1, mask=filled, other=0.0), 0)
+    inside = filled[:, None] & (column < width)[None, :]
+    blends = tl.load(parts + (first + part)[:, None] * width + column[None, :], mask=inside, other=0.0)
+    joined = tl.sum(weight[:, None] * blends, 0) / total
+    tl.store(mixed + tl.program_id(0) * width + column, joined.to(mixed.dtype.element_ty), mask=column < width)
