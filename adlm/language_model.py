@@ -1,33 +1,77 @@
-"""What `adlm.load` returns: a model to ask, in ids. Knows how to put its parts together, nothing of how they work.
+"""What `adlm.load` returns: a model to ask, in text or in ids. Knows how to put its parts together, not how they work.
 
 Shapes: B sequences, L tokens, V symbols.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adlm.config.schema import Config, Sampling
+from adlm.canvas import Canvas, canvas_of, ids_of
+from adlm.config.knobs import instead
+from adlm.config.load import check
+from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.methods.inputs import check_ids, vocabulary_of
+from adlm.methods.inputs import check_canvas, check_ids, vocabulary_of
 from adlm.methods.method import Method
 from adlm.model_folder import ModelFolder, load_model_folder, network_of
+from adlm.models.inference import Frozen
 from adlm.published import as_model_folder, read_published
+from adlm.sampling.draws import RowDraws
+from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer
+
+ROWS_AT_ONCE = 32
+
+
+class SamplingKnobs(TypedDict, total=False):
+    """The knobs of `Sampling`, by keyword."""
+
+    sampler: SamplerName
+    steps: int
+    eta: float
+    t_on: float
+    t_off: float
+    alpha_on: float
+    threshold: float
+    stride: int
+    t_end: float
+    final: Literal["argmax", "draw"]
+    temperature: float
+    top_k: int
+    top_p: float
+    nucleus: Literal["crossing", "published"]
+    repetition_penalty: float
+
+
+class FrozenOnce:
+    """A network as it is now, ready to sample from; made anew when a weight has changed."""
+
+    def __init__(self) -> None:
+        self._weights: list[tuple[int, int]] = []
+        self._frozen: Frozen | None = None
+
+    def of(self, network: nn.Module) -> Frozen:
+        weights = [(weight.data_ptr(), weight._version) for weight in network.parameters()]
+        if self._frozen is None or weights != self._weights:
+            self._weights, self._frozen = weights, Frozen(network)  # type: ignore[arg-type]
+        return self._frozen
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A network with its method. Calls take and give ids; `tokenizer` is there where the folder has one."""
+    """A network with its method. Calls with text need the `tokenizer`, which is there where the folder has one."""
 
     config: Config
     method: Method
     network: Any
     tokenizer: Tokenizer | None = None
+    _frozen: FrozenOnce = field(default_factory=FrozenOnce, repr=False, compare=False)
 
     @property
     def mask_id(self) -> int:
@@ -55,39 +99,115 @@ class LanguageModel:
         """nats (B, L): one unbiased draw of the bound on -log p(x); exact left to right."""
         return self.method.bound(self.network, x, pad, torch.Generator().manual_seed(seed))
 
-    def complete(
-        self,
-        canvas: Tensor,
-        num_samples: int = 1,
-        steps: int = Sampling.steps,
-        sampler: str = Sampling.sampler,
-        eta: float = Sampling.eta,
-        seed: int = 0,
-    ) -> Tensor:
-        """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id."""
+    def complete(self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Tensor:
+        """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id.
+
+        The knobs are those of `adlm.config.schema.Sampling`; where one is not given, the model's own config has it.
+        """
         if num_samples < 1:
             raise UserError(f"num_samples {num_samples} must be at least 1")
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        check_ids(rows, self.config, "canvas")
-        sampling = replace(self.config.sampling, steps=steps, sampler=sampler, eta=eta)  # type: ignore[arg-type]
-        method = method_of(replace(self.config, sampling=sampling))
-        generator = torch.Generator().manual_seed(seed)
-        *_, last = method.generate(self.network, rows.repeat_interleave(num_samples, dim=0), sampling, generator)
-        return last.ids
+        sampling = self.sampling(**knobs)
+        check_canvas(self.config, rows, sampling)
+        *_, last = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0), None), sampling, seed)
+        return last.ids.to(rows.device)
+
+    def sample(
+        self, num: int = 1, length: int | None = None, seed: int = 0, **knobs: Unpack[SamplingKnobs]
+    ) -> list[str]:
+        """`num` texts of `length` tokens, as long as the model's rows unless told."""
+        if num < 1:
+            raise UserError(f"num {num} must be at least 1")
+        mask = self.mask_id
+        return self._texts([[mask] * (length or self.config.length)] * num, seed, knobs)
+
+    @overload
+    def fill(self, text: str, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str: ...
+    @overload
+    def fill(self, text: list[str], seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> list[str]: ...
+    def fill(self, text: str | list[str], seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str | list[str]:
+        """The text with its holes filled: `[MASK]` is one token, `[MASK*12]` twelve. Several texts walk side by side.
+
+        A prompt is a text that ends with a hole, a suffix one that begins with one. What was given stays as it was.
+        """
+        texts = [text] if isinstance(text, str) else text
+        if not texts:
+            return []
+        tokenizer = self._tokenizer()
+        filled = self._texts([ids_of(each, tokenizer) for each in texts], seed, knobs)
+        return filled[0] if isinstance(text, str) else filled
+
+    def watch(self, canvas: str | Tensor, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Iterator[Frame]:
+        """Every state on the way from a text with holes, or ids (B, L) or (L,), to text; the first is the canvas."""
+        if isinstance(canvas, str):
+            return self.walk(canvas_of([ids_of(canvas, self._tokenizer())], self.filling), self.sampling(**knobs), seed)
+        rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
+        return self.walk(Canvas(rows, None), self.sampling(**knobs), seed)
+
+    def walk(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
+        """A canvas's walk; row i of it draws the numbers of (seed, first_row + i)."""
+        check_canvas(self.config, canvas.ids, sampling, canvas.pad)
+        draws = RowDraws(seed, range(first_row, first_row + len(canvas.ids)))
+        device = next(self.network.parameters()).device
+        pad = None if canvas.pad is None else canvas.pad.to(device)
+        return self.method.generate(self._frozen.of(self.network), canvas.ids.to(device), sampling, draws, pad)
+
+    def sampling(self, **knobs: Unpack[SamplingKnobs]) -> Sampling:
+        """The model's own sampling with these knobs instead; another sampler has a strength of its own."""
+        known = [field.name for field in fields(Sampling)]
+        for knob in knobs:
+            if knob not in known:
+                raise UserError(f"there is no sampling knob {knob!r}{instead(knob, known)}")
+        own = replace(self.config.sampling, eta=None) if "sampler" in knobs else self.config.sampling
+        return check(replace(self.config, sampling=replace(own, **knobs))).sampling
+
+    @property
+    def filling(self) -> int:
+        """What stands past the end of a shorter row; it is never seen."""
+        vocabulary = vocabulary_of(self.config)
+        if vocabulary.pad_id is not None:
+            return vocabulary.pad_id
+        return 0 if vocabulary.mask_id else 1
+
+    def _texts(self, rows: Sequence[Sequence[int]], seed: int, knobs: SamplingKnobs) -> list[str]:
+        tokenizer, sampling, texts = self._tokenizer(), self.sampling(**knobs), []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            canvas = canvas_of(rows[start : start + ROWS_AT_ONCE], self.filling)
+            *_, last = self.walk(canvas, sampling, seed, start)
+            filled = zip(last.ids.tolist(), canvas.lengths, strict=True)
+            texts += [tokenizer.decode(ids[:length]) for ids, length in filled]
+        return texts
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer, so it knows ids only; use complete, or save one beside it")
+        return self.tokenizer
 
 
-def load(path: str | Path) -> LanguageModel:
+def load(path: str | Path, device: str = "cpu") -> LanguageModel:
     """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if any)."""
-    place = Path(path)
+    place, where = Path(path), device_of(device)
     if place.is_dir():
         trained = place / "model"  # the folder of a run has its model there
-        return language_model(load_model_folder(trained if trained.is_dir() else place))
+        return language_model(load_model_folder(trained if trained.is_dir() else place), where)
     if place.suffix == ".ckpt":
-        return language_model(as_model_folder(read_published(place)))
+        return language_model(as_model_folder(read_published(place)), where)
     raise UserError(f"{path} is neither a model folder nor a .ckpt file")
 
 
-def language_model(model: ModelFolder) -> LanguageModel:
+def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
     """A folder's parts, put together."""
     network = network_of(model.config, model.weights)
-    return LanguageModel(model.config, method_of(model.config), network, model.tokenizer)
+    return LanguageModel(model.config, method_of(model.config), network.to(device), model.tokenizer)
+
+
+def device_of(name: str) -> torch.device:
+    """A device that torch sees here; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(f"device {name!r} is not one that torch sees here; try cpu") from None
+    return device

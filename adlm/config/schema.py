@@ -16,6 +16,25 @@ MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
 ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
 BridgeName = Literal["logits", "hidden", "mixture"]
 PackingName = Literal["packed", "packed-published", "padded", "cropped"]
+SamplerName = Literal[
+    "ancestral",
+    "remdm-cap",
+    "remdm-rescale",
+    "remdm-conf",
+    "remdm-loop",
+    "forward-backward",
+    "dfm",
+    "analytic",
+    "semi-autoregressive",
+    "left-to-right",
+    "confidence",
+    "margin",
+    "entropy",
+    "threshold",
+    "anchor-first",
+]
+
+ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # the samplers that take one, and their own
 
 SOURCES = ("name", "path", "hub")  # the knobs of `data` that say what is read
 
@@ -276,23 +295,61 @@ class Train:
 class Sampling:
     """How a canvas of masks becomes text."""
 
-    sampler: Literal["ancestral", "remdm-cap", "remdm-rescale"] = "ancestral"
-    """Which visible tokens are masked again: none, sigma = min(eta, ceiling), or sigma = eta * ceiling."""
+    sampler: SamplerName = "ancestral"
+    """Which places change at a step; docs/sampling.md has them all."""
     steps: Annotated[int, Ge(1), Le(1_000_000)] = 128
-    """Steps T of the walk from t = 1 to t_end."""
-    eta: Share = 0.0
-    """Strength of remasking; 0 is ancestral."""
+    """Steps T of the walk from t = 1 to t_end; threshold, and ar and a2r, take as many as they need."""
+    eta: Share | None = None
+    """Strength of remasking of remdm-cap, -rescale and -loop; empty is 0.04, 0.05 and 0.02."""
+    t_on: Share = 0.55
+    """remdm-loop: where the loop of remasking begins."""
+    t_off: Share = 0.05
+    """remdm-loop: where the loop ends."""
+    alpha_on: Annotated[float, Gt(0), Lt(1)] = 0.9
+    """remdm-loop: the share of visible tokens that the loop keeps."""
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.9
+    """threshold: a token is revealed where the belief in it reaches this; the likeliest always."""
+    stride: Annotated[int, Ge(0)] = 0
+    """semi-autoregressive: by how many tokens the window moves; 0 is half the model's length."""
     t_end: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Where the walk ends; 0 reveals everything by draws, the released code stops at 1e-5."""
     final: Literal["argmax", "draw"] = "argmax"
     """What becomes of a token still masked at t_end."""
+    temperature: Rate = 1.0
+    """Beliefs are raised to the power of its inverse; 0 takes the likeliest token."""
+    top_k: Annotated[int, Ge(0)] = 0
+    """Tokens are drawn from the k likeliest; 0 is all."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Tokens are drawn from the likeliest that together have this probability; 1 is all."""
+    nucleus: Literal["crossing", "published"] = "crossing"
+    """The token with which the sum passes top_p: kept, as Hugging Face does, or dropped, as the released code does."""
+    repetition_penalty: Annotated[float, Ge(1)] = 1.0
+    """The belief in a token that its row shows already is raised to this power; 1 is off."""
 
     def __post_init__(self) -> None:
-        if self.sampler == "ancestral" and _numbers(self.eta) and self.eta > 0:
+        if self.eta is not None and _numbers(self.eta) and self.eta > 0 and self.sampler not in ETA:
             raise UserError(
-                f"sampling.eta {self.eta} is the strength of remasking, and sampling.sampler ancestral never remasks; "
-                "try sampling.sampler=remdm-cap"
+                f"sampling.eta {self.eta} is the strength of remasking, and sampling.sampler {self.sampler} does not "
+                f"take one; try sampling.sampler={next(iter(ETA))}"
             )
+        if self.sampler != "remdm-loop" or not _numbers(self.t_on, self.t_off, self.alpha_on):
+            return
+        if not 0 < self.t_off < self.t_on < 1:
+            raise UserError(
+                f"sampling.t_off {self.t_off} and sampling.t_on {self.t_on} must have 0 < t_off < t_on < 1: the loop "
+                "runs from t_on down to t_off"
+            )
+        ceiling = (1 - self.alpha_on) / self.alpha_on if 0 < self.alpha_on < 1 else 1.0
+        if _numbers(self.strength) and self.strength > ceiling:
+            raise UserError(
+                f"sampling.eta {self.strength} is above (1 - alpha_on) / alpha_on = {ceiling:.4g}: the loop would mask "
+                "more tokens than it can reveal; lower sampling.eta or sampling.alpha_on"
+            )
+
+    @property
+    def strength(self) -> float:
+        """eta, or the sampler's own where it is empty."""
+        return ETA.get(self.sampler, 0.0) if self.eta is None else self.eta
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 
-def subs(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
-    """log beliefs (B, L, V): no mass on the mask, and a visible token is copied (SUBS).
+def clean_log_beliefs(logits: Tensor, mask_id: int) -> Tensor:
+    """log of the distribution (..., V) that logits give over the symbols but the mask; in float32 or better.
 
-    Impossible symbols are at -inf, not at a large negative number: their probability is zero.
+    The mask is at -inf, not at a large negative number: its probability is zero.
     """
     wanted = torch.float64 if logits.dtype == torch.float64 else torch.float32
     without_mask = logits.to(wanted).index_fill(-1, torch.tensor(mask_id, device=logits.device), -torch.inf)
-    guessed = torch.log_softmax(without_mask, dim=-1)
+    return torch.log_softmax(without_mask, dim=-1)
+
+
+def subs(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
+    """log beliefs (B, L, V): no mass on the mask, and a visible token is copied (SUBS)."""
+    guessed = clean_log_beliefs(logits, mask_id)
     copied = torch.full_like(guessed, -torch.inf).scatter(-1, z[..., None], 0.0)
     return torch.where((z == mask_id)[..., None], guessed, copied)

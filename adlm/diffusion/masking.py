@@ -43,11 +43,18 @@ def posterior(
     `reveal_chance`, its identity drawn from the beliefs (B, L, V). With the true x for beliefs, a one-hot, this is
     q(z_s | z_t, x). The anchor transition is the same step with the anchor network's prediction.  [ADLM Eq. 5]
     """
+    return transition(z, beliefs, reveal_chance(alpha_s, alpha_t, sigma), torch.as_tensor(sigma), mask_id)
+
+
+def transition(z: Tensor, beliefs: Tensor, reveal: Tensor, remask: Tensor, mask_id: int) -> Tensor:
+    """One step's categorical (B, L, V) from its two chances, which broadcast over (B, L).
+
+    A masked token is revealed with chance `reveal`, its identity drawn from the beliefs; a visible one is masked again
+    with chance `remask`.
+    """
     symbols = beliefs.shape[-1]
-    masked = torch.full_like(z, mask_id)
-    reveal = reveal_chance(alpha_s, alpha_t, sigma).to(beliefs)[..., None]
-    remask = torch.as_tensor(sigma).to(beliefs)[..., None]
-    to_mask = F.one_hot(masked, symbols).to(beliefs.dtype)
+    reveal, remask = reveal.to(beliefs)[..., None], remask.to(beliefs)[..., None]
+    to_mask = F.one_hot(torch.full_like(z, mask_id), symbols).to(beliefs.dtype)
     to_itself = F.one_hot(z, symbols).to(beliefs.dtype)
     if_masked = reveal * beliefs + (1 - reveal) * to_mask
     if_visible = (1 - remask) * to_itself + remask * to_mask

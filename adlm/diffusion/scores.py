@@ -43,3 +43,18 @@ def score_entropy(log_score_sum: Tensor, log_score_right: Tensor, sigma: Tensor)
     """
     log_r = log_ratio(sigma)
     return log_score_sum.exp() + log_r.exp() * (log_r - 1 - log_score_right)
+
+
+def score_step(z: Tensor, log_score: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask_id: int) -> Tensor:
+    """p(z_s | z_t) of SEDD's analytic update, (B, L, V), from the log scores (B, L, V) of masked tokens.
+
+    With d = sigma_t - sigma_s a masked token becomes v with chance (e^d - 1) s_v and stays masked with what is left of
+    1, cut at 0 where scores sum to too much. A visible token stays.
+    """
+    growth = torch.expm1(sigma_t - sigma_s)[..., None]
+    mask = torch.tensor(mask_id, device=z.device)
+    revealed = growth * log_score.exp().index_fill(-1, mask, 0.0)
+    stays = (1 - revealed.sum(dim=-1, keepdim=True)).clamp(min=0)
+    if_masked = torch.where(torch.arange(log_score.shape[-1], device=z.device) == mask_id, stays, revealed)
+    copied = torch.zeros_like(if_masked).scatter(-1, z[..., None], 1.0)
+    return torch.where((z == mask_id)[..., None], if_masked / if_masked.sum(dim=-1, keepdim=True), copied)

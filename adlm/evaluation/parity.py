@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Anchor, Config, Data, MethodName, Schedule, Time
+from adlm.config.schema import Anchor, Config, Data, MethodName, Sampling, Schedule, Time
 from adlm.diffusion import schedules
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.masking import posterior, remasking_ceiling
+from adlm.diffusion.masking import remasking_ceiling, transition
 from adlm.errors import UserError
 from adlm.evaluation.golden import Golden
 from adlm.methods.adlm import Adlm
@@ -29,7 +30,9 @@ from adlm.methods.sedd import Sedd
 from adlm.model_folder import network_of
 from adlm.models.anchored import AnchoredTransformer
 from adlm.published import Published, read_published
-from adlm.sampling.plain import REMASKING
+from adlm.sampling.confident import confident_remasking
+from adlm.sampling.plain import shape_everywhere
+from adlm.sampling.steps import steps_between
 
 EPS = 1e-3
 GAMMA = 3e-3
@@ -132,22 +135,42 @@ def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: 
 
 
 def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[Row]:
-    """One reverse step of the samplers whose sigma depends on the step alone; these run with alpha = 1 - t."""
+    """The categorical that one step of each sampler draws from; the released samplers run with alpha = 1 - t."""
     file, mask_id = "adlm_transitions.npz", golden.vocabulary().mask_id
     if not golden.has(file):
         return
     z = golden.ids(file, "xt")
-    beliefs = _output(network, z, mask_id, "log_prob").exp().double()
+    log_beliefs = _output(network, z, mask_id, "log_prob")
     for entry in golden.transitions():
-        sampler = {"mdlm": "ancestral"}.get(entry["name"], entry["name"])
-        if sampler not in REMASKING:
-            continue
-        alpha_t = torch.tensor(1 - entry["t"], dtype=torch.float64)
-        alpha_s = alpha_t + entry["dt"]
-        sigma = REMASKING[sampler](entry.get("eta", 0.0), remasking_ceiling(alpha_s, alpha_t))
-        ours = posterior(z, beliefs, alpha_s, alpha_t, mask_id, sigma)
+        sampling, t = _sampling(entry), torch.tensor(entry["t"]).double()  # theirs are float32
+        steps = steps_between(schedules.LogLinear(), torch.stack([t, t - entry["dt"]]), sampling)
+        reveal, remask = steps.reveal[0], steps.remask[0]
+        if sampling.sampler == "remdm-conf":
+            minus_chance, visible = golden.array(file, f"conf_{entry['t']}"), z != mask_id
+            remask = confident_remasking(-minus_chance, visible, remasking_ceiling(steps.alpha_s, steps.alpha_t)[0])
+        if sampling.sampler == "remdm-loop":
+            remask = _on_the_edge(entry["t"], float(t), reveal, remask, sampling)
+        ours = transition(z, shape_everywhere(log_beliefs, z, sampling).double(), reveal, remask, mask_id)
         name = f"transition {entry['name']} at t = {entry['t']}"
         yield _apart(name, ours, golden.array(file, entry["key"]), PROBABILITIES)
+
+
+def _on_the_edge(t: float, rounded: float, reveal: Tensor, remask: Tensor, sampling: Sampling) -> Tensor:
+    """What becomes of visible tokens where the loop begins or ends, to the last bit, in the released numbers.
+
+    The share of masks there goes by the time rounded up to a float32, which lies outside of t_on and inside of t_off;
+    whether visible tokens are kept goes by the time itself. So at t_on they are drawn as if masked, at t_off kept.
+    """
+    if t <= sampling.t_on < rounded:
+        return 1 - reveal
+    return torch.zeros_like(remask) if t <= sampling.t_off < rounded else remask
+
+
+def _sampling(entry: dict[str, Any]) -> Sampling:
+    """A transition's sampler and its knobs, under the names of the released code."""
+    sampler: Any = "ancestral" if entry["name"].startswith("mdlm") else entry["name"]
+    knobs = {knob: entry[knob] for knob in ("eta", "t_on", "t_off", "alpha_on") if knob in entry}
+    return Sampling(sampler, top_p=entry.get("nucleus_p", 1.0), nucleus="published", **knobs)
 
 
 def _schedule(golden: Golden) -> Iterator[Row]:

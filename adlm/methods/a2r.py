@@ -21,6 +21,8 @@ from adlm.methods import left_to_right
 from adlm.methods.inputs import check_clean, check_progress, evaluating, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.inference import Frozen
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 
 
@@ -74,6 +76,11 @@ class A2r:
         return left_to_right.log_beliefs(self.config, network, z)
 
     def generate(
-        self, network: AnchoredTransformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: AnchoredTransformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        return left_to_right.generate(self.config, network, canvas, sampling, generator)
+        return left_to_right.generate(self.config, network, canvas, sampling, draws, pad)

@@ -16,12 +16,15 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.diffusion.times import Portion
+from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_progress, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
+from adlm.models.inference import Frozen
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 
 
@@ -94,9 +97,14 @@ class Adlm:
         return diffusion.log_beliefs(self.config, network, z, t)
 
     def generate(
-        self, network: AnchoredTransformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: AnchoredTransformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        return diffusion.generate(self.config, network, canvas, sampling, generator)
+        return denoising.generate(self.config, network, canvas, sampling, draws, pad)
 
     def _score(
         self,

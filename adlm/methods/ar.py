@@ -17,7 +17,9 @@ from adlm.diffusion.times import Portion
 from adlm.methods import left_to_right
 from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
 from adlm.methods.method import Loss
+from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 
 
@@ -64,6 +66,11 @@ class Ar:
         return left_to_right.log_beliefs(self.config, network, z)
 
     def generate(
-        self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: Transformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        return left_to_right.generate(self.config, network, canvas, sampling, generator)
+        return left_to_right.generate(self.config, network, canvas, sampling, draws, pad)

@@ -11,14 +11,20 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
+from adlm.diffusion.beliefs import subs
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
+from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.plain import plain_walk, shape_everywhere
+from adlm.sampling.steps import steps_of
 
 
 @dataclass(frozen=True)
@@ -84,24 +90,35 @@ class D3pm:
 
     def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""
-        times = diffusion.times_of(self.config, z, t)
-        return diffusion.logits_of(self.config, network)(z, times).log_softmax(dim=-1)
+        return diffusion.logits_at(self.config, network, z, t).log_softmax(dim=-1)
 
     def generate(
-        self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: Transformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        check_canvas(self.config, canvas, sampling)
+        config, mask_id = self.config, vocabulary_of(self.config).mask_id
+        check_canvas(config, canvas, sampling, pad)
         if sampling.sampler != "ancestral":
             raise UserError(
                 f"sampling.sampler {sampling.sampler} needs beliefs without mass on the mask, and d3pm's may have "
                 "some; use ancestral"
             )
-        logits, mask_id = diffusion.logits_of(self.config, network), vocabulary_of(self.config).mask_id
+        steps = steps_of(diffusion.schedule_of(config), sampling)
+        logits = denoising.logits_everywhere(config, network, pad)
 
-        def transition(z: Tensor, t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-            return absorbing_posterior(z, logits(z, t).double().softmax(dim=-1), alpha_s, alpha_t, mask_id)
+        def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
+            return subs(logits(z, alpha), z, mask_id)
 
-        return diffusion.generate(self.config, network, canvas, sampling, generator, transition)
+        def one_step(z: Tensor, step: int) -> Tensor:
+            alpha_s, alpha_t = steps.alpha_s[step], steps.alpha_t[step]
+            log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
+            return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling), alpha_s, alpha_t, mask_id)
+
+        return plain_walk(one_step, beliefs, canvas, mask_id, steps, sampling, draws)
 
     def _step(
         self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None, told: Tensor | None = None

@@ -58,11 +58,16 @@ def check_clean(config: Config, x: Tensor, pad: Tensor | None) -> None:
         )
 
 
-def check_canvas(config: Config, canvas: Tensor, sampling: Sampling) -> None:
+def check_canvas(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None) -> None:
     """A canvas fits the model and has something to fill in, and the sampling is one."""
     check(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
-    check_ids(canvas, config, "canvas")
+    windowed = sampling.sampler == "semi-autoregressive"
+    check_ids(canvas, config, "canvas", max(config.length, canvas.shape[-1]) if windowed else None)
+    if pad is not None:
+        _check_pad(pad, canvas)
+        if ((canvas == mask_id) & pad).any():
+            raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
@@ -71,8 +76,8 @@ def check_canvas(config: Config, canvas: Tensor, sampling: Sampling) -> None:
         )
 
 
-def check_ids(ids: Any, config: Config, what: str) -> None:
-    """Ids are a tensor (B, L) of ids, no longer than the model."""
+def check_ids(ids: Any, config: Config, what: str, longest: int | None = None) -> None:
+    """Ids are a tensor (B, L) of ids, no longer than the model, or than `longest`."""
     vocabulary = vocabulary_of(config)
     if not isinstance(ids, Tensor):
         raise UserError(
@@ -83,9 +88,11 @@ def check_ids(ids: Any, config: Config, what: str) -> None:
             f"the {what} must be int64 ids of shape (sequences, length), not {str(ids.dtype).removeprefix('torch.')} "
             f"of shape {tuple(ids.shape)}"
         )
-    if ids.shape[1] > config.length:
+    if ids.shape[1] > (longest or config.length):
+        longer = ", or sample with semi-autoregressive" if what == "canvas" else ""
         raise UserError(
-            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; shorten it"
+            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; "
+            f"shorten it{longer}"
         )
     outside = (ids < 0) | (ids >= vocabulary.size)
     if outside.any():

@@ -1,4 +1,4 @@
-"""What AR and A2R share: which tokens are predicted, and the plain walk. Knows the networks as functions to logits.
+"""What AR and A2R share: which tokens are predicted, and how they are drawn. Knows the networks as functions to logits.
 
 Shapes: B sequences, L tokens, V symbols.
 """
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.beliefs import subs
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.methods.inputs import check_canvas, evaluating, not_pad, vocabulary_of
+from adlm.models.inference import Frozen
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
-from adlm.sampling.left_to_right import plain_left_to_right
+from adlm.sampling.left_to_right import Reader, left_to_right_walk
 
 
 def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
@@ -28,17 +30,23 @@ def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
 
 
 def generate(
-    config: Config, network: nn.Module, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+    config: Config,
+    network: nn.Module | Frozen,
+    canvas: Tensor,
+    sampling: Sampling,
+    draws: RowDraws,
+    pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """The plain walk. The canvas is a prompt and then masks; a masked first token becomes bos."""
+    """One token after the other. The canvas is a prompt and then masks; a masked first token becomes bos."""
     vocabulary = vocabulary_of(config)
-    check_canvas(config, canvas, sampling)
-    if sampling.sampler != "ancestral":
+    check_canvas(config, canvas, sampling, pad)
+    if sampling.sampler not in ("ancestral", "left-to-right"):
         raise UserError(
-            f"sampling.sampler {sampling.sampler} masks tokens again, and {config.method} has no masks; use ancestral"
+            f"sampling.sampler {sampling.sampler} fills masks anywhere, and {config.method} writes from left to right; "
+            "use left-to-right"
         )
     masked = canvas == vocabulary.mask_id
-    if (masked[:, :-1] & ~masked[:, 1:]).any():
+    if (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any():
         raise UserError(
             f"the canvas gives a token after a mask, and {config.method} writes from left to right without looking "
             "ahead; give the prompt first, or use a diffusion model"
@@ -52,10 +60,23 @@ def generate(
         canvas = torch.where(
             masked & (torch.arange(canvas.shape[1], device=canvas.device) == 0), vocabulary.bos_id, canvas
         )
+    reader = reader_of(config, network, *canvas.shape)
+    return left_to_right_walk(reader, canvas, vocabulary.mask_id, sampling, draws)
 
-    return plain_left_to_right(
-        lambda x: log_beliefs(config, network, x)[:, -1].exp(), canvas, vocabulary.mask_id, generator
-    )
+
+def reader_of(config: Config, network: nn.Module | Frozen, rows: int, length: int) -> Reader:
+    """A network that rests keeps the keys and values of what it has read; one in training reads it all anew."""
+    mask_id = vocabulary_of(config).mask_id
+    if isinstance(network, Frozen):
+        cache = network.cache(rows, length)
+        return lambda ids: clean_log_beliefs(network.logits(network.read(ids, cache).last[:, -1]), mask_id)
+    read: list[Tensor] = []
+
+    def anew(ids: Tensor) -> Tensor:
+        read.append(ids)
+        return log_beliefs(config, network, torch.cat(read, dim=1))[:, -1]
+
+    return anew
 
 
 @torch.no_grad()
@@ -63,4 +84,4 @@ def log_beliefs(config: Config, network: nn.Module, x: Tensor) -> Tensor:
     """(B, L, V), of the token after each place; the mask is no token."""
     mask_id = vocabulary_of(config).mask_id
     with evaluating(network):
-        return subs(network(x), torch.full_like(x, mask_id), mask_id)
+        return clean_log_beliefs(network(x), mask_id)

@@ -1,27 +1,25 @@
-"""What the masked diffusion methods share: noising a batch, its weights, the bound's ends, the walk.
+"""What the masked diffusion methods share: noising a batch, its weights, the bound's ends.
 
 Knows the networks only as functions from noisy ids to logits.
 
 Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from adlm.config import schema
-from adlm.config.schema import Config, Sampling
+from adlm.config.schema import Config
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import Schedule
-from adlm.diffusion.times import Portion, draw_grid_times, draw_times, grid
-from adlm.methods.inputs import check_canvas, check_clean, evaluating, not_pad, seen_pad, vocabulary_of
-from adlm.sampling.frame import Frame
-from adlm.sampling.plain import REMASKING, Transition, subs_transition, walk
+from adlm.diffusion.times import Portion, draw_grid_times, draw_times
+from adlm.methods.inputs import check_clean, evaluating, not_pad, seen_pad, vocabulary_of
 
 SCHEDULES: dict[str, Callable[[schema.Schedule], Schedule]] = {
     "log-linear": lambda knobs: schedules.LogLinear(knobs.eps),
@@ -120,39 +118,16 @@ def bound(
     return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
 
 
-def generate(
-    config: Config,
-    network: nn.Module,
-    canvas: Tensor,
-    sampling: Sampling,
-    generator: torch.Generator,
-    transition: Transition | None = None,
-) -> Iterator[Frame]:
-    """The plain walk: by SUBS beliefs and their reverse step, or by a transition of the method's own."""
-    mask_id = vocabulary_of(config).mask_id
-    check_canvas(config, canvas, sampling)
-    logits = logits_of(config, network)
-
-    def beliefs(z: Tensor, t: Tensor) -> Tensor:
-        return subs(logits(z, t), z, mask_id).exp()
-
-    remasking = REMASKING[sampling.sampler]
-    times = grid(sampling.steps, sampling.t_end)
-    return walk(
-        transition or subs_transition(beliefs, mask_id, lambda ceiling: remasking(sampling.eta, ceiling)),
-        beliefs,
-        canvas,
-        mask_id,
-        times,
-        schedule_of(config).alpha(times),
-        sampling.final,
-        generator,
-    )
-
-
 def log_beliefs(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:
     """SUBS log beliefs (B, L, V)."""
-    return subs(logits_of(config, network)(z, times_of(config, z, t)), z, vocabulary_of(config).mask_id)
+    return subs(logits_at(config, network, z, t), z, vocabulary_of(config).mask_id)
+
+
+@torch.no_grad()
+def logits_at(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:
+    """Logits (B, L, V) at a time, or at the share of masks in each row; dropout off."""
+    with evaluating(network):
+        return network(z, told_sigma(config, times_of(config, z, t), z.device))  # type: ignore[no-any-return]
 
 
 def times_of(config: Config, z: Tensor, t: float | None) -> Tensor:
@@ -160,14 +135,3 @@ def times_of(config: Config, z: Tensor, t: float | None) -> Tensor:
     if t is not None:
         return torch.full((len(z),), t, dtype=torch.float64)
     return (z == vocabulary_of(config).mask_id).double().mean(dim=1).cpu()
-
-
-def logits_of(config: Config, network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """(z, t) -> logits (B, L, V), dropout off and no gradient."""
-
-    @torch.no_grad()
-    def logits(z: Tensor, t: Tensor) -> Tensor:
-        with evaluating(network):
-            return network(z, told_sigma(config, t.expand(len(z)), z.device))  # type: ignore[no-any-return]
-
-    return logits

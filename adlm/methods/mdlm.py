@@ -11,12 +11,15 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.times import Portion
+from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.heads import Scored
+from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 
 
@@ -72,9 +75,14 @@ class Mdlm:
         return diffusion.log_beliefs(self.config, network, z, t)
 
     def generate(
-        self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: Transformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        return diffusion.generate(self.config, network, canvas, sampling, generator)
+        return denoising.generate(self.config, network, canvas, sampling, draws, pad)
 
     def _score(self, network: Transformer, x: Tensor, noised: Noised, weight: Tensor, pad: Tensor | None) -> Scored:
         sigma = diffusion.told_sigma(self.config, noised.t, x.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.times import Portion
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 
 
@@ -81,6 +82,11 @@ class Method(Protocol):
         """
         ...
 
-    def generate(self, network: Any, canvas: Tensor, sampling: Sampling, generator: torch.Generator) -> Iterator[Frame]:
-        """A walk from the canvas (B, L), mask ids where text is wanted, to text."""
+    def generate(
+        self, network: Any, canvas: Tensor, sampling: Sampling, draws: RowDraws, pad: Tensor | None = None
+    ) -> Iterator[Frame]:
+        """A walk from the canvas (B, L), mask ids where text is wanted, to text. Every row draws its own numbers.
+
+        The network is the one that is trained or, faster, its `Frozen` form. `pad` ends rows that are shorter.
+        """
         ...

@@ -7,22 +7,28 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion import schedules
-from adlm.diffusion.scores import log_scores, score_entropy
+from adlm.diffusion.beliefs import subs
+from adlm.diffusion.scores import log_scores, score_entropy, score_step
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
+from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
+from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
+from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.plain import plain_walk
+from adlm.sampling.steps import steps_of
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,31 @@ class Sedd:
         return diffusion.log_beliefs(self.config, network, z, t)
 
     def generate(
-        self, network: Transformer, canvas: Tensor, sampling: Sampling, generator: torch.Generator
+        self,
+        network: Transformer | Frozen,
+        canvas: Tensor,
+        sampling: Sampling,
+        draws: RowDraws,
+        pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        """The plain walk: scores normalised over the clean tokens are the SUBS beliefs of the same logits."""
-        return diffusion.generate(self.config, network, canvas, sampling, generator)
+        """Scores normalised over clean tokens are the SUBS beliefs of the logits; `analytic` takes their sum too."""
+        if sampling.sampler != "analytic":
+            return denoising.generate(self.config, network, canvas, sampling, draws, pad)
+        check_canvas(self.config, canvas, sampling, pad)
+        config, mask_id = self.config, vocabulary_of(self.config).mask_id
+        steps = steps_of(diffusion.schedule_of(config), sampling)
+        logits = denoising.logits_everywhere(config, network, pad)
+        drawn_last = replace(sampling, final="draw")
+
+        def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
+            return subs(logits(z, alpha), z, mask_id)
+
+        def one_step(z: Tensor, step: int) -> Tensor:
+            sigma_t, sigma_s = -steps.alpha_t[step].log(), -steps.alpha_s[step].log()
+            scores = log_scores(logits(z, steps.alpha_t[step].expand(len(z))).double(), z, sigma_t.to(z.device))
+            return score_step(z, scores, sigma_s.to(z.device), sigma_t.to(z.device), mask_id)
+
+        return plain_walk(one_step, beliefs, canvas, mask_id, steps, drawn_last, draws)
 
     def _nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
         schedule, mask_id = diffusion.schedule_of(self.config), vocabulary_of(self.config).mask_id

@@ -1,21 +1,66 @@
-"""Exact categorical draws. Knows nothing of what is drawn.
+"""Exact categorical draws, and the uniform numbers they are made from. Knows nothing of what is drawn.
 
-Shapes: any leading shape, V symbols last.
+Shapes: B sequences, L tokens, N of them to draw, V symbols last.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.errors import UserError
 
-def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
-    """One symbol from each distribution, by inverting its cumulative sum in double precision.
 
-    A symbol of probability zero is never drawn. Gumbel noise in float32, the usual shortcut, cannot reach the tail of
-    its distribution and so sharpens every categorical a little; a uniform number of 53 bits does not.
+class RowDraws:
+    """Uniform numbers that belong to (seed, row): neither the rows beside it nor padding change what a row draws.
+
+    A row has two streams, one for the places where something happens and one for the tokens that are drawn there.
     """
-    cumulative = probabilities.double().cumsum(dim=-1)
+
+    def __init__(self, seed: int, rows: Sequence[int]):
+        if seed < 0:
+            raise UserError(f"seed {seed} must be 0 or more")
+        self._places, self._tokens = (
+            [np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, row, stream)))) for row in rows]
+            for stream in range(2)
+        )
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def for_places(self, row: int, *shape: int) -> NDArray[np.float64]:
+        """Numbers from [0, 1), 53 bits each."""
+        return self._places[row].random(shape)
+
+    def for_tokens(self, row: int, num: int) -> NDArray[np.float64]:
+        return self._tokens[row].random(num)
+
+    def at_places(self, where: Tensor) -> Tensor:
+        """(B, L), a number for places at each one that is True, in order; 1 elsewhere, which is below no chance."""
+        flags = where.cpu().numpy()
+        points = np.ones(flags.shape)
+        for row, places in enumerate(flags):
+            points[row, places] = self.for_places(row, int(places.sum()))
+        return torch.from_numpy(points).to(where.device)
+
+    def at_tokens(self, where: Tensor) -> Tensor:
+        """(N,), a number for tokens at each place that is True, row by row."""
+        counts = where.sum(dim=1).tolist()
+        points = [self.for_tokens(row, count) for row, count in enumerate(counts)]
+        return torch.from_numpy(np.concatenate(points)).to(where.device)
+
+
+def draw(weights: Tensor, points: Tensor) -> Tensor:
+    """The symbol (...) at which the cumulative sum of weights (..., V) passes the point (...) of [0, 1), in float64.
+
+    For a uniform point each symbol comes with its probability, and one of probability zero never. Gumbel noise in
+    float32, the usual shortcut, cannot reach the tail of its distribution and so sharpens every categorical a little; a
+    uniform number of 53 bits does not.
+    """
+    cumulative = weights.double().cumsum(dim=-1)
     whole = cumulative[..., -1:]
-    point = torch.rand(whole.shape, generator=generator, device=generator.device, dtype=torch.float64)
-    index = torch.searchsorted(cumulative, point.to(cumulative.device) * whole, right=True)
+    index = torch.searchsorted(cumulative, points.to(cumulative)[..., None] * whole, right=True)
     last_possible = (cumulative < whole).sum(dim=-1, keepdim=True)  # where rounding carries the point to the very end
     return torch.minimum(index, last_possible)[..., 0]

@@ -1,25 +1,32 @@
-"""One state of a walk, as samplers yield it and whoever watches takes it. Knows nothing of how it came about."""
+"""One state of a walk, as samplers yield it and whoever watches takes it. Knows nothing of how it came about.
+
+Shapes: B sequences, L tokens.
+"""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One state of a walk."""
+    """One state of a walk. Rows walk on their own: each has its own time."""
 
     ids: Tensor
     """(B, L), masks where nothing is revealed yet."""
-    t: float
-    """The time the walk has come to; 1 at the start."""
+    t: Tensor
+    """(B,), the time each row has come to, in double precision; 1 at the start."""
     revealed: Tensor
-    """(B, L), True where this step turned a mask into a token."""
+    """(B, L), True where a mask became a token since the frame before."""
     remasked: Tensor
-    """(B, L), True where this step turned a token into a mask."""
+    """(B, L), True where a token was masked again since the frame before; it may have been revealed anew since."""
+    chance: Tensor
+    """(B, L), the probability each drawn token had where it was drawn; 1 at tokens that were given, 0 at masks."""
 
 
-def changed(before: Tensor, after: Tensor, t: float, mask_id: int) -> Frame:
-    """The Frame of a step from one state to the next."""
-    was, now = before == mask_id, after == mask_id
-    return Frame(after, t, was & ~now, ~was & now)
+def first_frame(canvas: Tensor, mask_id: int) -> Frame:
+    """The canvas itself, before any step."""
+    nothing = torch.zeros_like(canvas, dtype=torch.bool)
+    start = torch.ones(len(canvas), dtype=torch.float64)
+    return Frame(canvas, start, nothing, nothing, (canvas != mask_id).float())

@@ -1,65 +1,89 @@
-"""The reverse walk, one full posterior a step: slow and obviously right, the oracle of every faster sampler.
+"""The reverse walk, one full posterior a step: slow and obviously right.
 
-Knows a denoiser only as `beliefs(z, t)`: noisy ids (B, L) and a time -> probabilities of clean tokens (B, L, V).
+The oracle of the samplers that draw positions first; and the walk of those that cannot, because how likely a token is
+revealed depends on what the network believes (D3PM, SEDD's scores).
+
+Shapes: B sequences, L tokens, V symbols, K steps.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from adlm.diffusion.masking import posterior, remasking_ceiling
-from adlm.sampling.draws import draw
-from adlm.sampling.frame import Frame, changed
+from adlm.config.schema import Sampling
+from adlm.diffusion.masking import transition
+from adlm.sampling.draws import RowDraws, draw
+from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.shaping import seen_symbols, shape
+from adlm.sampling.steps import Steps
 
 Beliefs = Callable[[Tensor, Tensor], Tensor]
-Transition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(z, t, alpha_s, alpha_t) -> p(z_s | z_t), (B, L, V)."""
+"""Noisy ids (B, L) and the share alpha (B,) of visible tokens -> log beliefs in clean tokens (B, L, V)."""
+Transition = Callable[[Tensor, int], Tensor]
+"""(z, k) -> p(z_s | z_t) of step k, (B, L, V)."""
 
 
-# How likely a visible token is masked again, from eta and the ceiling that keeps the marginal q(z_s | x).
-REMASKING: dict[str, Callable[[float, Tensor], Tensor]] = {
-    "ancestral": lambda eta, ceiling: torch.zeros_like(ceiling),
-    "remdm-cap": lambda eta, ceiling: torch.clamp(ceiling, max=eta),
-    "remdm-rescale": lambda eta, ceiling: eta * ceiling,
-}
+def plain_transition(beliefs: Beliefs, mask_id: int, steps: Steps, sampling: Sampling) -> Transition:
+    """One reverse step with SUBS beliefs."""
+
+    def one_step(z: Tensor, step: int) -> Tensor:
+        shaped = shape_everywhere(beliefs(z, steps.alpha_t[step].expand(len(z))), z, sampling)
+        return transition(z, shaped.double(), steps.reveal[step], steps.remask[step], mask_id)
+
+    return one_step
 
 
-def subs_transition(beliefs: Beliefs, mask_id: int, sigma: Callable[[Tensor], Tensor]) -> Transition:
-    """One reverse step with SUBS beliefs; `sigma` maps the step's remasking ceiling to the remasking it does."""
-
-    def transition(z: Tensor, t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-        remasking = sigma(remasking_ceiling(alpha_s, alpha_t))
-        return posterior(z, beliefs(z, t).double(), alpha_s, alpha_t, mask_id, remasking)
-
-    return transition
+def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling) -> Tensor:
+    """`shape` of log beliefs (B, L, V)."""
+    flat, places = log_beliefs.flatten(0, 1), torch.arange(z.numel(), device=z.device)
+    seen = seen_symbols(z, places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
+    return shape(flat, sampling, seen).view(log_beliefs.shape)
 
 
-def walk(
-    transition: Transition,
+def plain_walk(
+    one_step: Transition,
     beliefs: Beliefs,
     canvas: Tensor,
     mask_id: int,
-    times: Tensor,
-    alphas: Tensor,
-    final: str,
-    generator: torch.Generator,
+    steps: Steps,
+    sampling: Sampling,
+    draws: RowDraws,
+    pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """From the canvas at times[0] to times[-1], then `final` for what is still masked; the first Frame is the canvas.
+    """From the canvas to text by `one_step` after the other, a Frame each, then `final` for what is still masked.
 
-    `alphas` are the schedule's at `times`. Tokens given on the canvas stay: they are neither drawn nor remasked.
+    Tokens given on the canvas stay: they are neither drawn nor remasked.
     """
+    frame = first_frame(canvas, mask_id)
+    yield frame
     open_ = canvas == mask_id
-    z = canvas
-    nothing = torch.zeros_like(open_)
-    yield Frame(z, float(times[0]), nothing, nothing)
-    for (t, alpha_t), (s, alpha_s) in itertools.pairwise(zip(times, alphas, strict=True)):
-        drawn = draw(transition(z, t, alpha_s, alpha_t), generator)
-        frame = changed(z, torch.where(open_, drawn, canvas), float(s), mask_id)
-        z = frame.ids
+    for step, s in enumerate(steps.t[1:]):
+        chances = one_step(frame.ids, step)
+        drawn = torch.where(open_, draw(chances, _everywhere(draws, open_)), canvas)
+        frame = _after(frame, drawn, s, chances, mask_id)
         yield frame
-    if (z == mask_id).any():
-        last = beliefs(z, times[-1])
-        guess = last.argmax(dim=-1) if final == "argmax" else draw(last, generator)
-        yield changed(z, torch.where(z == mask_id, guess, z), float(times[-1]), mask_id)
+    if (frame.ids == mask_id).any():
+        last = beliefs(frame.ids, steps.alpha_s[-1].expand(len(canvas)))
+        if sampling.final == "argmax":
+            chances, guess = last.exp(), last.argmax(dim=-1)
+        else:
+            chances = shape_everywhere(last, frame.ids, sampling)
+            guess = draw(chances, _everywhere(draws, open_))
+        yield _after(frame, torch.where(frame.ids == mask_id, guess, frame.ids), steps.t[-1], chances, mask_id)
+
+
+def _everywhere(draws: RowDraws, open_: Tensor) -> Tensor:
+    """(B, L), a uniform number of the row's own at every open place."""
+    return torch.zeros(open_.shape, dtype=torch.float64, device=open_.device).masked_scatter(
+        open_, draws.at_tokens(open_)
+    )
+
+
+def _after(before: Frame, ids: Tensor, t: Tensor, chances: Tensor, mask_id: int) -> Frame:
+    was, now = before.ids == mask_id, ids == mask_id
+    revealed = was & ~now
+    whole = chances.index_fill(-1, torch.tensor(mask_id, device=ids.device), 0.0).sum(dim=-1)
+    drawn = chances.gather(-1, ids[..., None])[..., 0] / whole  # among tokens, not against staying masked
+    chance = torch.where(revealed, drawn.to(before.chance), before.chance.masked_fill(now, 0.0))
+    return Frame(ids, t.expand(len(ids)), revealed, ~was & now, chance)

@@ -7,7 +7,8 @@ import torch
 from adlm.errors import UserError
 from adlm.methods.inputs import vocabulary_of
 from adlm.places import write_whole
-from adlm.training.draws import generator_of
+from adlm.sampling.draws import RowDraws
+from adlm.training.draws import seed_of
 from adlm.training.engine import Processes
 from adlm.training.supply import Supply
 from adlm.training.trainee import Trainee
@@ -20,7 +21,7 @@ def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, pro
     canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
     if vocabulary.bos_id is None and supply.num_held_out:
         canvas[:, 0] = supply.read(0, 1)[0][0, 0]  # left to right needs a first token
-    draws = generator_of(train.seed, "samples", step)
+    draws = RowDraws(seed_of(train.seed, "samples", step), range(train.samples))
     with trainee.at_its_best():
         *_, last = trainee.method.generate(trainee.network, canvas, config.sampling, draws)
     if processes.first:

@@ -1,0 +1,136 @@
+"""A masked diffusion network as samplers ask it, and the walk that a Config's sampling names.
+
+Padding is never seen here: a row walks as it would alone.
+
+Shapes: B sequences, L tokens, N places, V symbols. `pad` is True at padding.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adlm.config.schema import Config, Sampling
+from adlm.diffusion.beliefs import clean_log_beliefs
+from adlm.errors import UserError
+from adlm.methods import masked_diffusion as diffusion
+from adlm.methods.inputs import check_canvas, evaluating, vocabulary_of
+from adlm.models.inference import Frozen, Hidden
+from adlm.sampling.denoiser import Denoiser, Reading
+from adlm.sampling.draws import RowDraws
+from adlm.sampling.frame import Frame
+from adlm.sampling.samplers import SAMPLERS
+from adlm.sampling.steps import steps_of
+from adlm.sampling.windows import Walk, windowed_walk
+
+
+def generate(
+    config: Config,
+    network: nn.Module | Frozen,
+    canvas: Tensor,
+    sampling: Sampling,
+    draws: RowDraws,
+    pad: Tensor | None = None,
+) -> Iterator[Frame]:
+    """A walk by SUBS beliefs, any sampler's."""
+    check_canvas(config, canvas, sampling, pad)
+    if sampling.sampler == "anchor-first" and not has_anchors(network):
+        raise UserError(
+            f"sampling.sampler anchor-first asks an anchor network, and {config.method} has none; try confidence"
+        )
+    denoiser, mask_id = denoiser_of(config, network), vocabulary_of(config).mask_id
+    steps, sampler = steps_of(diffusion.schedule_of(config), sampling), SAMPLERS[sampling.sampler]
+
+    def walk(part: Tensor, its_pad: Tensor | None) -> Iterator[Frame]:
+        return sampler(denoiser, part, mask_id, steps, sampling, draws, its_pad)
+
+    return in_windows(config, walk, canvas, sampling, pad)
+
+
+def in_windows(config: Config, walk: Walk, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> Iterator[Frame]:
+    """The walk over a window that slides, where sampling is semi-autoregressive; else over the canvas at once."""
+    if sampling.sampler != "semi-autoregressive":
+        return walk(canvas, pad)
+    stride = sampling.stride or max(1, config.length // 2)
+    if stride > config.length:
+        raise UserError(f"sampling.stride {stride} would skip tokens: the model sees {config.length}; lower it")
+    return windowed_walk(walk, canvas, vocabulary_of(config).mask_id, config.length, stride, pad)
+
+
+@dataclass(frozen=True)
+class FrozenReading:
+    """What a network whose weights rest says of one state: each head runs where it is asked."""
+
+    network: Frozen
+    hidden: Hidden
+    mask_id: int
+
+    def log_beliefs(self, places: Tensor) -> Tensor:
+        return clean_log_beliefs(self.network.logits(self.hidden.last.flatten(0, 1)[places]), self.mask_id)
+
+    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
+        assert self.hidden.anchor is not None
+        return clean_log_beliefs(self.network.anchor_logits(self.hidden.anchor.flatten(0, 1)[places]), self.mask_id)
+
+
+@dataclass(frozen=True)
+class WholeReading:
+    """What a network in training says, sharded perhaps: all of its logits, by the one call it is wrapped for."""
+
+    network: nn.Module
+    z: Tensor
+    sigma: Tensor | None
+    pad: Tensor | None
+    mask_id: int
+
+    @torch.no_grad()
+    def log_beliefs(self, places: Tensor) -> Tensor:
+        with evaluating(self.network):
+            return clean_log_beliefs(self.network(self.z, self.sigma, self.pad).flatten(0, 1)[places], self.mask_id)
+
+    @torch.no_grad()
+    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
+        with evaluating(self.network):
+            logits = self.network.anchor_logits(self.z, self.sigma, self.pad)  # type: ignore[operator]
+            return clean_log_beliefs(logits.flatten(0, 1)[places], self.mask_id)
+
+
+def has_anchors(network: nn.Module | Frozen) -> bool:
+    return network.anchored if isinstance(network, Frozen) else hasattr(network, "anchor_logits")
+
+
+def denoiser_of(config: Config, network: nn.Module | Frozen) -> Denoiser:
+    """The network as samplers ask it."""
+    mask_id = vocabulary_of(config).mask_id
+
+    def read(z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> Reading:
+        sigma = told_alpha(config, z, alpha)
+        if isinstance(network, Frozen):
+            return FrozenReading(network, network.hidden(z, sigma, pad), mask_id)
+        return WholeReading(network, z, sigma, pad, mask_id)
+
+    return read
+
+
+def logits_everywhere(
+    config: Config, network: nn.Module | Frozen, pad: Tensor | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(z, alpha) -> logits (B, L, V), for walks by the full posterior; dropout off and no gradient."""
+
+    @torch.no_grad()
+    def logits(z: Tensor, alpha: Tensor) -> Tensor:
+        sigma = told_alpha(config, z, alpha)
+        if isinstance(network, Frozen):
+            return network.logits(network.hidden(z, sigma, pad).last.flatten(0, 1)).view(*z.shape, -1)
+        with evaluating(network):
+            return network(z, sigma, pad)  # type: ignore[no-any-return]
+
+    return logits
+
+
+def told_alpha(config: Config, z: Tensor, alpha: Tensor | None) -> Tensor | None:
+    """(B,), the noise the network is told in a walk, if it is told any: -log alpha, or by the share of masks."""
+    if alpha is None or not config.model.time_conditioning:
+        return diffusion.told_sigma(config, diffusion.times_of(config, z, None), z.device)
+    return -torch.log(alpha).float().to(z.device)

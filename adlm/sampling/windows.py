@@ -1,0 +1,57 @@
+"""Texts longer than the model: a window slides over the canvas, what it leaves behind stays as the next one's prompt.
+
+Knows a walk only as a function from a canvas to Frames.
+
+Shapes: B sequences, L tokens, of which the window sees at most `length`.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from adlm.sampling.frame import Frame, first_frame
+
+Walk = Callable[[Tensor, Tensor | None], Iterator[Frame]]
+"""(canvas, pad) -> Frames, the first of which is the canvas."""
+
+
+def windowed_walk(
+    walk: Walk, canvas: Tensor, mask_id: int, length: int, stride: int, pad: Tensor | None = None
+) -> Iterator[Frame]:
+    """Fills the first `length` tokens, moves on by `stride`, fills what is new given the rest, and so to the end.
+
+    Time runs from 1 to its end in every window.
+    """
+    whole = first_frame(canvas, mask_id)
+    yield whole
+    start, width = 0, canvas.shape[1]
+    while True:
+        part = slice(start, start + length)
+        before = whole
+        if (before.ids[:, part] == mask_id).any():
+            frames = walk(before.ids[:, part], None if pad is None else pad[:, part])
+            next(frames)  # the window itself
+            for frame in frames:
+                whole = _laid_over(before, frame, part)
+                yield whole
+        if start + length >= width:
+            return
+        start = min(start + stride, width - length)
+
+
+def _laid_over(before: Frame, frame: Frame, part: slice) -> Frame:
+    """A window's Frame as one of the whole canvas; what the window was given keeps the chance it was drawn with."""
+    drawn = torch.where(before.ids[:, part] != frame.ids, frame.chance, before.chance[:, part])
+
+    def lay(below: Tensor, above: Tensor) -> Tensor:
+        return torch.cat([below[:, : part.start], above, below[:, part.stop :]], dim=1)
+
+    nothing = torch.zeros_like(before.revealed)
+    return Frame(
+        lay(before.ids, frame.ids),
+        frame.t,
+        lay(nothing, frame.revealed),
+        lay(nothing, frame.remasked),
+        lay(before.chance, drawn),
+    )
