@@ -5,6 +5,7 @@ Shapes: X texts, S states, L tokens, V symbols with the mask last.
 
 import itertools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,10 @@ class World:
 
     def step(self, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:
         """P(z_s | z_t) for every pair of states, (S from, S to)."""
-        each = posterior(self.states, beliefs, alpha_s, alpha_t, self.mask_id, sigma)  # (S, L, V)
+        return self.between(posterior(self.states, beliefs, alpha_s, alpha_t, self.mask_id, sigma))
+
+    def between(self, each: Tensor) -> Tensor:
+        """P(z_s | z_t) for every pair of states, from the categoricals (S, L, V) of every place."""
         everywhere = each[:, None].expand(-1, len(self.states), -1, -1)
         return everywhere.gather(-1, self.states[None, :, :, None].expand(len(self.states), -1, -1, 1))[..., 0].prod(-1)
 
@@ -97,3 +101,64 @@ def quadrature(num: int = 400) -> tuple[Tensor, Tensor]:
     beta = k / torch.sqrt(4 * k**2 - 1)
     values, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
     return (values + 1) / 2, vectors[0] ** 2
+
+
+class Table:
+    """A denoiser that looks its log beliefs up, (S, L, V): what a sampler asks, without a network."""
+
+    def __init__(self, world: World, beliefs: Tensor, anchor_beliefs: Tensor | None = None):
+        self.place_values = world.num_symbols ** torch.arange(world.length - 1, -1, -1)
+        self.log_beliefs, self.calls = beliefs.log(), 0
+        self.anchor = self.log_beliefs if anchor_beliefs is None else anchor_beliefs.log()
+
+    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> "TableReading":
+        self.calls += 1
+        states = (z * self.place_values).sum(dim=1)
+        return TableReading(self.log_beliefs[states].flatten(0, 1), self.anchor[states].flatten(0, 1))
+
+
+class TableReading:
+    def __init__(self, log_beliefs: Tensor, anchor_log_beliefs: Tensor):
+        self._log_beliefs, self._anchor = log_beliefs, anchor_log_beliefs
+
+    def log_beliefs(self, places: Tensor) -> Tensor:
+        return self._log_beliefs[places]
+
+    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
+        return self._anchor[places]
+
+
+def quarters(world: World, seed: int = 0) -> Tensor:
+    """SUBS beliefs (S, L, V) that are quarters, of two words: four equally likely points draw every token exactly."""
+    assert world.mask_id == 2
+    first = torch.randint(1, 4, (len(world.states), world.length), generator=seeded(seed)).double() / 4
+    guess = torch.stack([first, 1 - first, torch.zeros_like(first)], dim=-1)
+    copied = torch.nn.functional.one_hot(world.states, world.num_symbols).double()
+    return torch.where((world.states == world.mask_id)[..., None], guess, copied)
+
+
+class Told:
+    """Draws that are told beforehand, row by row: numbers for places and numbers for tokens."""
+
+    def __init__(self, places: list[list[float]], tokens: list[list[float]]):
+        self._places, self._tokens = [iter(row) for row in places], [iter(row) for row in tokens]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def for_places(self, row: int, *shape: int) -> np.ndarray:
+        num = int(np.prod(shape))
+        return np.array([next(self._places[row], 0.5) for _ in range(num)]).reshape(shape)
+
+    def for_tokens(self, row: int, num: int) -> np.ndarray:
+        return np.array([next(self._tokens[row]) for _ in range(num)])
+
+    def at_tokens(self, where: Tensor) -> Tensor:
+        return torch.from_numpy(np.concatenate([self.for_tokens(r, n) for r, n in enumerate(where.sum(1).tolist())]))
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    """Of counts against their expectations; what cannot be must not have been."""
+    assert (counts[expected <= 0] == 0).all()
+    possible = expected > 0
+    return float(((counts - expected)[possible] ** 2 / expected[possible]).sum())

@@ -104,9 +104,9 @@ class Sedd:
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         """Scores normalised over clean tokens are the SUBS beliefs of the logits; `analytic` takes their sum too."""
+        check_canvas(self.config, canvas, sampling, pad)
         if sampling.sampler != "analytic":
             return denoising.generate(self.config, network, canvas, sampling, draws, pad)
-        check_canvas(self.config, canvas, sampling, pad)
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
         steps = steps_of(diffusion.schedule_of(config), sampling)
         logits = denoising.logits_everywhere(config, network, pad)

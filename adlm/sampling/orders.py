@@ -17,6 +17,7 @@ from adlm.sampling.frame import Frame, first_frame
 from adlm.sampling.shaping import Drawn, draw_tokens
 from adlm.sampling.steps import Steps
 
+TIED = 1e-6  # of an all-masked row a network without absolute positions says the same everywhere, up to rounding
 _PLACES = 512  # read by a head at once: with GPT-2's vocabulary their beliefs are 200 MB in double precision
 
 
@@ -82,7 +83,7 @@ def ordered_walk(
 ) -> Iterator[Frame]:
     """A Frame for every step: a token is drawn for each mask, and those with the best scores of their row are revealed.
 
-    A row's masks are shared out evenly over the steps, or one a step where there are fewer masks than steps; with
+    Of places that are tied the leftmost comes first. A row's masks are shared out evenly over the steps, or one a step where there are fewer masks than steps; with
     `threshold` as many are revealed as reach it.
     """
     frame = first_frame(canvas, mask_id)
@@ -97,7 +98,7 @@ def ordered_walk(
         reading = denoiser(frame.ids, None, pad)
         drawn, score = _drawn(reading, frame.ids, places, draws.at_tokens(masked), sampling, pad)
         best = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
-        best.view(-1)[places] = score.double()
+        best.view(-1)[places] = (score.double() / TIED).round() * TIED
         rank = best.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         if sampling.sampler == "threshold":
             chosen = masked & ((best >= sampling.threshold) | (rank == 0))

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from worlds import real, seeded
+from worlds import World, real, seeded
 
+from adlm.diffusion.masking import posterior
 from adlm.diffusion.schedules import LogLinear, sigma, sigma_prime
-from adlm.diffusion.scores import beliefs_to_scores, log_scores, score_entropy, scores_to_beliefs
+from adlm.diffusion.scores import beliefs_to_scores, log_scores, score_entropy, score_step, scores_to_beliefs
 
 MASK = 2
 
@@ -65,3 +66,26 @@ def test_a_network_of_zeros_has_scores_that_are_uniform_beliefs():
     assert scores[0, 0, MASK] == 1
     assert scores[0, 1, 1] == 1
     torch.testing.assert_close(scores[0, 0, 0], torch.tensor(1 / (4 * math.expm1(0.3)), dtype=torch.float64))
+
+
+def test_the_analytic_step_of_scores_made_of_beliefs_is_the_ancestral_step():
+    world = World.random(words=2, length=2)
+    beliefs = world.random_beliefs()
+    alpha_s, alpha_t = real(0.6), real(0.4)
+    sigma_s, sigma_t = -alpha_s.log(), -alpha_t.log()
+    log_score = beliefs_to_scores(beliefs, sigma_t, world.mask_id).log()
+    ours = score_step(world.states, log_score, sigma_s, sigma_t, world.mask_id)
+    assert torch.allclose(ours, posterior(world.states, beliefs, alpha_s, alpha_t, world.mask_id))
+
+
+def test_scores_that_sum_to_more_reveal_sooner_and_never_with_negative_chance():
+    world = World.random(words=2, length=2)
+    beliefs, sigma_s, sigma_t = world.random_beliefs(), real(0.5), real(1.0)
+    log_score = beliefs_to_scores(beliefs, sigma_t, world.mask_id).log()
+    masked = world.states == world.mask_id
+    usual = score_step(world.states, log_score, sigma_s, sigma_t, world.mask_id)[masked][:, world.mask_id]
+    sooner = score_step(world.states, log_score + 0.3, sigma_s, sigma_t, world.mask_id)[masked]
+    assert (sooner[:, world.mask_id] < usual).all()
+    at_once = score_step(world.states, log_score + 5, sigma_s, sigma_t, world.mask_id)[masked]
+    assert (at_once[:, world.mask_id] == 0).all()
+    assert torch.allclose(at_once.sum(dim=-1), real(1.0))

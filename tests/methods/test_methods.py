@@ -13,7 +13,10 @@ from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
+from adlm.models.inference import Frozen
 from adlm.models.layers import TimeCondition
+from adlm.sampling.draws import RowDraws
+from adlm.sampling.samplers import SAMPLERS
 
 MASK, BOS = 7, 3
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -37,6 +40,10 @@ def settings(name: str, **knobs) -> Config:
 
 def text(rows: int = 4, length: int = 8, seed: int = 0) -> torch.Tensor:
     return CLEAN[torch.randint(len(CLEAN), (rows, length), generator=seeded(seed))]
+
+
+def rows(num: int, seed: int = 0) -> RowDraws:
+    return RowDraws(seed, range(num))
 
 
 def awake(config: Config, seed: int = 0):
@@ -67,7 +74,7 @@ def test_without_anchors_and_a_second_network_anchoring_changes_nothing(anchored
             losses.append(loss.mean.detach())
         bound = method.bound(network, text(), None, seeded(1))
         canvas = torch.full((3, 8), MASK)
-        sample = list(method.generate(network, canvas, Sampling(steps=6), seeded(2)))[-1].ids
+        sample = list(method.generate(network, canvas, Sampling(steps=6), rows(len(canvas))))[-1].ids
         runs.append((losses, bound, sample, list(network.parameters())))
     for ours, theirs in zip(*runs, strict=True):
         for a, b in zip(ours, theirs, strict=True):
@@ -158,7 +165,7 @@ def test_the_left_to_right_bound_is_the_exact_likelihood(name):
 def test_left_to_right_text_has_the_law_of_the_likelihood(name):
     config = settings(name, vocabulary=Vocabulary(3, 2, bos_id=0), length=3)
     method, network = method_of(config), awake(config)
-    drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), seeded()))[-1].ids
+    drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), rows(20_000)))[-1].ids
     assert (drawn[:, 0] == 0).all()
     texts = torch.tensor([[0, a, b] for a in (0, 1) for b in (0, 1)])
     expected = 20_000 * (-method.bound(network, texts, None, seeded()).sum(dim=1)).exp()
@@ -280,7 +287,7 @@ def test_a_network_told_the_time_answers_by_it(name):
     early, late = (method.log_beliefs(network, z, t).exp() for t in (0.3, 1.0))
     assert (early - late).abs().max() > 1e-3
     assert torch.equal(method.log_beliefs(network, z).exp(), late)  # all masked: it must be late
-    frames = list(method.generate(network, z, Sampling(steps=3), seeded()))
+    frames = list(method.generate(network, z, Sampling(steps=3), rows(2)))
     assert (frames[-1].ids != MASK).all()
 
 
@@ -288,7 +295,7 @@ def test_a_network_told_the_time_answers_by_it(name):
 def test_a_network_told_the_time_is_told_sigma_itself(name):
     """-log alpha_t, to every network of the method, in losses, bounds and walks."""
     model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
-    method = method_of(settings(name, model=model, schedule=Schedule(eps=1e-3)))
+    method = method_of(settings(name, model=model, schedule=Schedule(eps=1e-3), length=40))
     network, told = method.build(), []
     trunks = [module for module in network.modules() if isinstance(module, TimeCondition)]
     for trunk in trunks:
@@ -299,7 +306,7 @@ def test_a_network_told_the_time_is_told_sigma_itself(name):
     expected = -torch.log(1 - 0.999 * t).float()
     torch.testing.assert_close(told[: len(trunks)], [expected] * len(trunks))
     told.clear()
-    list(method.generate(network, torch.full((2, 8), MASK), Sampling(steps=2), seeded()))
+    list(method.generate(network, torch.full((2, 40), MASK), Sampling(steps=2), rows(2)))
     walked = torch.stack([-torch.log(torch.tensor(1 - 0.999 * t)) for t in (1.0, 0.5)])
     torch.testing.assert_close(torch.stack(told)[:: len(trunks), 0][:2], walked)
     assert len(trunks) == (2 if name == "adlm" else 1)
@@ -315,13 +322,62 @@ def test_generated_text_is_clean_keeps_what_was_given_and_leaves_the_network_as_
     canvas[:, given[0]], canvas[:, given[1]] = 1, 9
     remasking = Sampling(sampler="remdm-rescale", eta=0.5, steps=10)
     sampling = remasking if name in ("adlm", "mdlm", "sedd") else Sampling(steps=10)
-    final = list(method.generate(network, canvas, sampling, seeded()))[-1].ids
+    final = list(method.generate(network, canvas, sampling, rows(5)))[-1].ids
     assert (final != MASK).all()
     assert (final[:, given[0]] == 1).all()
     assert (final[:, given[1]] == 9).all()
     assert network.training
-    again = list(method.generate(network, canvas, sampling, seeded()))[-1].ids
+    again = list(method.generate(network, canvas, sampling, rows(5)))[-1].ids
     assert torch.equal(final, again)  # dropout was off
+
+
+def can(name: str, sampler: str) -> bool:
+    """Which sampler a method can use."""
+    if name in ("ar", "a2r"):
+        return sampler in ("ancestral", "left-to-right")
+    if name == "d3pm":
+        return sampler == "ancestral"
+    return sampler != "anchor-first" or name == "adlm"
+
+
+@every_method
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_refused(name, sampler):
+    config = settings(name)
+    method, network = method_of(config), awake(config).double()
+    canvas = torch.full((3, 8 if sampler != "semi-autoregressive" else 13), MASK)
+    canvas[1, 0] = 1
+    sampling = Sampling(sampler, steps=6, top_p=0.9)
+    if not can(name, sampler):
+        with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
+            method.generate(network, canvas, sampling, rows(3))
+        return
+    by_network, by_frozen = (
+        list(method.generate(either, canvas, sampling, rows(3))) for either in (network, Frozen(network))
+    )
+    assert len(by_network) == len(by_frozen)
+    assert all(torch.equal(one.ids, other.ids) for one, other in zip(by_network, by_frozen, strict=True))
+    assert (by_frozen[-1].ids != MASK).all()
+    assert (by_frozen[-1].ids[1, 0] == 1).all()
+
+
+@every_method
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("pad_is", ["masked", "attended"])
+def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_is):
+    if not can(name, sampler):
+        return
+    config = settings(name, data=Data(pad=pad_is))
+    method, network = method_of(config), Frozen(awake(config).double())
+    lengths, canvas = (8, 3, 5), torch.full((3, 8), 2)
+    pad = torch.arange(8) >= torch.tensor(lengths)[:, None]
+    canvas = torch.where(pad, canvas, MASK)
+    canvas[:, 0] = 1
+    sampling = Sampling(sampler, steps=5)
+    *_, together = method.generate(network, canvas, sampling, rows(3), pad)
+    for row, length in enumerate(lengths):
+        *_, alone = method.generate(network, canvas[row : row + 1, :length], sampling, RowDraws(0, [row]))
+        assert torch.equal(alone.ids[0], together.ids[row, :length])
 
 
 @every_method
@@ -389,7 +445,7 @@ def test_text_that_is_no_text_is_refused_in_a_sentence(name, x, sentence):
 def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), canvas, Sampling(), seeded())
+        method.generate(method.build(), canvas, Sampling(), rows(1))
 
 
 @every_method
@@ -410,7 +466,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
 def test_sampling_made_in_python_is_checked_too(name, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), torch.full((1, 8), MASK), sampling, seeded())
+        method.generate(method.build(), torch.full((1, 8), MASK), sampling, rows(1))
 
 
 @every_method
@@ -457,9 +513,9 @@ def test_the_bound_of_a_text_does_not_depend_on_its_place_in_the_batch(name):
     method, network = method_of(config), awake(config)
     x = text(rows=1).repeat(4, 1)
     draws = seeded()
-    rows = torch.stack([method.bound(network, x, None, draws).sum(dim=1) for _ in range(600)])
-    error = rows.std(dim=0) / math.sqrt(600)
-    assert ((rows.mean(dim=0) - rows.mean()).abs() <= 4 * error + 1e-4).all()
+    nats = torch.stack([method.bound(network, x, None, draws).sum(dim=1) for _ in range(600)])
+    error = nats.std(dim=0) / math.sqrt(600)
+    assert ((nats.mean(dim=0) - nats.mean()).abs() <= 4 * error + 1e-4).all()
 
 
 @pytest.mark.gpu
@@ -474,27 +530,32 @@ def test_every_verb_runs_on_a_gpu_with_a_generator_of_either_device(name, device
         method.loss(network, text().cuda(), None, 1.0, draws).mean.backward()
     assert method.bound(network, text().cuda(), None, draws).isfinite().all()
     canvas = torch.full((2, 8), MASK, device="cuda")
-    assert (list(method.generate(network, canvas, Sampling(steps=4), draws))[-1].ids != MASK).all()
+    assert (list(method.generate(network, canvas, Sampling(steps=4), rows(len(canvas))))[-1].ids != MASK).all()
 
 
 @pytest.mark.parametrize(
     ("name", "canvas", "sampling", "sentence"),
     [
         ("ar", [[3, MASK, 4]], Sampling(), "gives a token after a mask, and ar writes from left to right"),
-        ("a2r", [[3, MASK]], Sampling("remdm-cap"), "remdm-cap masks tokens again, and a2r has no masks"),
+        (
+            "a2r",
+            [[3, MASK]],
+            Sampling("remdm-cap"),
+            "remdm-cap fills masks anywhere, and a2r writes from left to right",
+        ),
         ("d3pm", [[3, MASK]], Sampling("remdm-cap"), "needs beliefs without mass on the mask"),
     ],
 )
 def test_what_a_method_cannot_do_it_says(name, canvas, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), torch.tensor(canvas), sampling, seeded())
+        method.generate(method.build(), torch.tensor(canvas), sampling, rows(1))
 
 
 def test_left_to_right_needs_a_first_token():
     method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
     with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
-        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), seeded())
+        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), rows(1))
 
 
 @every_diffusion
@@ -516,7 +577,7 @@ def test_one_token_alone_is_a_text_too(name):
     config = settings(name)
     method, network = method_of(config), awake(config)
     assert method.loss(network, torch.tensor([[3]]), None, 1.0, seeded()).total.isfinite()
-    assert list(method.generate(network, torch.tensor([[MASK]]), Sampling(steps=2), seeded()))[-1].ids != MASK
+    assert list(method.generate(network, torch.tensor([[MASK]]), Sampling(steps=2), rows(1)))[-1].ids != MASK
 
 
 @pytest.mark.parametrize(
