@@ -36,14 +36,13 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
 
     Where a tokenizer writes a word and the space before it as one token, a space before a hole belongs to the hole.
     """
-    joined = tokenizer.encode(" a") != [*tokenizer.encode(" "), *tokenizer.encode("a")] if HOLE.search(text) else False
     ids: list[int] = []
     start = 0
     for hole in HOLE.finditer(text):
         before, num = text[start : hole.start()], int(hole[1] or 1)
         if num < 1:
             raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N from 1 on")
-        ids += tokenizer.encode(before.removesuffix(" ") if joined else before) if before else []
+        ids += tokenizer.encode(before.removesuffix(" ") if tokenizer.joins_spaces else before) if before else []
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
     rest = text[start:]

@@ -226,6 +226,7 @@ def as_model_folder(
         schedule=Schedule(eps=1e-3),
         time=Time(steps=_steps(name, published.hints.get("T"))),
         model=replace(published.model, time_conditioning=_is_told_the_time(name, published.hints)),
+        sampling=Sampling(nucleus="published"),
     )
     return ModelFolder(check(config), chosen, tokenizer)
 

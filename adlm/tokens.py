@@ -10,6 +10,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -62,6 +63,11 @@ class Tokenizer:
                     f"id {index} is outside tokenizer {self.name}, which has ids 0 to {self.vocabulary.size - 1}"
                 )
         return str(self.engine.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def joins_spaces(self) -> bool:
+        """Whether a word and the space before it are one symbol: what GPT-2 writes as Ġ and SentencePiece as ▁."""
+        return any(len(symbol) > 1 and symbol[0] in "Ġ▁" for symbol in self.engine.get_vocab())
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and its special tokens by name; `load_tokenizer` reads them back to the same ids."""

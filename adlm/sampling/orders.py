@@ -83,8 +83,8 @@ def ordered_walk(
 ) -> Iterator[Frame]:
     """A Frame for every step: a token is drawn for each mask, and those with the best scores of their row are revealed.
 
-    Of places that are tied the leftmost comes first. A row's masks are shared out evenly over the steps, or one a step where there are fewer masks than steps; with
-    `threshold` as many are revealed as reach it.
+    Of places that are tied the leftmost comes first. A row's masks are shared out evenly over the steps, or one a step
+    where there are fewer masks than steps; with `threshold` as many are revealed as reach it.
     """
     frame = first_frame(canvas, mask_id)
     yield frame

@@ -541,7 +541,7 @@ def test_every_verb_runs_on_a_gpu_with_a_generator_of_either_device(name, device
             "a2r",
             [[3, MASK]],
             Sampling("remdm-cap"),
-            "remdm-cap fills masks anywhere, and a2r writes from left to right",
+            "remdm-cap fills masks anywhere, and a2r writes from left",
         ),
         ("d3pm", [[3, MASK]], Sampling("remdm-cap"), "needs beliefs without mass on the mask"),
     ],

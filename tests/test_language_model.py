@@ -1,0 +1,128 @@
+"""Laws of what `adlm.load` returns: text in, text out, and the same whatever stands beside it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from worlds import wake
+
+from adlm.config.schema import Config, Model, Sampling
+from adlm.errors import UserError
+from adlm.language_model import LanguageModel
+from adlm.methods import method_of
+from adlm.tokens import load_tokenizer
+
+BYTES = load_tokenizer("bytes")
+
+
+def model(name="adlm", length=24, tokenizer=BYTES, **knobs) -> LanguageModel:
+    sizes = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
+    config = Config(method=name, vocabulary=BYTES.vocabulary, length=length, model=sizes, **knobs)
+    method = method_of(config)
+    return LanguageModel(config, method, wake(method.build().double(), scale=0.2), tokenizer)
+
+
+LM = model()
+
+
+def test_completion_gives_each_row_its_samples_one_after_the_other():
+    canvas = torch.full((2, 10), LM.mask_id)
+    canvas[0, 0], canvas[1, 0] = 65, 66
+    ids = LM.complete(canvas, num_samples=3, steps=8)
+    assert ids.shape == (6, 10)
+    assert ids[:, 0].tolist() == [65, 65, 65, 66, 66, 66]
+    assert (ids != LM.mask_id).all()
+    assert len({tuple(row) for row in ids.tolist()}) == 6
+
+
+def test_a_seed_repeats_and_another_does_not():
+    canvas = torch.full((10,), LM.mask_id)
+    first, again, other = (LM.complete(canvas, steps=8, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_filled_text_keeps_what_was_given_and_is_as_long():
+    text = LM.fill("We [MASK*4] of", steps=6)
+    assert len(BYTES.encode(text)) == 10 or "\ufffd" in text  # bytes that are no character
+    assert text.startswith("We ")
+    assert text.endswith(" of")
+
+
+def test_texts_of_unequal_lengths_are_filled_as_if_alone():
+    texts = ["a[MASK]", "We the [MASK*9] of", "[MASK*3]b"]
+    together = LM.fill(texts, steps=6, seed=4)
+    assert together[0] == LM.fill(texts[0], steps=6, seed=4)
+    assert LM.fill(["x[MASK]", texts[1]], steps=6, seed=4)[1] == together[1]
+
+
+def test_sampling_many_is_sampling_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("adlm.language_model.ROWS_AT_ONCE", 2)
+    few = LM.sample(5, length=6, steps=4, seed=3)
+    monkeypatch.setattr("adlm.language_model.ROWS_AT_ONCE", 64)
+    assert few == LM.sample(5, length=6, steps=4, seed=3)
+    assert len(few) == 5
+
+
+def test_watching_ends_with_what_filling_says():
+    *_, last = LM.watch("We [MASK*4] of", steps=6, seed=2)
+    assert BYTES.decode(last.ids[0].tolist()) == LM.fill("We [MASK*4] of", steps=6, seed=2)
+    first = next(LM.watch(torch.full((5,), LM.mask_id), steps=2))
+    assert first.ids.shape == (1, 5)
+
+
+def test_knobs_not_given_are_the_models_own():
+    own = model(sampling=Sampling("remdm-loop", steps=77, eta=0.05, top_p=0.8))
+    assert own.sampling() == own.config.sampling
+    assert own.sampling(steps=5) == replace(own.config.sampling, steps=5)
+    ancestral = own.sampling(sampler="ancestral")
+    assert (ancestral.eta, ancestral.top_p, ancestral.steps) == (None, 0.8, 77)
+
+
+def test_a_weight_that_changes_is_noticed():
+    lm = model()
+    canvas = torch.full((4, 10), lm.mask_id)
+    before = lm.complete(canvas, steps=4)
+    with torch.no_grad():
+        for weight in lm.network.parameters():
+            weight.mul_(-1.0)
+    assert not torch.equal(lm.complete(canvas, steps=4), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: LM.fill("no hole at all"), r"row 0 of the canvas has no mask id"),
+        (lambda: LM.fill("[MASK*25]"), r"canvas is 25 tokens long and the model was made for length 24"),
+        (lambda: LM.complete(torch.full((1, 25), LM.mask_id)), r"made for length 24; shorten it, or sample with semi"),
+        (lambda: LM.complete(torch.full((1, 5), 999)), r"holds id 999, outside the vocabulary"),
+        (lambda: LM.complete([1, 2]), r"must be a torch tensor"),
+        (lambda: LM.sample(steps=0), r"sampling.steps 0 must be at least 1"),
+        (lambda: LM.sample(top_p=0.0), r"sampling.top_p 0.0 must be"),
+        (lambda: LM.sample(temperature=-1), r"sampling.temperature -1 must be at least 0"),
+        (lambda: LM.sample(sampler="remdm"), r"sampling.sampler 'remdm' is not one of"),
+        (lambda: LM.sample(top_q=0.5), r"there is no sampling knob 'top_q'; did you mean 'top_"),
+        (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
+        (lambda: LM.sample(0), r"num 0 must be at least 1"),
+        (lambda: LM.sample(seed=-3), r"seed -3 must be 0 or more"),
+        (
+            lambda: model("mdlm").sample(sampler="anchor-first"),
+            r"anchor-first asks an anchor network, and mdlm has none",
+        ),
+        (lambda: model("ar").sample(sampler="remdm-cap"), r"fills masks anywhere, and ar writes from left to right"),
+        (lambda: model(tokenizer=None).sample(), r"this model has no tokenizer"),
+        (
+            lambda: LM.sample(sampler="semi-autoregressive", stride=30, length=40),
+            r"sampling.stride 30 would skip tokens",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(call, sentence):
+    with pytest.raises(UserError, match=sentence):
+        call()
+
+
+def test_texts_longer_than_the_model_are_written_through_a_window():
+    text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", stride=8, steps=4)
+    assert text.shape == (1, 60)
+    assert (text != LM.mask_id).all()
