@@ -17,6 +17,7 @@ FLOORS = {
     "tokens": 3,
     "diffusion": 3,
     "models": 3,
+    "samples_file": 3,
     "canvas": 4,
     "data": 4,
     "sampling": 4,

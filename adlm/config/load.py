@@ -29,6 +29,11 @@ PRESETS = files("adlm") / "presets"
 
 def resolve(words: Iterable[str]) -> Config:
     """The Config that the words of a command ask for, over the defaults."""
+    return from_mapping(asked(words))
+
+
+def asked(words: Iterable[str]) -> Raw:
+    """What the words of a command set and nothing else, unchecked: to be laid over knobs that are settled."""
     raw: Raw = {}
     whole = ""  # the preset that names a method: a run of its own, into which no other must leak
     for word in words:
@@ -40,7 +45,7 @@ def resolve(words: Iterable[str]) -> Config:
                 )
             whole = word
         raw = _laid_over(_without_source(raw, above), above)
-    return from_mapping(raw)
+    return raw
 
 
 def _without_source(raw: Raw, above: Raw) -> Raw:
@@ -94,6 +99,18 @@ def check(config: Config) -> Config:
 def to_mapping(config: Config) -> Raw:
     """The Config as nested dicts; what is empty is None."""
     return dataclasses.asdict(config)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Knobs by their dotted names whose values are not the same, with both."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for knob in dict.fromkeys((*before, *now)):
+        was, is_now = before.get(knob), now.get(knob)
+        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
+            found |= differences(was, is_now, f"{prefix}{knob}.")
+        elif was != is_now:
+            found[f"{prefix}{knob}"] = (was, is_now)
+    return found
 
 
 def to_yaml(config: Config, explain: bool = False) -> str:

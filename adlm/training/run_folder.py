@@ -8,13 +8,12 @@ RUN/metrics.jsonl   the logbook; RUN/samples texts; RUN/data the shards, where t
 
 import fcntl
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from adlm.config.load import read, save, to_mapping
+from adlm.config.load import differences, read, save, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.model_folder import ModelFolder, save_model_folder
@@ -118,18 +117,6 @@ def admit(run: RunFolder, config: Config, fingerprint: str) -> None:
         save(config, run.place / CONFIG)
     except OSError as error:
         raise UserError(f"{run.place / CONFIG} cannot be written: {error.strerror}") from None
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Knobs by their dotted names whose values are not the same, with both."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for knob in dict.fromkeys((*before, *now)):
-        was, is_now = before.get(knob), now.get(knob)
-        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            found |= differences(was, is_now, f"{prefix}{knob}.")
-        elif was != is_now:
-            found[f"{prefix}{knob}"] = (was, is_now)
-    return found
 
 
 def replace_model(model: ModelFolder, place: Path) -> None:

@@ -1,0 +1,131 @@
+"""Laws of files of samples: they grow by whole batches, go on after any cut, and say how they were made."""
+
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+
+from adlm.errors import UserError
+from adlm.samples_file import MadeBy, Sample, growing, read_samples
+
+MADE_BY = MadeBy(
+    adlm="0.1.0",
+    model="runs/own",
+    weights="00ff",
+    method="adlm",
+    tokenizer="bytes",
+    length=4,
+    canvases=["[MASK*4]", "é\u2028[MASK]"],
+    num=5,
+    seed=3,
+    sampling={"sampler": "ancestral", "steps": 8},
+    batch=2,
+    device="cpu",
+    dtype="float32",
+)
+SAMPLES = [Sample(row, row // 5, 3, f"line\n{row} \u2028 é \x00", [row, 255]) for row in range(10)]
+
+
+def write(path, made_by=MADE_BY, num=10, batch=2):
+    """What a command does: batches from the one that broke off on, and of each what is not there yet."""
+    with growing(path, made_by) as file:
+        for start in range(file.num_rows - file.num_rows % batch, num, batch):
+            file.append([sample for sample in SAMPLES[start : start + batch] if sample.row >= file.num_rows])
+
+
+def test_what_is_written_is_read_with_how_it_was_made(tmp_path):
+    write(tmp_path / "deep" / "samples.jsonl")
+    samples = read_samples(tmp_path / "deep" / "samples.jsonl")
+    assert samples.made_by == MADE_BY
+    assert list(samples) == SAMPLES == list(samples)
+    assert samples.made_by.num_rows == 10
+
+
+def test_a_file_cut_anywhere_goes_on_to_the_same_bytes(tmp_path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    write(whole)
+    data = whole.read_bytes()
+    for end in [*range(0, 500, 7), *random.Random(0).sample(range(len(data) + 1), 60), len(data) - 1, len(data)]:
+        cut.write_bytes(data[:end])
+        write(cut)
+        assert cut.read_bytes() == data
+
+
+def test_a_torn_last_line_is_read_by_nobody(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [sample.row for sample in read_samples(path)] == list(range(9))
+
+
+def test_a_file_that_was_made_otherwise_is_refused_with_the_difference_and_left_alone(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path)
+    before = path.read_bytes()
+    other = replace(MADE_BY, seed=4, sampling={"sampler": "ancestral", "steps": 9})
+    with pytest.raises(UserError, match=r"made otherwise: seed 3 -> 4, sampling.steps 8 -> 9; give another --out"):
+        write(path, other)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"my diary", b"my diary\n", b"{}\n", b'{"made_by": 1}\n', b"\x00" * 9, b"[1]\n"])
+def test_a_file_of_someone_elses_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "diary.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="no file of samples"):
+        write(path)
+    assert path.read_bytes() == content
+    with pytest.raises(UserError, match=r"no file of samples|is damaged"):
+        read_samples(path)
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged, sentence in (
+        ([*lines[:3], b"??\n", *lines[4:]], "line 4 is no JSON"),
+        ([*lines[:3], *lines[4:]], "line 4 is not row 2"),
+        ([*lines, lines[-1].replace(b'"row": 9', b'"row": 10')], "more than the 10 rows"),
+    ):
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(UserError, match=sentence):
+            list(read_samples(path))
+        with pytest.raises(UserError, match=sentence):
+            write(path)
+
+
+def test_without_a_sample_there_is_no_file(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    with growing(path, MADE_BY):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    with growing(tmp_path / "samples.jsonl", MADE_BY), pytest.raises(UserError, match="another process"):
+        write(tmp_path / "samples.jsonl")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "samples.jsonl"
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(path, num=4)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match=r"cannot be written: No space left on device; 4 samples are in it"):
+        write(path)
+    monkeypatch.undo()
+    assert [sample.row for sample in read_samples(path)] == [0, 1, 2, 3]
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "samples.jsonl"):
+        with pytest.raises(UserError, match=r"is no file|cannot be written"):
+            write(place)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_samples(tmp_path / "none.jsonl")
