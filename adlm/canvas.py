@@ -14,6 +14,7 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
+MOST = 1_000_000  # masks of one hole: beyond it, a slip of the finger
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,33 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
         before, num = text[start : hole.start()], int(hole[1] or 1)
         if num < 1:
             raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N from 1 on")
-        ids += tokenizer.encode(before.removesuffix(" ") if tokenizer.joins_spaces else before) if before else []
+        if num > MOST:
+            raise UserError(f"{hole[0]} asks for more than {MOST:,} masks; write [MASK*N] with a smaller N")
+        ids += _known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
-    rest = text[start:]
-    return ids + (tokenizer.encode(rest) if rest else [])
+    return ids + _known(text[start:], tokenizer)
+
+
+def _known(text: str, tokenizer: Tokenizer) -> list[int]:
+    unknown = tokenizer.unknown(text) if text else []
+    if unknown:
+        words = ", ".join(map(repr, dict.fromkeys(unknown)))
+        raise UserError(f"tokenizer {tokenizer.name} has no id for {words}; write something else there")
+    return tokenizer.encode(text) if text else []
+
+
+def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) -> str:
+    """A text with one hole between what is given, as long as makes `length` tokens of it all."""
+    for name, given in (("prompt", prompt), ("suffix", suffix)):
+        if HOLE.search(given):
+            raise UserError(f"{name} {given!r} has a hole of its own; give the whole text, with its holes, to fill")
+    num = length - len(ids_of(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
+    if num < 1:
+        raise UserError(
+            f"length {length} leaves no room: what is given is {length - num} tokens long; give a longer one"
+        )
+    return f"{prompt}[MASK*{num}]{suffix}"
 
 
 def canvas_of(rows: Sequence[Sequence[int]], filling: int) -> Canvas:

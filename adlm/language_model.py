@@ -3,6 +3,7 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -109,8 +110,8 @@ class LanguageModel:
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
         sampling = self.sampling(**knobs)
         check_canvas(self.config, rows, sampling)
-        *_, last = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0), None), sampling, seed)
-        return last.ids.to(rows.device)
+        walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0), None), sampling, seed)
+        return last_of(walk).ids.to(rows.device)
 
     def sample(
         self, num: int = 1, length: int | None = None, seed: int = 0, **knobs: Unpack[SamplingKnobs]
@@ -150,7 +151,7 @@ class LanguageModel:
         draws = RowDraws(seed, range(first_row, first_row + len(canvas.ids)))
         device = next(self.network.parameters()).device
         pad = None if canvas.pad is None else canvas.pad.to(device)
-        return self.method.generate(self._frozen.of(self.network), canvas.ids.to(device), sampling, draws, pad)
+        return self.method.generate(self.frozen, canvas.ids.to(device), sampling, draws, pad)
 
     def sampling(self, **knobs: Unpack[SamplingKnobs]) -> Sampling:
         """The model's own sampling with these knobs instead; another sampler has a strength of its own."""
@@ -160,6 +161,11 @@ class LanguageModel:
                 raise UserError(f"there is no sampling knob {knob!r}{instead(knob, known)}")
         own = replace(self.config.sampling, eta=None) if "sampler" in knobs else self.config.sampling
         return check(replace(self.config, sampling=replace(own, **knobs))).sampling
+
+    @property
+    def frozen(self) -> Frozen:
+        """The network as it is now, ready to sample from."""
+        return self._frozen.of(self.network)
 
     @property
     def filling(self) -> int:
@@ -173,7 +179,7 @@ class LanguageModel:
         tokenizer, sampling, texts = self._tokenizer(), self.sampling(**knobs), []
         for start in range(0, len(rows), ROWS_AT_ONCE):
             canvas = canvas_of(rows[start : start + ROWS_AT_ONCE], self.filling)
-            *_, last = self.walk(canvas, sampling, seed, start)
+            last = last_of(self.walk(canvas, sampling, seed, start))
             filled = zip(last.ids.tolist(), canvas.lengths, strict=True)
             texts += [tokenizer.decode(ids[:length]) for ids, length in filled]
         return texts
@@ -182,6 +188,11 @@ class LanguageModel:
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it knows ids only; use complete, or save one beside it")
         return self.tokenizer
+
+
+def last_of(frames: Iterator[Frame]) -> Frame:
+    """Where a walk ends; the frames before it are let go one by one."""
+    return deque(frames, maxlen=1)[0]
 
 
 def load(path: str | Path, device: str = "cpu") -> LanguageModel:

@@ -55,6 +55,23 @@ class Tokenizer:
             raise UserError(f"tokenizer {self.name} has no id for {unknown!r}; it is not in its alphabet") from None
         return [row.ids for row in encoded]
 
+    def unknown(self, text: str) -> list[str]:
+        """The words of the text that are all the same to this tokenizer: the engine's unknown token stands for them."""
+        index = self._unknown_id()
+        if index is None:
+            return []
+        self.engine.encode_special_tokens = True
+        encoded = self.engine.encode(text, add_special_tokens=False)
+        return [
+            text[slice(*place)] for found, place in zip(encoded.ids, encoded.offsets, strict=True) if found == index
+        ]
+
+    def _unknown_id(self) -> int | None:
+        model = self.engine.model
+        if isinstance(model, models.Unigram):  # which does not tell
+            return json.loads(self.engine.to_str())["model"]["unk_id"]  # type: ignore[no-any-return]
+        return None if model.unk_token is None else self.engine.token_to_id(model.unk_token)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens written out."""
         for index in ids:

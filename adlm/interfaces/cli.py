@@ -22,9 +22,10 @@ COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
+    "sample": "write text with a model: from nothing, after a prompt, or into the holes of a text",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
-    "bench": "measure how fast this machine trains a preset",
+    "bench": "measure how fast this machine trains a preset, or samples from one or from a model",
 }
 MODULES = {"import": "import_checkpoint"}  # where a command cannot be a module's name
 

@@ -1,0 +1,28 @@
+"""Models of nothing for the tests of sampling: random weights everywhere, the alphabet of bytes."""
+
+from pathlib import Path
+
+from worlds import wake
+
+from adlm.config.schema import Config, Model, Sampling, Schedule, Time
+from adlm.methods import method_of
+from adlm.model_folder import ModelFolder, save_model_folder
+from adlm.tokens import load_tokenizer
+
+
+def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16) -> Path:
+    """A model folder, woken: every token it writes is drawn from beliefs of its own."""
+    loaded = load_tokenizer(tokenizer or "bytes")
+    config = Config(
+        method=method,
+        tokenizer=tokenizer or "bytes",
+        vocabulary=loaded.vocabulary,
+        length=length,
+        model=Model(hidden=16, heads=2, blocks=2, condition=8),
+        schedule=Schedule(eps=1e-3),
+        time=Time(steps=10 if method == "d3pm" else 0),
+        sampling=Sampling(steps=4),
+    )
+    weights = wake(method_of(config).build()).state_dict()
+    save_model_folder(ModelFolder(config, weights, loaded if tokenizer else None), folder)
+    return folder
