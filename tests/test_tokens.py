@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from adlm.canvas import ids_of
 from adlm.errors import UserError
 from adlm.tokens import bpe_size, load_tokenizer, train_bpe
 
@@ -173,3 +174,17 @@ def test_a_bpe_to_be_learnt_is_told_from_one_that_is_there():
         load_tokenizer("bpe-2048")
     with pytest.raises(UserError, match=r"bpe-100 cannot be made: give a size from 300"):
         train_bpe(["text"], 100)
+
+
+def test_words_without_an_id_of_their_own_are_known_and_refused_on_a_canvas(word_piece):
+    tokenizer = load_tokenizer(str(word_piece))
+    assert tokenizer.unknown("the peoples, the snow ☃.") == ["snow", "☃"]
+    assert tokenizer.unknown("the peoples") == []
+    with pytest.raises(UserError, match="has no id for 'snow', '☃'; write something else there"):
+        ids_of("the [MASK] snow ☃ snow", tokenizer)
+    assert load_tokenizer("bytes").unknown("☃") == []
+
+
+def test_words_a_unigram_model_does_not_know_are_known(tmp_path):
+    Engine(models.Unigram([("a", -1.0), ("<unk>", 0.0)], 1, False)).save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path)).unknown("ab") == ["b"]

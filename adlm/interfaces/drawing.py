@@ -17,6 +17,7 @@ from adlm.language_model import LanguageModel, last_of
 from adlm.samples_file import MadeBy, Sample
 from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer
+from adlm.training.speed import device_name
 
 Through = Callable[[Iterator[Frame]], Iterator[Frame]]
 """Someone who looks at a batch's frames as they pass."""
@@ -111,13 +112,9 @@ def made_by(lm: LanguageModel, model: str, wanted: Wanted) -> MadeBy:
         seed=wanted.seed,
         sampling=asdict(replace(sampling, eta=sampling.strength if sampling.sampler in ETA else None)),
         batch=wanted.batch,
-        device=name_of(device),
+        device=device_name(device),
         dtype=str(lm.frozen.dtype).removeprefix("torch."),
     )
-
-
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def fingerprint(network: nn.Module) -> str:

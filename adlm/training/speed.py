@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from adlm.config.schema import Config
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
+from adlm.methods.method import Method
 from adlm.training.average import Average
 from adlm.training.compiling import compile_trunks
 from adlm.training.optimizer import build_optimizer
@@ -77,7 +78,7 @@ def measure(config: Config, batch: int, steps: int, compiled: bool, device: torc
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     table = _where(step, device) if profiled else ()
     product = _product(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = device_name(device)
     datasheet = next((rate for part, rate in DATASHEET.items() if part in name), None)
     return Speed(
         device=name,
@@ -105,12 +106,7 @@ def zipf(config: Config, batch: int, generator: torch.Generator) -> Tensor:
 
 def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[], Report], nn.Module]:
     method = method_of(config)
-    torch.manual_seed(config.train.seed)
-    with device:
-        network = method.build().train()
-    for name, weight in network.named_parameters():
-        if name.endswith("head.weight"):
-            nn.init.normal_(weight, std=0.02)  # heads start at zero, and no product is timed on zeros
+    network = fresh_network(method, device).train()
     optimizer = build_optimizer(network, config.train)
     average = Average(network, config.train.ema) if config.train.ema > 0 else None
     draws = torch.Generator(device).manual_seed(config.train.seed)
@@ -122,6 +118,21 @@ def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable
         return train_step(method, network, optimizer, average, batches, tokens, 1.0, draws, lowered)
 
     return step, network
+
+
+def fresh_network(method: Method, device: torch.device) -> nn.Module:
+    """A new network whose heads say something: they start at zero, and no product is timed on zeros."""
+    torch.manual_seed(method.config.train.seed)
+    with device:
+        network = method.build()
+    for name, weight in network.named_parameters():
+        if name.endswith("head.weight"):
+            nn.init.normal_(weight, std=0.02)
+    return network
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _timed(step: Callable[[], Report], steps: int, device: torch.device) -> list[float]:

@@ -1,43 +1,85 @@
-"""`adlm bench`: how fast this machine trains a preset."""
+"""`adlm bench`: how fast this machine trains a preset, or samples."""
 
 import argparse
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import torch
 
 from adlm.config.load import resolve
-from adlm.config.schema import Config, Vocabulary
+from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
+from adlm.interfaces.drawing import sampling_of
+from adlm.interfaces.sampling_speed import SamplingSpeed, measure_sampling
+from adlm.language_model import LanguageModel, load
+from adlm.methods import method_of
 from adlm.tokens import load_tokenizer
-from adlm.training.speed import Speed, measure
+from adlm.training.speed import Speed, fresh_network, measure
 
-EXAMPLE = "adlm bench train owt/adlm --batch 32 --profile"
+TRAIN = "adlm bench train owt/adlm --batch 32 --profile"
+SAMPLE = """adlm bench sample owt/adlm --batch 1 sampling.steps=1024
+  adlm bench sample runs/own --batch 16 --plain"""
+EXAMPLE = f"{TRAIN}\n  {SAMPLE}"
 
 # Drawn tokens need no tokenizer, only its size; these two are those of the presets.
-SIZES = {"gpt2": Vocabulary(50_258, 50_257), "bert-base-uncased": Vocabulary(30_522, 103)}
+SIZES = {"gpt2": Vocabulary(50_258, 50_257, 50_256), "bert-base-uncased": Vocabulary(30_522, 103, 101)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", choices=["train"], help="the whole training step: noise, loss, gradient, clip, AdamW, average"
-    )
-    parser.add_argument(
+    what = parser.add_subparsers(title="what", metavar="WHAT", required=True)
+    train = _measuring(what, "train", "the whole training step: noise, loss, gradient, clip, AdamW, average", TRAIN)
+    train.add_argument(
         "words", nargs="+", metavar="WORD", help="a preset or .yaml file, section=preset, or knob=value, as for train"
     )
-    parser.add_argument("--batch", type=int, default=32, metavar="B", help="sequences a step (32)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed, after a warm-up (20)")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the networks")
+    train.add_argument("--batch", type=int, default=32, metavar="B", help="sequences a step (32)")
+    train.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed, after a warm-up (20)")
+    train.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the networks")
+    train.add_argument("--profile", action="store_true", help="add a table of where the time goes")
+    train.set_defaults(measure=_train)
+    sample = _measuring(what, "sample", "whole walks from masks to text: time, network calls, memory", SAMPLE)
+    sample.add_argument(
+        "words",
+        nargs="+",
+        metavar="WORD",
+        help="a model folder, run or .ckpt, then sampling.knob=value; or, for a fresh\n"
+        "network of no sense, a preset or .yaml file and knob=value, as for train",
+    )
+    sample.add_argument("--batch", type=int, default=1, metavar="B", help="sequences side by side (1)")
+    sample.add_argument("--length", type=int, metavar="L", help="tokens of each (the model's length)")
+    sample.add_argument("--repeats", type=int, default=3, metavar="N", help="walks that are timed, after one more (3)")
+    sample.add_argument(
+        "--plain", action="store_true", help="the full posterior at every step; left to right, no cache"
+    )
+    sample.set_defaults(measure=_sample)
+
+
+def _measuring(
+    what: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, line: str, example: str
+) -> argparse.ArgumentParser:
+    """The arguments that both have."""
+    parser = what.add_parser(
+        name,
+        help=line,
+        description=f"{line[0].upper()}{line[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--device", metavar="D", help="cuda or cpu (cuda where there is one)")
-    parser.add_argument("--profile", action="store_true", help="add a table of where the time goes")
     parser.add_argument("--json", action="store_true", help="for machines")
+    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name in ("batch", "steps"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} {getattr(arguments, name)} must be at least 1")
+    for name in ("batch", "steps", "repeats", "length"):
+        number = vars(arguments).get(name)
+        if number is not None and number < 1:
+            raise UserError(f"--{name} {number} must be at least 1")
+    return int(arguments.measure(arguments))
+
+
+def _train(arguments: argparse.Namespace) -> int:
     speed = measure(
         _with_vocabulary(resolve(arguments.words)),
         arguments.batch,
@@ -48,6 +90,33 @@ def run(arguments: argparse.Namespace) -> int:
     )
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told(speed))
     return 0
+
+
+def _sample(arguments: argparse.Namespace) -> int:
+    lm, sampling = _model(arguments.words, _device(arguments.device))
+    try:
+        speed = measure_sampling(
+            lm,
+            sampling,
+            arguments.batch,
+            arguments.length or lm.config.length,
+            arguments.repeats,
+            arguments.plain,
+        )
+    except torch.OutOfMemoryError:
+        raise UserError(f"--batch {arguments.batch} does not fit the memory of the device; try fewer") from None
+    sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told_sampling(speed))
+    return 0
+
+
+def _model(words: list[str], device: torch.device) -> tuple[LanguageModel, Sampling]:
+    """A model there is, or a preset's network as it is drawn."""
+    if Path(words[0]).is_dir() or words[0].endswith(".ckpt"):
+        lm = load(words[0], str(device))
+        return lm, sampling_of(lm, words[1:])
+    method = method_of(_with_vocabulary(resolve(words)))
+    network = fresh_network(method, device).eval().requires_grad_(False)
+    return LanguageModel(method.config, method, network), method.config.sampling
 
 
 def _with_vocabulary(config: Config) -> Config:
@@ -76,11 +145,26 @@ def _told(speed: Speed) -> str:
         f"{speed.tokens_per_second:,.0f} tokens/s on {speed.device}, {how}",
         f"{speed.milliseconds:,.1f} ms a step of {speed.tokens_a_step:,} tokens, the median",
         f"{speed.tflop_a_step:,.3g} TFLOP a step: {share}",
+        *_memory(speed.peak_gib),
     ]
-    if speed.peak_gib is not None:
-        lines.append(f"{speed.peak_gib:.1f} GiB at the most")
     if speed.remark:
         lines.append(speed.remark)
     whole = sum(spent for _, spent in speed.profile)
     lines += [f"  {spent:9.2f} ms {spent / whole:6.1%}  {kind}" for kind, spent in speed.profile]
     return "\n".join(lines) + "\n"
+
+
+def _told_sampling(speed: SamplingSpeed) -> str:
+    how = "plain" if speed.plain else "CUDA graphs" if speed.graphs else "no CUDA graphs"
+    lines = [
+        f"{speed.seconds_per_sequence:,.3g} s a sequence of {speed.length:,} tokens, {speed.tokens_per_second:,.0f} "
+        f"tokens/s, {speed.batch} side by side",
+        f"{speed.network_calls:,} network calls of {speed.milliseconds_a_call:,.3g} ms, drawing included",
+        f"{speed.method} by {speed.sampler}, {speed.steps:,} steps, on {speed.device} in {speed.dtype}, {how}",
+        *_memory(speed.peak_gib),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _memory(peak_gib: float | None) -> list[str]:
+    return [] if peak_gib is None else [f"{peak_gib:.1f} GiB at the most"]
