@@ -52,11 +52,13 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _known(text: str, tokenizer: Tokenizer) -> list[int]:
-    unknown = tokenizer.unknown(text) if text else []
+    """The ids of a text, every word of which has one."""
+    ids = tokenizer.encode(text) if text else []
+    unknown = tokenizer.unknown(text) if ids else []
     if unknown:
         words = ", ".join(map(repr, dict.fromkeys(unknown)))
         raise UserError(f"tokenizer {tokenizer.name} has no id for {words}; write something else there")
-    return tokenizer.encode(text) if text else []
+    return ids
 
 
 def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) -> str:

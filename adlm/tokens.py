@@ -51,6 +51,9 @@ class Tokenizer:
         try:
             encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
+            half = next((c for text in texts for c in text if "\ud800" <= c <= "\udfff"), None)
+            if half is not None:
+                raise UserError(f"the text holds {half!r}, half a character: it is no UTF-8") from None
             unknown = next((c for text in texts for c in text if self.engine.token_to_id(c) is None), None)
             raise UserError(f"tokenizer {self.name} has no id for {unknown!r}; it is not in its alphabet") from None
         return [row.ids for row in encoded]

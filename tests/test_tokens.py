@@ -188,3 +188,9 @@ def test_words_without_an_id_of_their_own_are_known_and_refused_on_a_canvas(word
 def test_words_a_unigram_model_does_not_know_are_known(tmp_path):
     Engine(models.Unigram([("a", -1.0), ("<unk>", 0.0)], 1, False)).save(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(str(tmp_path)).unknown("ab") == ["b"]
+
+
+@pytest.mark.parametrize("name", ["bytes", "text8"])
+def test_half_a_character_is_told(name):
+    with pytest.raises(UserError, match="half a character: it is no UTF-8"):
+        load_tokenizer(name).encode("ab\udcff")
