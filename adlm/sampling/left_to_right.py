@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.sampling.draws import draw
-from adlm.sampling.frame import Frame, changed
+from adlm.sampling.frame import Frame, changed, start
 
 
 def plain_left_to_right(
@@ -20,8 +20,7 @@ def plain_left_to_right(
     `beliefs` maps ids (B, l) to probabilities (B, V) of token l + 1. The first token of every row must be given.
     """
     length = canvas.shape[1]
-    nothing = torch.zeros_like(canvas, dtype=torch.bool)
-    yield Frame(canvas, 1.0, nothing, nothing)
+    yield start(canvas, 1.0, mask_id)
     x = canvas
     for place in range(1, length):
         hole = canvas[:, place] == mask_id

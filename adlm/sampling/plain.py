@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adlm.diffusion.masking import posterior, remasking_ceiling
 from adlm.sampling.draws import draw
-from adlm.sampling.frame import Frame, changed
+from adlm.sampling.frame import Frame, changed, start
 
 Beliefs = Callable[[Tensor, Tensor], Tensor]
 Transition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -52,8 +52,7 @@ def walk(
     """
     open_ = canvas == mask_id
     z = canvas
-    nothing = torch.zeros_like(open_)
-    yield Frame(z, float(times[0]), nothing, nothing)
+    yield start(z, float(times[0]), mask_id)
     for (t, alpha_t), (s, alpha_s) in itertools.pairwise(zip(times, alphas, strict=True)):
         drawn = draw(transition(z, t, alpha_s, alpha_t), generator)
         frame = changed(z, torch.where(open_, drawn, canvas), float(s), mask_id)
