@@ -53,7 +53,7 @@ FORMS = {".json": as_json, ".html": as_page}
 
 
 def _part(name: str) -> str:
-    return files("adlm.interfaces.looking").joinpath("page", name).read_text(encoding="utf-8")
+    return files("adlm.interfaces.looking").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hashed(text: str) -> str:

@@ -134,10 +134,11 @@ function draw(k) {
     if (isMask && isAgain(place, k)) kinds.push("again");
     if (place === looking) kinds.push("shown");
     const className = kinds.join(" ");
-    const key = `${id} ${text}`;
-    if (slot.key !== key) fill(slot, id, text);
-    slot.key = key;
     if (slot.chip.className !== className) slot.chip.className = className;
+    const key = `${id} ${text} ${event?.k}`;
+    if (slot.key === key) return;
+    slot.key = key;
+    fill(slot, id, text);
     if (!isMask && event) slot.chip.style.setProperty("--sure", event.chance);
     slot.chip.setAttribute("aria-label", isMask ? `masked, place ${place + 1}` : `${named(id)}, place ${place + 1}`);
   });
@@ -221,8 +222,13 @@ function showCard() {
   }
   const box = slots[place].chip.getClientRects()[0];
   if (!box) return;
-  card.classList.toggle("up", box.top > innerHeight / 2);   // on a phone the card keeps to the other half
   const gap = 10, width = card.offsetWidth, height = card.offsetHeight;
+  if (matchMedia("(max-width: 44rem)").matches) {   // a sheet above the controls or, if there is room, at the top
+    card.classList.toggle("up", box.top > height + 20);
+    const over = box.bottom + gap - card.getBoundingClientRect().top;
+    if (kept && over > 0 && !card.classList.contains("up")) scrollBy(0, over);
+    return;
+  }
   const left = Math.min(Math.max(12, box.left + box.width / 2 - width / 2), innerWidth - width - 12);
   const below = box.bottom + gap, floor = document.querySelector("footer").getBoundingClientRect().top;
   const top = below + height < floor || box.top - gap - height < 8 ? below : box.top - gap - height;
