@@ -89,12 +89,35 @@ class Tokenizer:
         """Whether a word and the space before it are one symbol: what GPT-2 writes as Ġ and SentencePiece as ▁."""
         return any(len(symbol) > 1 and symbol[0] in "Ġ▁" for symbol in self.engine.get_vocab())
 
+    def piece(self, index: int) -> bytes:
+        """What one id adds to a text that has begun, in UTF-8: of a byte-level tokenizer perhaps part of a character.
+
+        Joined, the pieces of ids are their `decode`, but for the space that decoders of words leave out at the start.
+        """
+        if isinstance(self.engine.decoder, decoders.ByteLevel):
+            symbols = str(self.engine.id_to_token(index) or "")
+            if all(symbol in BYTES for symbol in symbols):
+                return bytes(BYTES[symbol] for symbol in symbols)
+            return symbols.encode()
+        alone, twice = self.decode([index]), self.decode([index, index])
+        return (twice.removeprefix(alone) if twice.startswith(alone) else alone).encode()
+
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and its special tokens by name; `load_tokenizer` reads them back to the same ids."""
         self.engine.save(str(folder / "tokenizer.json"))
         ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
         named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
         (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=1), encoding="utf-8")
+
+
+def _byte_symbols() -> list[str]:
+    """How the engine writes each byte: as itself where it is printable, else as the next character from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(hidden)) for byte in range(256)]
+
+
+BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
 
 
 def bpe_size(name: str) -> int | None:
@@ -204,11 +227,7 @@ def _characters(alphabet: str) -> Engine:
 
 def _bytes() -> Engine:
     """The ids 0 to 255 are the bytes themselves; 256 ends a document."""
-    # the engine writes a byte as one visible character: itself where it is printable, else the next from 256 on
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = iter(range(256, 512))
-    symbols = [chr(byte if byte in printable else next(hidden)) for byte in range(256)]
-    engine = Engine(models.BPE({symbol: byte for byte, symbol in enumerate(symbols)}, []))
+    engine = Engine(models.BPE(dict(BYTES), []))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
     engine.add_special_tokens(["<|endoftext|>"])

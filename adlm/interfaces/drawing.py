@@ -38,6 +38,11 @@ class Wanted:
     def num_rows(self) -> int:
         return self.num * len(self.canvases)
 
+    @property
+    def first_alone(self) -> "Wanted":
+        """Only row 0, nobody beside it: the same draws."""
+        return replace(self, canvases=self.canvases[:1], num=1, batch=1)
+
     def starts(self, rows: int) -> range:
         """The first rows of the batches that are left when so many rows are there.
 

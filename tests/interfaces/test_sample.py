@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 
@@ -231,13 +232,75 @@ def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_on_a_terminal_nothing_that_is_drawn_can_steer_it(models, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def as_terminal(monkeypatch):
+    """Standard output from now on, remembered; a fixture's would be pytest's again when the test begins."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout", screen := Terminal())
-    monkeypatch.setenv("TERM", "dumb")
-    assert main(["sample", str(models / "adlm"), "--num", "4", "--prompt", "\x1b[2J\x07"]) == 0
-    assert "\\x1b[2J\\x07" in screen.getvalue()
-    assert "\x1b[2J" not in screen.getvalue()
+    return screen
+
+
+def test_on_a_terminal_what_was_given_is_dim_and_nothing_that_is_drawn_can_steer_it(models, monkeypatch):
+    terminal = as_terminal(monkeypatch)
+    assert main(["sample", str(models / "adlm"), "--num", "4", "--prompt", "\x1b[2J\x07ü"]) == 0
+    shown = terminal.getvalue()
+    assert "\x1b[2mü\x1b[0m" in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    assert shown.count("───") >= 4
+
+
+def test_the_first_sample_is_watched_and_the_others_follow(models, monkeypatch):
+    terminal = as_terminal(monkeypatch)
+    lm = adlm.load(models / "text8")
+    assert main(["sample", str(models / "text8"), "--num", "3", "--watch"]) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    first, *others = lm.sample(3)
+    assert "░" in plain
+    assert plain.split(" 1 ")[1].split(" 2 ")[0].rstrip("─ ").count(first) >= 1
+    assert [plain.count(text) for text in others] == [1, 1]
+
+
+def test_where_there_is_no_terminal_there_is_nothing_to_watch(models, capsys):
+    assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
+    plain = capsys.readouterr().out
+    assert main(["sample", str(models / "text8"), "--num", "2", "--watch"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+@pytest.mark.parametrize("method", ["adlm", "ar"])
+def test_a_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
+    words = [models / method, "--fill", "ab[MASK*9]", "--fill", "c[MASK*2]", "--num", 2]
+    rows = sampled(capsys, *words, "--trace", tmp_path / "walk.json", "--out", tmp_path / "samples.jsonl")
+    assert rows == [{"out": str(tmp_path / "samples.jsonl"), "samples": 4, "drawn": 4}]
+    first = next(iter(read_samples(tmp_path / "samples.jsonl")))
+    trace = json.loads((tmp_path / "walk.json").read_text())
+    ids = list(trace["canvas"])
+    for moment in trace["moments"]:
+        for place, index, _ in moment["changed"]:
+            ids[place] = index
+    assert ids == first.ids
+    assert main(["sample", *map(str, words), "--trace", str(tmp_path / "walk.html")]) == 0
+    assert (tmp_path / "walk.html").read_text().startswith("<!")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--trace", "walk.txt"], "trace walk.txt must end in .json"),
+        (["--trace", "nowhere/walk.html"], "there is no folder nowhere"),
+        (["--trace", "walk.html", "--length", "40", "--sampler", "semi-autoregressive"], "about all 40 tokens"),
+        (["--watch", "--json"], "--watch is for people and --json for machines"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told_before_the_walk(models, tmp_path, capsys, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sample", str(models / "text8"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

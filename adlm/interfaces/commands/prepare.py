@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from adlm.data.prepare import Progress as Reached
 from adlm.data.prepared import Prepared, open_prepared
 from adlm.data.statistics import Statistics, anchors_in, statistics_of
 from adlm.errors import UserError
+from adlm.interfaces.looking.pieces import visible
 from adlm.tokens import Tokenizer
 
 EXAMPLE = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
@@ -215,7 +215,7 @@ def _coloured(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
     tokens = _one_by_one(prepared.tokenizer, beginning)
     for index, token, is_anchor in zip(beginning, tokens, anchors[~pad][:SHOWN_TOKENS], strict=True):
         style = "bold magenta" if index in special else "bold yellow" if is_anchor else ""
-        shown.append(_visible(token), style=style)
+        shown.append(visible(token), style=style)
     if len(text) > SHOWN_TOKENS:
         shown.append(f" ... {len(text) - SHOWN_TOKENS} more", style="dim")
     if pad.any():
@@ -230,13 +230,3 @@ def _one_by_one(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
         first, both = tokenizer.decode(before), tokenizer.decode([*before, index])
         yield both.removeprefix(first) if both.startswith(first) else tokenizer.decode([index])
         before = [index]
-
-
-def _visible(text: str) -> str:
-    """Characters that steer a terminal, or hide, as their escapes."""
-    return "".join(
-        character.encode("unicode_escape").decode()
-        if unicodedata.category(character) in ("Cc", "Cf") and character not in "\n\t"
-        else character
-        for character in text
-    )

@@ -13,19 +13,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.rule import Rule
 from rich.text import Text
 
-from adlm.canvas import hole_between
+from adlm.canvas import hole_between, ids_of
 from adlm.errors import UserError
-from adlm.interfaces.commands.prepare import _visible as visible
 from adlm.interfaces.drawing import Through, Wanted, check_wanted, draw_batch, made_by, sampling_of, tokenizer_of
+from adlm.interfaces.looking.page import check_trace_place, write_trace
+from adlm.interfaces.looking.pieces import piece, side_by_side, visible
+from adlm.interfaces.looking.trace import About, Recording
+from adlm.interfaces.looking.watch import show
 from adlm.language_model import LanguageModel, device_of, load
 from adlm.samples_file import Sample, growing
 from adlm.sampling.frame import Frame
 
 EXAMPLE = """adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
+  adlm sample runs/own --watch --trace walk.html --steps 64
   adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl"""
 
-BATCH = {"cpu": 16, "cuda": 64}
+BATCH, GPU_BATCH = 16, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="write them as JSON lines; a file that was interrupted is gone on with"
     )
+    parser.add_argument("--watch", action="store_true", help="see the first sample being written")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="keep how the first one was written: .html to look at, .json the data",
+    )
     parser.add_argument("--json", action="store_true", help="for machines: a line for each sample, or for --out")
 
 
@@ -62,18 +73,28 @@ def run(arguments: argparse.Namespace) -> int:
     lm = load(arguments.model, arguments.device)
     wanted = _wanted(lm, arguments)
     check_wanted(lm, wanted)
-    if arguments.out is None:
-        console = Console()
-        for samples in _drawn(lm, wanted, 0, _looking(lm, wanted, arguments)):
-            _show(console, wanted, samples, arguments.json)
-    else:
+    if arguments.watch and arguments.json:
+        raise UserError("--watch is for people and --json for machines; leave one out")
+    shown = Shown(lm, wanted, arguments.json)
+    watched = arguments.watch and shown.console.is_terminal
+    if watched or arguments.trace is not None:
+        first = _look(lm, wanted, shown if watched else None, arguments)
+        if wanted.num_rows == 1 and arguments.out is None:
+            shown.show([] if watched else first)
+            return 0
+    if arguments.out is not None:
         _write(lm, wanted, arguments)
+        return 0
+    for samples in _drawn(lm, wanted, 0):
+        shown.show([sample for sample in samples if sample.row > 0 or not watched])
     return 0
 
 
 def _wanted(lm: LanguageModel, arguments: argparse.Namespace) -> Wanted:
     sampling = sampling_of(lm, arguments.words, sampler=arguments.sampler, steps=arguments.steps)
-    batch = BATCH[device_of(arguments.device).type] if arguments.batch is None else arguments.batch
+    batch = arguments.batch
+    if batch is None:
+        batch = GPU_BATCH if device_of(arguments.device).type == "cuda" else BATCH
     return Wanted(tuple(_canvases(lm, arguments)), arguments.num, arguments.seed, sampling, batch)
 
 
@@ -87,17 +108,34 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     return list(arguments.fill)
 
 
-def _looking(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> list[Through]:
-    """Who looks at the first batch's frames: the terminal and the trace, both at row 0."""
-    return []
+def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: argparse.Namespace) -> list[Sample]:
+    """The first sample, drawn by itself while the terminal or a trace looks on."""
+    if arguments.trace is not None:
+        check_trace_place(arguments.trace)
+        length = len(ids_of(wanted.canvases[0], tokenizer_of(lm)))
+        if length > lm.config.length:
+            raise UserError(
+                f"--trace asks the network about all {length} tokens at every step, and it was made for "
+                f"{lm.config.length}; shorten the text"
+            )
+    about = About(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
+    recording = Recording(lm, about)
+    looking: list[Through] = [] if arguments.trace is None else [recording.through]
+    if screen is not None:
+        screen.rule(0)
+        looking.append(lambda frames: show(lm, frames, screen.console))
+    samples = draw_batch(lm, wanted.first_alone, 0, looking)
+    if arguments.trace is not None:
+        write_trace(recording.trace, arguments.trace)
+    return samples
 
 
-def _drawn(lm: LanguageModel, wanted: Wanted, rows: int, looking: list[Through]) -> Iterator[list[Sample]]:
-    """The batches that are left when so many rows are there; the first one's walk is looked at."""
-    bar = Bar(wanted.num_rows, hidden=bool(looking))
-    for number, start in enumerate(wanted.starts(rows)):
-        with bar.shown(start, wanted.batch) as along:
-            samples = draw_batch(lm, wanted, start, [along, *looking] if number == 0 else [along])
+def _drawn(lm: LanguageModel, wanted: Wanted, rows: int) -> Iterator[list[Sample]]:
+    """The batches that are left when so many rows are there."""
+    bar = Bar(wanted.num_rows)
+    for start in wanted.starts(rows):
+        with bar.shown(start, min(wanted.batch, wanted.num_rows - start)) as along:
+            samples = draw_batch(lm, wanted, start, [along])
         yield samples
 
 
@@ -105,7 +143,7 @@ def _write(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> 
     with growing(arguments.out, made_by(lm, str(arguments.model), wanted)) as file:
         before = file.num_rows
         try:
-            for samples in _drawn(lm, wanted, before, _looking(lm, wanted, arguments)):
+            for samples in _drawn(lm, wanted, before):
                 file.append([sample for sample in samples if sample.row >= file.num_rows])
         except KeyboardInterrupt:
             sys.stderr.write(f"adlm: interrupted after {file.num_rows} samples; run the same command again to go on\n")
@@ -116,39 +154,57 @@ def _write(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> 
     sys.stdout.write(f"{told}\n")
 
 
-def _show(console: Console, wanted: Wanted, samples: list[Sample], as_json: bool) -> None:
-    """The texts, ruled off from each other where there are several."""
-    for sample in samples:
-        if as_json:
-            sys.stdout.write(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n")
-        elif console.is_terminal:
-            if wanted.num_rows > 1:
-                console.print(Rule(f"{sample.row + 1}", style="dim"))
-            console.print(Text(visible(sample.text)))
-        else:
-            rule = f"--- {sample.row + 1} ---\n" if wanted.num_rows > 1 else ""
-            sys.stdout.write(f"{rule}{sample.text}\n")
-    sys.stdout.flush()
+class Shown:
+    """Standard output: JSON, or texts as they are; on a terminal what was given is dimmed, and nothing steers it."""
+
+    def __init__(self, lm: LanguageModel, wanted: Wanted, as_json: bool):
+        self.lm, self.wanted, self.as_json = lm, wanted, as_json
+        self.console = Console()
+
+    def show(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            if self.as_json:
+                sys.stdout.write(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n")
+                continue
+            self.rule(sample.row)
+            if self.console.is_terminal:
+                self.console.print(self._coloured(sample))
+            else:
+                sys.stdout.write(f"{sample.text}\n")
+        sys.stdout.flush()
+
+    def rule(self, row: int) -> None:
+        """A line with the sample's number, where there are several."""
+        if self.wanted.num_rows > 1 and self.console.is_terminal:
+            self.console.print(Rule(f"{row + 1}", style="dim"))
+        elif self.wanted.num_rows > 1:
+            sys.stdout.write(f"--- {row + 1} ---\n")
+
+    def _coloured(self, sample: Sample) -> Text:
+        tokenizer = tokenizer_of(self.lm)
+        given = [index != self.lm.mask_id for index in ids_of(self.wanted.canvases[sample.canvas], tokenizer)]
+        words = side_by_side([piece(tokenizer, index) for index in sample.ids])
+        return Text.assemble(*((visible(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
 
 
 class Bar:
     """How far the drawing is, on standard error where that is a terminal; gone while a batch is shown."""
 
-    def __init__(self, num_rows: int, hidden: bool):
+    def __init__(self, num_rows: int):
         console = Console(stderr=True)
         columns = (TextColumn("sampling"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total} "))
         self.progress = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden or not console.is_terminal
+            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
         self.task = self.progress.add_task("sampling", total=num_rows)
 
     @contextmanager
-    def shown(self, start: int, batch: int) -> Iterator[Through]:
+    def shown(self, start: int, rows: int) -> Iterator[Through]:
         """While a batch walks, which passes through what this gives."""
 
         def along(frames: Iterator[Frame]) -> Iterator[Frame]:
             for frame in frames:
-                self.progress.update(self.task, completed=start + batch * (1 - float(frame.t.mean())))
+                self.progress.update(self.task, completed=start + rows * (1 - float(frame.t.mean())))
                 yield frame
 
         with self.progress:

@@ -1,0 +1,61 @@
+"""How a token looks by itself: its own bytes, and text that neither steers a terminal nor hides. Knows no walks."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from adlm.tokens import Tokenizer
+
+
+def piece(tokenizer: Tokenizer | None, index: int) -> bytes:
+    """What an id adds to a text, in UTF-8; without a tokenizer its number."""
+    return f" {index}".encode() if tokenizer is None else tokenizer.piece(index)
+
+
+def text_of(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
+    """The text of ids, for people: special tokens and masks written out, numbers where there is no tokenizer."""
+    return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids))
+
+
+def whole(data: bytes) -> str | None:
+    """The text of bytes that are whole characters, else nothing."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def readable(data: bytes) -> str:
+    """The text of a piece by itself; bytes that are only part of a character as their escapes."""
+    return data.decode(errors="backslashreplace")
+
+
+def side_by_side(pieces: Sequence[bytes | None]) -> list[str]:
+    """The text of each piece beside the others; nothing stands between two pieces but None.
+
+    A character that several pieces share is given to the first of them and the others are empty; bytes that are part
+    of no character are written as their escapes.
+    """
+    texts = ["" if data is None else readable(data) for data in pieces]
+    start = 0
+    while start < len(pieces):
+        end, data = start + 1, pieces[start] or b""
+        while whole(data) is None and end < min(len(pieces), start + 4) and pieces[end] is not None:
+            data += pieces[end] or b""
+            end += 1
+        text = whole(data)
+        if text is None:
+            end = start + 1
+        else:
+            texts[start:end] = [text] + [""] * (end - start - 1)
+        start = end
+    return texts
+
+
+def visible(text: str) -> str:
+    """Characters that steer a terminal, or hide, as their escapes."""
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in ("Cc", "Cf") and character not in "\n\t"
+        else character
+        for character in text
+    )

@@ -1,0 +1,96 @@
+"""What the networks expect at the masks of one state. Knows a model by its calls, nothing of walks or pages.
+
+Shapes: L tokens, n masks, V symbols, k guesses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.language_model import LanguageModel
+from adlm.sampling.frame import Frame
+
+GUESSES = 5
+
+Guesses = tuple[tuple[int, float], ...]
+"""Ids with their probabilities, the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Log probabilities of the clean token at the masks of one state."""
+
+    places: tuple[int, ...]
+    """The n masks that are predicted: all or, from left to right, the first."""
+    denoiser: Tensor
+    """(n, V)"""
+    anchor: Tensor | None
+    """(n, V), nothing where there is no anchor network."""
+
+    def best_anchors(self) -> dict[int, int]:
+        """The anchor network's first guess at each place."""
+        return {} if self.anchor is None else _best(self.places, self.anchor)
+
+
+def drawn_from(before: Frame, frame: Frame, row: int, mask_id: int) -> Tensor:
+    """ids (L,): the state that a row's tokens were drawn from.
+
+    It is that of the frame before, and a token that was masked again and drawn anew within one frame is a mask in it.
+    """
+    anew = frame.remasked[row] & frame.revealed[row]
+    return before.ids[row].masked_fill(anew, mask_id)
+
+
+def predict(lm: LanguageModel, z: Tensor, t: float) -> Predictions:
+    """What the networks expect at the masks of ids z (L,) at time t: a call of each."""
+    seen, rows, places = _asked(lm, z)
+    return Predictions(places, lm.log_probs(seen, t)[0, rows].float().cpu(), _anchor(lm, seen, rows))
+
+
+def anchors_at(lm: LanguageModel, z: Tensor) -> dict[int, int]:
+    """The anchor network's first guess at each mask of ids z (L,), without the denoiser; empty where there is none."""
+    seen, rows, places = _asked(lm, z)
+    anchor = _anchor(lm, seen, rows)
+    return {} if anchor is None else _best(places, anchor)
+
+
+def top(log_probs: Tensor) -> list[Guesses]:
+    """The likeliest few of each row of (n, V), to three digits."""
+    best = log_probs.float().exp().topk(min(GUESSES, log_probs.shape[-1]), dim=-1)
+    return [
+        tuple((index, float(f"{probability:.3g}")) for index, probability in zip(ids, probabilities, strict=True))
+        for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def guesses(log_probs: Tensor | None, places: tuple[int, ...], wanted: Iterable[int]) -> dict[int, Guesses]:
+    """The likeliest few at the wanted places, of those that are predicted."""
+    if log_probs is None:
+        return {}
+    row_of = {place: row for row, place in enumerate(places)}
+    kept = [place for place in wanted if place in row_of]
+    return dict(zip(kept, top(log_probs[[row_of[place] for place in kept]]), strict=True))
+
+
+def _asked(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
+    """What the networks are shown (1, l), the rows of their answer, and the places in z that those are about.
+
+    From left to right, where a method does not predict the first token, an answer is about the place after it.
+    """
+    masks = (z == lm.mask_id).nonzero().flatten().tolist()
+    if masks and not lm.method.predicted(z[None], None)[0, 0]:
+        return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
+    return z[None], masks, tuple(masks)
+
+
+def _anchor(lm: LanguageModel, seen: Tensor, rows: list[int]) -> Tensor | None:
+    try:
+        return lm.anchor_logits(seen)[0, rows].float().log_softmax(-1).cpu()
+    except UserError:  # the method has no anchor network
+        return None
+
+
+def _best(places: tuple[int, ...], log_probs: Tensor) -> dict[int, int]:
+    return dict(zip(places, log_probs.argmax(-1).tolist(), strict=True))

@@ -1,0 +1,139 @@
+"""A walk on the terminal while it goes on: frames pass through, and a few of them a second are drawn.
+
+Knows nothing of samplers; whoever calls may record the same frames, or take only the last.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from adlm.interfaces.looking.pieces import piece, side_by_side, text_of, visible
+from adlm.interfaces.looking.predictions import anchors_at, drawn_from
+from adlm.language_model import LanguageModel
+from adlm.sampling.frame import Frame
+
+FRAMES_A_SECOND = 12
+
+STYLES = {
+    "given": "",
+    "masked": "bright_black",
+    "drawn": "cyan",
+    "anchor": "bold yellow",
+    "new": "reverse",
+    "again": "magenta",
+}
+
+
+def show(
+    lm: LanguageModel,
+    frames: Iterable[Frame],
+    console: Console,
+    row: int = 0,
+    steps: int | None = None,
+    calls: Callable[[], int] | None = None,
+) -> Iterator[Frame]:
+    """The frames themselves, one row of them drawn on the console as they pass, the last one to stay there.
+
+    Where the console is no terminal only the final text is printed. `steps` and `calls`, how many network calls there
+    were so far, go into the line below the text. A token is an anchor if the anchor network's first guess was the same
+    token, at the state that it was drawn from: that costs a call a frame, of the anchor network alone.
+    """
+    if not console.is_terminal:
+        yield from _printed(lm, frames, console, row)
+        return
+    screen = Screen(lm, row, steps, calls)
+    with Live(screen, console=console, auto_refresh=False, transient=True) as live:
+        drawn = 0.0
+        for frame in frames:
+            screen.see(frame)
+            if time.monotonic() - drawn >= 1 / FRAMES_A_SECOND:
+                live.refresh()
+                drawn = time.monotonic()
+            yield frame
+    console.print(screen.text(at_rest=True))
+    console.print(screen.told(at_rest=True), no_wrap=True, overflow="ellipsis")
+
+
+def _printed(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int) -> Iterator[Frame]:
+    last = None
+    for last in frames:
+        yield last
+    if last is not None:
+        console.file.write(text_of(lm.tokenizer, last.ids[row].tolist()) + "\n")
+
+
+class Screen:
+    """One row as it stands, coloured, with a line below that says how far the walk is."""
+
+    def __init__(self, lm: LanguageModel, row: int, steps: int | None, calls: Callable[[], int] | None):
+        self._lm, self._row, self._steps, self._calls = lm, row, steps, calls
+        self._frame: Frame | None = None
+        self._number = -1
+        self._given: set[int] = set()
+        self._anchors: set[int] = set()
+        self._pieces: dict[int, bytes | None] = {}
+        self._mask = " ░░░" if lm.tokenizer is None or lm.tokenizer.vocabulary.size > 300 else "░"
+
+    def see(self, frame: Frame) -> None:
+        ids, row = frame.ids[self._row], self._row
+        if self._frame is None:
+            self._given = set((ids != self._lm.mask_id).nonzero().flatten().tolist())
+        elif frame.revealed[row].any():
+            best = anchors_at(self._lm, drawn_from(self._frame, frame, row, self._lm.mask_id))
+            for place in frame.revealed[row].nonzero().flatten().tolist():
+                (self._anchors.add if best.get(place) == int(ids[place]) else self._anchors.discard)(place)
+        self._frame = frame
+        self._number += 1
+
+    def text(self, at_rest: bool = False) -> Text:
+        """Every token in the colour of what it is; at rest, nothing has just happened."""
+        text = Text(overflow="fold")
+        if self._frame is None:
+            return text
+        ids, revealed, remasked = (
+            part[self._row].tolist() for part in (self._frame.ids, self._frame.revealed, self._frame.remasked)
+        )
+        for place, words in enumerate(side_by_side([self._piece(index) for index in ids])):
+            fresh, again = revealed[place] and not at_rest, remasked[place] and not at_rest
+            if ids[place] == self._lm.mask_id:
+                text.append(self._mask, STYLES["again" if again else "masked"])
+            else:
+                kind = "given" if place in self._given else "anchor" if place in self._anchors else "drawn"
+                text.append(visible(words), f"{STYLES[kind]} {STYLES['new'] if fresh else ''}")
+        return text
+
+    def told(self, at_rest: bool = False) -> Text:
+        """How far the walk is, and what the colours mean."""
+        line = Text(no_wrap=True, overflow="ellipsis")
+        if self._frame is not None:
+            of = "" if self._steps is None else f"/{self._steps}"
+            share = float((self._frame.ids[self._row] == self._lm.mask_id).double().mean())
+            calls = "" if self._calls is None else f"  {self._calls():,} calls"
+            time_ = f"t {float(self._frame.t[self._row]):.3f}"
+            line.append(f"{time_}  step {self._number}{of}{calls}  {share:.0%} masked ", "dim")
+        passing = ("masked", "new", "again") if at_rest else ()
+        absent = {name for name, there in (("given", self._given), ("anchor", self._anchors)) if not there}
+        for name, style in STYLES.items():
+            if name not in absent and name not in passing:
+                line.append("  ").append(name, style)
+        return line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self.text().wrap(console, options.max_width, overflow="fold")
+        room = max(1, console.height - 2)  # the line below, and one for the cursor
+        hidden = len(lines) - room
+        if hidden > 0:
+            yield Text("\n").join(lines[: room - 1])
+            yield Text(f"... and {hidden + 1} more lines", style="dim")
+        else:
+            yield Text("\n").join(lines)
+        yield self.told()
+
+    def _piece(self, index: int) -> bytes | None:
+        """The token's bytes; nothing of a mask."""
+        if index not in self._pieces:
+            self._pieces[index] = None if index == self._lm.mask_id else piece(self._lm.tokenizer, index)
+        return self._pieces[index]

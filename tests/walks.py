@@ -1,0 +1,105 @@
+"""Made-up walks over real English, for what looks at walks: a model that half knows a text, and frames that fill it."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.sampling.frame import Frame
+from adlm.tokens import Tokenizer, train_bpe
+
+TEXT = (
+    "The old lighthouse keeper climbed the narrow stairs every evening, and every evening he counted them aloud, as if "
+    "one might have gone missing in the night. There were one hundred and twelve. At the top he lit the lamp, opened "
+    "the window to the sea and listened.\n\nShips went by that he would never board, bound for harbours that he knew "
+    "only from letters. He did not mind. A light, he liked to say, is the one traveller who arrives by staying where "
+    "it is.\n\nOn the last night of October the fog came in so thick that the beam stood in the air like a wall. He "
+    "rang the bell by hand until morning — and when it lifted, a small white boat lay at the rocks, quite unharmed."
+)
+SMALL_WORDS = "the and he it a of in to that by for at as is was were had who when so if on would one did not"
+
+
+def tokenizer_of(text: str, size: int = 640) -> Tokenizer:
+    return train_bpe([text], size)
+
+
+class Knowing:
+    """A model that knows one text, the better the more of it stands; its anchor network knows the long words first."""
+
+    def __init__(
+        self, ids: list[int], mask_id: int, size: int, tokenizer: Tokenizer | None = None, anchors: bool = True
+    ):
+        self.x, self.mask_id, self.size, self.tokenizer = torch.tensor(ids), mask_id, size, tokenizer
+        self.config = SimpleNamespace(method="adlm" if anchors else "mdlm")
+        self.method = SimpleNamespace(predicted=lambda x, pad: torch.ones_like(x, dtype=torch.bool))
+        pieces = ["" if tokenizer is None else tokenizer.decode([index]) for index in ids]
+        self.important = torch.tensor(
+            [piece.strip().lower() not in SMALL_WORDS.split() and piece.strip().isalpha() for piece in pieces]
+        )
+        self.anchors = anchors
+        self.rare = torch.zeros(size)
+        if tokenizer is not None:  # nobody expects a lone byte
+            self.rare[[i for i in range(size) if len(tokenizer.piece(i)) < 2 and i not in set(ids)]] = -6.0
+
+    def log_probs(self, z: Tensor, t: float | None = None) -> Tensor:
+        known = 1 - (z == self.mask_id).double().mean()
+        return self._logits(z, 7.0 + 9.0 * float(known) + torch.where(self.important, 0.0, 1.5), seed=1).log_softmax(-1)
+
+    def anchor_logits(self, z: Tensor) -> Tensor:
+        if not self.anchors:
+            raise UserError("method mdlm has no anchor network; adlm and a2r have one")
+        known = 1 - (z == self.mask_id).double().mean()
+        return self._logits(z, 1.0 + 5.0 * float(known) + torch.where(self.important, 4.5, 0.0), seed=2)
+
+    def _logits(self, z: Tensor, bonus: Tensor, seed: int) -> Tensor:
+        """Noise that changes little from state to state, the mask impossible, and a bonus for the truth."""
+        fixed = torch.randn(len(self.x), self.size, generator=torch.Generator().manual_seed(seed))
+        moving = torch.randn(len(self.x), self.size, generator=torch.Generator().manual_seed(int(z.sum()) + seed))
+        logits = 1.5 * fixed + 0.5 * moving + self.rare
+        logits[torch.arange(len(self.x)), self.x] += bonus
+        logits[:, self.mask_id] = -torch.inf
+        return logits[None].expand(len(z), -1, -1)
+
+
+def walk(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0) -> Iterator[Frame]:
+    """From the canvas (B, L) to text: at every step each mask is drawn with the chance 1 / (steps left).
+
+    With remasking, a drawn token is masked again with that chance, and sometimes drawn anew in the same step.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    z, chance = canvas, (canvas != lm.mask_id).float()
+    nothing, open_ = torch.zeros_like(canvas, dtype=torch.bool), canvas == lm.mask_id
+    yield Frame(z, torch.ones(len(z), dtype=torch.float64), nothing, nothing, chance)
+    for step in range(steps):
+        left = steps - step
+        drawable = z == lm.mask_id
+        remasked = open_ & ~drawable & (torch.rand(z.shape, generator=generator) < (remasking if left > 1 else 0))
+        masks = drawable | remasked
+        revealed = masks & (torch.rand(z.shape, generator=generator) < 1 / left)
+        probabilities = lm.log_probs(z.masked_fill(remasked & revealed, lm.mask_id)).exp()
+        drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator).view(z.shape)
+        z = torch.where(revealed, drawn, torch.where(masks, lm.mask_id, z))
+        told = probabilities.gather(-1, drawn[..., None])[..., 0].float()
+        chance = torch.where(revealed, told, torch.where(masks, 0.0, chance))
+        t = torch.full((len(z),), 1 - (step + 1) / steps, dtype=torch.float64)
+        yield Frame(z, t, revealed, remasked, chance)
+
+
+def lighthouse(
+    anchors: bool = True, given: tuple[str, ...] = ("The old lighthouse keeper", "staying where it is")
+) -> tuple[Knowing, Tensor]:
+    """A model that knows TEXT, and a canvas (1, L) with some phrases of it given."""
+    tokenizer = tokenizer_of(TEXT)
+    ids = tokenizer.encode(TEXT)
+    vocabulary = tokenizer.vocabulary
+    canvas = torch.full((1, len(ids)), vocabulary.mask_id)
+    for phrase in given:
+        start, end = TEXT.index(phrase), TEXT.index(phrase) + len(phrase)
+        reached = 0
+        for place, index in enumerate(ids):
+            if start <= reached and reached + len(tokenizer.decode([index])) <= end:
+                canvas[0, place] = index
+            reached += len(tokenizer.piece(index).decode(errors="ignore"))
+    return Knowing(ids, vocabulary.mask_id, vocabulary.size, tokenizer, anchors), canvas
