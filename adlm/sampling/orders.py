@@ -1,6 +1,8 @@
 """Decoding in an order of the network's own: at each step it says something of every mask, and the best are revealed.
 
-These search more than they sample: the law of their texts is not the language's, however many steps they take.
+An order that looks only at what is visible (left to right, margin, entropy, anchors) leaves exact beliefs their law as
+long as one token is revealed a step. One that looks at the token just drawn (confidence, threshold) searches more than
+it samples: the law of its texts is not the language's, however many steps it takes.
 
 Shapes: B sequences, L tokens, N masked places, V symbols. Places are flat: row * L + place.
 """

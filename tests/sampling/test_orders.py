@@ -134,3 +134,17 @@ def test_padding_does_not_change_what_comes_first():
     places = torch.tensor([1, 2])
     alone = anchor_first(Anchors(beliefs), z[:, :3], places, None)
     assert torch.equal(anchor_first(Anchors(beliefs), z, places, pad), alone)
+
+
+@pytest.mark.parametrize("sampler", ["margin", "entropy", "left-to-right"])
+def test_an_order_that_does_not_look_at_what_is_drawn_returns_the_language_one_token_a_step(sampler):
+    world = World.random(words=2, length=3)
+    exact = world.exact_beliefs()
+    torch.testing.assert_close(law(world, exact, sampler, 3, 0.7), world.probabilities, atol=1e-12, rtol=0)
+    assert (law(world, exact, sampler, 2, 0.7) - world.probabilities).abs().max() > 0.01  # two tokens in one step
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "threshold"])
+def test_an_order_that_looks_at_what_is_drawn_never_returns_the_language(sampler):
+    world = World.random(words=2, length=3)
+    assert (law(world, world.exact_beliefs(), sampler, 3, 0.7) - world.probabilities).abs().max() > 0.05

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="WORD",
         help="sampling.knob=value, such as sampling.top_p=0.9; the model's own where not given\n"
-        "(`adlm presets --explain` has every knob, docs/sampling.md every sampler)",
+        "(`adlm presets owt/adlm --explain` has every knob, docs/sampling.md every sampler)",
     )
     parser.add_argument(
         "--fill",
