@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from adlm.config.load import check
-from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
+from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.model_folder import ModelFolder
 from adlm.pickles.archive import Archive, open_archive
