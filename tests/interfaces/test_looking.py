@@ -32,7 +32,14 @@ from adlm.methods import method_of
 from adlm.tokens import load_tokenizer, train_bpe
 
 ABOUT = About("a model", "remdm-cap", 30, 0)
-HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--<script>", "@@TRACE@@", "\u2028&lt;", "\x1b[31m\u202e")
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "</script x",
+    "<!--<script ",
+    "@@TRACE@@",
+    "\u2028&lt;",
+    "\x1b[31m\u202e",
+)
 
 
 def replayed(plain: dict) -> list[list[int]]:
@@ -267,6 +274,7 @@ def test_no_token_and_no_name_breaks_out_of_the_page():
     read.feed(as_page(trace))
     harmless.feed(as_page(record(lm, walk(lm, canvas, 3), ABOUT)))
     assert read.tags == harmless.tags
+    assert "<" not in read.trace, "browsers end a script where this reader of HTML does not"
     assert json.loads(read.trace) == json.loads(json.dumps(trace.plain()))
 
 
