@@ -13,7 +13,8 @@ def clean_log_beliefs(logits: Tensor, mask_id: int) -> Tensor:
     The mask is at -inf, not at a large negative number: its probability is zero.
     """
     wanted = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    without_mask = logits.to(wanted).index_fill(-1, torch.tensor(mask_id, device=logits.device), -torch.inf)
+    without_mask = logits.to(wanted, copy=True)
+    without_mask[..., mask_id].fill_(-torch.inf)  # a number handed over as a tensor would make the host wait for a GPU
     return torch.log_softmax(without_mask, dim=-1)
 
 

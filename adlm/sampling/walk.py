@@ -32,23 +32,22 @@ def walk(
     """
     yield first_frame(canvas, mask_id)
     plan = plan_walk(steps, canvas == mask_id, draws)
-    order = plan.order.to(canvas.device)
-    back = order.argsort()
+    order, host_back = plan.order.to(canvas.device), plan.order.argsort()
+    back = host_back.to(canvas.device)
     z, chance = canvas[order], (canvas != mask_id).float()[order]
     pad = None if pad is None else pad[order]
     for call in plan.calls:
-        z.view(-1)[call.hidden] = mask_id
+        z.view(-1).index_fill_(0, call.hidden, mask_id)
         rows = _rows_to_read(call.rows, len(z))
         alpha = torch.cat([call.alpha, call.alpha[-1:].expand(rows - call.rows)])
         log_beliefs = denoiser(z[:rows], alpha, None if pad is None else pad[:rows]).log_beliefs(call.revealed)
         drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling)
         if call.last is not None and sampling.final == "argmax":
             drawn = drawn.but_likeliest(call.last, log_beliefs)
-        z.view(-1)[call.revealed] = drawn.tokens
-        chance.view(-1)[call.hidden] = 0.0
-        chance.view(-1)[call.revealed] = drawn.chance
+        z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
+        chance.view(-1).index_fill_(0, call.hidden, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_flags(z, places)[back] for places in (call.revealed, call.hidden))
-        yield Frame(z[back], call.t[back.cpu()], revealed, remasked, chance[back])
+        yield Frame(z[back], call.t[host_back], revealed, remasked, chance[back])
 
 
 def _rows_to_read(needed: int, rows: int) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from worlds import chi_square, real
+from worlds import chi_square, real, seeded
 
 from adlm.errors import UserError
 from adlm.sampling.draws import RowDraws, draw
@@ -17,6 +17,18 @@ def test_symbols_are_drawn_with_their_probabilities():
     chances = real([0.05, 0.0, 0.6, 0.25, 0.1])
     counts = torch.bincount(draw(chances.expand(100_000, 5), uniform(100_000)), minlength=5)
     assert chi_square(counts, 100_000 * chances) < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
+
+
+@pytest.mark.parametrize("symbols", [1, 2, 7, 64, 1000, 50_258])
+def test_every_symbol_is_found_by_the_points_of_its_own_stretch(symbols):
+    weights = torch.rand(symbols, generator=seeded(), dtype=torch.float64)
+    weights[torch.rand(symbols, generator=seeded(1)) < 0.3] = 0
+    weights[symbols // 2] = 1.0
+    ends = weights.cumsum(dim=0) / weights.sum()
+    for symbol in range(0, symbols, max(1, symbols // 50)):
+        if weights[symbol] > 0:
+            middle = ends[symbol] - weights[symbol] / weights.sum() / 2
+            assert draw(weights, middle) == symbol
 
 
 def test_a_symbol_of_probability_zero_is_never_drawn_at_either_end():
