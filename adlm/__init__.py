@@ -10,8 +10,8 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str | Path) -> "LanguageModel":
-    """A model folder, or a checkpoint of the released code, as a model to ask."""
+def load(path: str | Path, device: str = "cpu") -> "LanguageModel":
+    """A model folder, or a checkpoint of the released code, as a model to ask; `auto` is a GPU where there is one."""
     from adlm.language_model import load as load_language_model  # torch is slow to import, and `adlm --help` needs none
 
-    return load_language_model(path)
+    return load_language_model(path, device)

@@ -3,7 +3,6 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from adlm.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.models.inference import Frozen
 from adlm.published import as_model_folder, read_published
 from adlm.sampling.draws import RowDraws
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Frame, last_of
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
@@ -188,11 +187,6 @@ class LanguageModel:
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it knows ids only; use complete, or save one beside it")
         return self.tokenizer
-
-
-def last_of(frames: Iterator[Frame]) -> Frame:
-    """Where a walk ends; the frames before it are let go one by one."""
-    return deque(frames, maxlen=1)[0]
 
 
 def load(path: str | Path, device: str = "cpu") -> LanguageModel:

@@ -13,9 +13,9 @@ from adlm.canvas import canvas_of, ids_of
 from adlm.config.load import asked
 from adlm.config.schema import ETA, Sampling
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel, last_of
+from adlm.language_model import LanguageModel
 from adlm.samples_file import MadeBy, Sample
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Frame, last_of
 from adlm.tokens import Tokenizer
 from adlm.training.speed import device_name
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from adlm.config.schema import Sampling
 from adlm.diffusion.beliefs import subs
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel, last_of
+from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import schedule_of
 from adlm.models.inference import Cache, Frozen, Hidden
 from adlm.sampling.draws import RowDraws
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Frame, last_of
 from adlm.sampling.plain import plain_transition, plain_walk
 from adlm.sampling.samplers import SAMPLERS, analytic_walk
 from adlm.sampling.steps import steps_of

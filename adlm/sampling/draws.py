@@ -63,7 +63,8 @@ def draw(weights: Tensor, points: Tensor) -> Tensor:
     it, because a sum over 50,000 symbols in a row is a GPU's slowest way to add them.
     """
     width = math.isqrt(weights.shape[-1] - 1) + 1
-    groups = F.pad(weights.double(), (0, -weights.shape[-1] % width)).unflatten(-1, (-1, width))
+    padded = F.pad(weights.double(), (0, -weights.shape[-1] % width))
+    groups = padded.view(*padded.shape[:-1], -1, width)
     sums = groups.sum(dim=-1)
     ends = sums.cumsum(dim=-1)
     target = points.to(ends)[..., None] * ends[..., -1:]

@@ -3,6 +3,8 @@
 Shapes: B sequences, L tokens.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +25,11 @@ class Frame:
     """(B, L), True where a token was masked again since the frame before; it may have been revealed anew since."""
     chance: Tensor
     """(B, L), the probability each drawn token had where it was drawn; 1 at tokens that were given, 0 at masks."""
+
+
+def last_of(frames: Iterator[Frame]) -> Frame:
+    """Where a walk ends; the frames before it are let go one by one."""
+    return deque(frames, maxlen=1)[0]
 
 
 def first_frame(canvas: Tensor, mask_id: int) -> Frame:

@@ -8,6 +8,7 @@ from adlm.errors import UserError
 from adlm.methods.inputs import vocabulary_of
 from adlm.places import write_whole
 from adlm.sampling.draws import RowDraws
+from adlm.sampling.frame import last_of
 from adlm.training.draws import seed_of
 from adlm.training.engine import Processes
 from adlm.training.supply import Supply
@@ -23,7 +24,7 @@ def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, pro
         canvas[:, 0] = supply.read(0, 1)[0][0, 0]  # left to right needs a first token
     draws = RowDraws(seed_of(train.seed, "samples", step), range(train.samples))
     with trainee.at_its_best():
-        *_, last = trainee.method.generate(trainee.network, canvas, config.sampling, draws)
+        last = last_of(trainee.method.generate(trainee.network, canvas, config.sampling, draws))
     if processes.first:
         texts = [supply.tokenizer.decode(row) for row in last.ids.tolist()]
         ruled = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
