@@ -15,6 +15,7 @@ from adlm.errors import UserError
 MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
 ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
 BridgeName = Literal["logits", "hidden", "mixture"]
+StartName = Literal["published", "neighbours"]
 PackingName = Literal["packed", "packed-published", "padded", "cropped"]
 SamplerName = Literal[
     "ancestral",
@@ -194,6 +195,8 @@ class Model:
     """Whether the network is told the noise sigma_t; if not, it is told 0."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Share of each residual update that is dropped in training."""
+    start: StartName = "published"
+    """How modulated blocks begin: doing nothing, as published, or with open gates and heads that look at neighbours."""
 
     def __post_init__(self) -> None:
         if not _numbers(self.hidden, self.heads) or self.heads < 1:
@@ -247,12 +250,14 @@ class Train:
     """Largest gradient norm; 0 does not clip."""
     warm_up_steps: Annotated[int, Ge(0)] = 2_500
     """Steps over which the learning rate rises from 0."""
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """The learning rate after the warm-up."""
+    decay: Literal["constant", "cosine", "linear", "trapezoid"] = "constant"
+    """The learning rate after the warm-up; trapezoid holds it, and falls in a line over the last two fifths."""
     ema: Annotated[float, Ge(0), Lt(1)] = 0.9999
     """Largest decay of the averaged weights: min(ema, (1 + n) / (10 + n)) after n updates; 0 keeps no average."""
     bridge_rate: Rate = 1.0
     """Learning rate of the bridge, as a multiple of the others'."""
+    unigram_start: bool = False
+    """Let the biases of the heads begin at the log frequencies of the training text, not at 0, as published."""
     seed: Annotated[int, Ge(0)] = 0
     """Every draw of a run belongs to it."""
     micro_batch: Count | None = None

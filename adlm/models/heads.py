@@ -98,6 +98,21 @@ def price_positions(
     return torch.zeros(where.shape, dtype=prices.dtype, device=where.device).masked_scatter(where, prices)
 
 
+@torch.no_grad()
+def start_at(network: nn.Module, log_chances: Tensor) -> None:
+    """Every head of a fresh network believes exp(log_chances) (V,), whatever it is shown: its weights start at 0.
+
+    A head whose bias starts at 0 learns the frequencies first, from the one vector that all masked places share; that
+    vector grows, the norms then leave little of what tells places apart, and the bound stands at the unigrams for long.
+    The biases are against a uniform guess over all symbols but the mask, which changes no belief: SEDD's scores sum as
+    they must from there.
+    """
+    for name, layer in network.named_modules():
+        if name.rpartition(".")[2] == "head":
+            assert isinstance(layer, nn.Linear)
+            layer.bias.copy_(log_chances + math.log(len(log_chances) - 1))
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

@@ -43,9 +43,15 @@ class TimeCondition(nn.Module):
 def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or better."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    inverse = 10_000.0 ** (-torch.arange(0, head_width, 2, device=like.device, dtype=dtype) / head_width)
-    angles = torch.outer(torch.arange(length, device=like.device, dtype=dtype), inverse)
+    angles = torch.outer(
+        torch.arange(length, device=like.device, dtype=dtype), rotary_frequencies(head_width, like.device, dtype)
+    )
     return angles.cos(), angles.sin()
+
+
+def rotary_frequencies(head_width: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """10000^(-2i / head_width), (head_width / 2,): radians a token."""
+    return 10_000.0 ** (-torch.arange(0, head_width, 2, device=device, dtype=dtype) / head_width)
 
 
 def rotate(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -115,6 +121,30 @@ class Block(nn.Module):
         gate = gate[0, 0]
         bias = None if layer.bias is None else gate * layer.bias
         return F.dropout(F.linear(h, gate[:, None] * layer.weight, bias), self.dropout, self.training)
+
+
+@torch.no_grad()
+def look_at_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.05) -> None:
+    """Gates at 1, and q_i . k_j = sharpness * sum_f cos(f (i - j - offset)) + what the tokens add, offset 1, -1, 1, ...
+
+    Queries and keys have no bias, so a head cannot look at a place, whatever token stands there, before it finds
+    something that all tokens share. Here that is the shift of the modulation, all ones: the norm's output sums to 0, so
+    a weight whose row sums to 0 reads the tokens alone, and an equal part in a whole row reads the shift alone. `f` are
+    the rotary frequencies down to `slowest` radians a token: slower ones cannot tell a neighbour from the next.
+    """
+    assert block.modulation is not None
+    width = block.norm1.weight.numel()
+    shift, _, gate1, _, _, gate2 = block.modulation.bias.view(6, width)
+    for part in (shift, gate1, gate2):
+        part.fill_(1.0)
+    weight = block.qkv.weight.view(3, block.heads, -1, width)
+    weight -= weight.mean(dim=-1, keepdim=True)
+    frequencies = rotary_frequencies(width // block.heads)
+    reach = (sharpness * (frequencies >= slowest)).sqrt()
+    for head in range(block.heads):
+        turned = frequencies if head % 2 == 0 else -frequencies
+        weight[0, head] += torch.cat([reach * turned.cos(), -reach * turned.sin()])[:, None] / width
+        weight[1, head] += torch.cat([reach, torch.zeros_like(reach)])[:, None] / width
 
 
 def zero_linear(width_in: int, width_out: int) -> nn.Linear:

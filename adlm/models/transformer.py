@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.heads import Positions, Scored, price_positions, score_positions
-from adlm.models.layers import Block, LayerNorm, TimeCondition, modulate, rotary_angles, zero_linear
+from adlm.models.layers import (
+    Block,
+    LayerNorm,
+    TimeCondition,
+    look_at_neighbours,
+    modulate,
+    rotary_angles,
+    zero_linear,
+)
 
 
 class Trunk(nn.Module):
@@ -29,6 +37,9 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleList(
             Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)
         )
+        if modulated and model.start == "neighbours":
+            for block in self.blocks:
+                look_at_neighbours(block)
         self.norm = LayerNorm(model.hidden)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 

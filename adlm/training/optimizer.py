@@ -13,13 +13,14 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "linear": lambda done: 1 - done,
+    "trapezoid": lambda done: min(1.0, (1 - done) / 0.4),
 }
 
 
 def learning_rate(train: Train, step: int) -> float:
     """The rate of the update after `step` others: from 0 in a line over the warm-up, then as `train.decay` says.
 
-    cosine and linear reach 0 when all of `train.steps` are done. The very first rate is 0, as published.
+    cosine, linear and trapezoid reach 0 when all of `train.steps` are done. The very first rate is 0, as published.
     """
     if step < train.warm_up_steps:
         return train.learning_rate * step / train.warm_up_steps

@@ -27,6 +27,7 @@ from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.draws import seed_of
 from adlm.training.engine import Processes
 
+COUNTED = 2**20  # tokens whose symbols are counted, about: enough for how often, and read in a moment
 OWN = "tokenizer.json"  # what the knob `tokenizer` says where the prepared folder brought its own
 
 
@@ -62,6 +63,19 @@ class Supply:
             for first in range(start, stop, size):
                 x, pad = self.read(first, min(first + size, stop))
                 yield HeldOut(x, pad, start // group_size, Portion(first - start, stop - start))
+
+
+def log_frequencies(supply: Supply, processes: Processes) -> Tensor:
+    """(V,), log of how often each symbol stands in the first batches of training, one added to every count."""
+    config = supply.config
+    assert config.vocabulary is not None
+    counts = torch.zeros(config.vocabulary.size)
+    num_batches = -(-COUNTED // (config.train.batch_size * config.length))
+    for batch in islice(supply.training.batches(), num_batches):
+        text = batch.x if batch.pad is None else batch.x[~batch.pad]
+        counts += torch.bincount(text.flatten(), minlength=len(counts))
+    added = 1 + torch.tensor(processes.sum(counts.tolist()))
+    return (added / added.sum()).log()
 
 
 def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[str], None]) -> Supply:

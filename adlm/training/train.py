@@ -27,7 +27,7 @@ from adlm.training.run_folder import RunFolder
 from adlm.training.samples import write_samples
 from adlm.training.step import MicroBatch, count_tokens, train_step
 from adlm.training.stopping import Stop, memory_told, told_to_stop
-from adlm.training.supply import Supply, open_supply
+from adlm.training.supply import Supply, log_frequencies, open_supply
 from adlm.training.trainee import Trainee, build
 from adlm.training.validation import Measured, measure
 
@@ -78,7 +78,8 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             config = supply.config
             if processes.first:
                 run_folder.admit(run, config, supply.fingerprint)
-            trainee = build(config, processes, say)
+            frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None
+            trainee = build(config, processes, say, frequencies)
             counters = _resumed(run, trainee, processes, screen)
             logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
             try:

@@ -15,6 +15,7 @@ from torch.optim import AdamW
 from adlm.config.schema import Config, Train
 from adlm.methods import method_of
 from adlm.methods.method import Method
+from adlm.models.heads import start_at
 from adlm.training.average import Average
 from adlm.training.compiling import compile_trunks
 from adlm.training.draws import seed_of
@@ -56,11 +57,19 @@ class Trainee:
         return {name: whole(weight) for name, weight in weights}
 
 
-def build(config: Config, processes: Processes, say: Callable[[str], None]) -> Trainee:
-    """A fresh network, the same on every process and for any number of them, then spread over them."""
+def build(
+    config: Config, processes: Processes, say: Callable[[str], None], log_frequencies: Tensor | None = None
+) -> Trainee:
+    """A fresh network, the same on every process and for any number of them, then spread over them.
+
+    Its heads begin at `log_frequencies` (V,), where they are given.
+    """
     train, method = config.train, method_of(config)
     torch.manual_seed(seed_of(train.seed, "weights"))
-    network = method.build().to(processes.device)
+    network = method.build()
+    if log_frequencies is not None:
+        start_at(network, log_frequencies)
+    network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()
     flop = flop_a_token(method, network, processes.device)

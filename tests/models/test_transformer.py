@@ -75,6 +75,39 @@ def test_a_network_in_half_precision_answers_nearly_the_same(tiny_config):
     assert (precise - rounded).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_network_that_starts_at_neighbours_feels_a_changed_token_most_beside_it(tiny_config, heads):
+    """To the left where a head looks right and to the right where one looks left; whatever the tokens are."""
+    model = replace(tiny_config.model, hidden=64, heads=heads, blocks=1, dropout=0.0, start="neighbours")
+    torch.manual_seed(0)
+    network = Transformer(model, 300).double().eval()
+    rows = torch.randint(300, (64, 40), generator=seeded())
+    changed = rows.clone()
+    changed[:, 20] = torch.randint(300, (64,), generator=seeded(1))
+    felt = (network.hidden(changed) - network.hidden(rows)).square().sum(dim=-1).mean(dim=0)
+    beside = [21] if heads == 1 else [19, 21]
+    elsewhere = [place for place in range(40) if place not in (20, *beside)]
+    assert felt[beside].min() > 1.5 * felt[elsewhere].max()
+
+
+def test_how_the_blocks_start_changes_no_draw(tiny_config):
+    """Embeddings, heads and MLPs are those of the published start; so is all of a network that is not modulated."""
+    fresh = {}
+    for start in ("published", "neighbours"):
+        for modulated in (True, False):
+            torch.manual_seed(0)
+            network = Transformer(replace(tiny_config.model, start=start), 12, modulated=modulated)
+            fresh[start, modulated] = network.state_dict()
+    changed = {
+        name.rpartition("blocks.")[2].partition(".")[2]
+        for name, weight in fresh["published", True].items()
+        if not torch.equal(weight, fresh["neighbours", True][name])
+    }
+    assert changed == {"qkv.weight", "modulation.bias"}
+    for name, weight in fresh["published", False].items():
+        assert torch.equal(weight, fresh["neighbours", False][name])
+
+
 def test_rotated_queries_and_keys_meet_by_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded(), dtype=torch.float64).expand(2, 1, 1, 10, 8)
     angles = rotary_angles(10, 8, like=q)

@@ -20,7 +20,7 @@ def test_the_rate_rises_in_a_line_from_zero_and_then_holds():
     assert set(rates[100:]) == {2e-3}
 
 
-@pytest.mark.parametrize(("decay", "halfway"), [("cosine", 1e-3), ("linear", 1e-3)])
+@pytest.mark.parametrize(("decay", "halfway"), [("cosine", 1e-3), ("linear", 1e-3), ("trapezoid", 2e-3)])
 def test_a_decaying_rate_never_rises_again_and_ends_at_zero(decay, halfway):
     rates = [learning_rate(replace(RECIPE, decay=decay), step) for step in range(1_201)]
     assert rates[100] == 2e-3

@@ -17,6 +17,7 @@ EXACT = (
 )
 SEDD = ("method=sedd", "train.steps=4", *NEEDS["sedd"])
 D3PM = ("method=d3pm", "train.steps=4", *NEEDS["d3pm"])
+UNIGRAMS = ("train.unigram_start=true", "model.start=neighbours", "train.steps=4")
 
 # On two processes: the knobs, and the run of one process that it must equal.
 CASES = {
@@ -25,6 +26,7 @@ CASES = {
     "float32": (("train.shard=2", "train.precision=float32"), "alone in float32"),
     "sedd": (("train.shard=2", *SEDD), "alone with sedd"),
     "d3pm": (("train.shard=2", *D3PM), "alone with d3pm"),
+    "unigrams": (("train.replicate=2", "train.micro_batch=2", *UNIGRAMS), "alone from unigrams"),
     "two then one": (("train.shard=2", "train.steps=10"), "alone"),
     "one then two": (("train.shard=2",), "alone"),
 }
@@ -32,6 +34,7 @@ ORACLES = {
     "alone": (),
     "alone in float32": ("train.precision=float32",),
     "alone with sedd": SEDD,
+    "alone from unigrams": UNIGRAMS,
     "alone with d3pm": D3PM,
 }
 

@@ -56,6 +56,16 @@ def test_every_method_learns_more_than_frequencies_by_the_same_loop(name, prepar
     assert lm.tokenizer is not None
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_that_starts_at_the_unigrams_pays_their_cross_entropy_before_it_learns(name, prepared, tmp_path):
+    """A first rate of 0 leaves the start as it was. D3PM names every token of the text once more, at t = 0."""
+    knobs = ("train.unigram_start=true", "train.steps=1", "train.valid_rows=200", "time.t_min=0")
+    outcome = run(prepared, tmp_path, f"method={name}", *NEEDS.get(name, ()), *knobs)
+    assert outcome.measured is not None
+    times = 2 if name == "d3pm" else 1
+    assert outcome.measured.nats == pytest.approx(times * unigram_nats(prepared), abs=4 * outcome.measured.stderr + 0.1)
+
+
 RESUMED = ("train.snapshot_every=3", "train.valid_every=4", "train.keep=2")
 
 
