@@ -34,12 +34,11 @@ class Trunk(nn.Module):
         condition = model.condition if modulated else None
         self.head_width = model.hidden // model.heads
         self.condition = TimeCondition(model.condition) if modulated else None
-        self.blocks = nn.ModuleList(
-            Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)
-        )
+        layers = [Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)]
         if modulated and model.start == "neighbours":
-            for block in self.blocks:
+            for block in layers:
                 look_at_neighbours(block)
+        self.blocks = nn.ModuleList(layers)
         self.norm = LayerNorm(model.hidden)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 

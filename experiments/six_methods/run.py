@@ -43,7 +43,7 @@ def main() -> None:
                 f"data.prepared={folder}/data",
                 f"train.steps={steps}",
                 "train.valid_every=0",
-                "train.valid_rows=1024",
+                "train.valid_rows=3000",
             ]
             command = [
                 sys.executable,
