@@ -27,7 +27,7 @@ from adlm.training.logbook import read_metrics
 from adlm.training.train import Screen, train
 
 METHODS = ("adlm", "mdlm")
-ROWS, DRAWS = 512, 4  # held-out rows, evenly spread, and draws of each, for the bounds that are reported
+ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
 SAMPLES, STEPS = 3, 64
 GAPS = f"The state of our{MASK * 6} is strong, and the people of the United States{MASK * 8}."
 
