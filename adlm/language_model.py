@@ -16,6 +16,9 @@ from adlm.config.knobs import instead
 from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.errors import UserError
+from adlm.evaluation.likelihood import estimate
+from adlm.evaluation.perplexity import Recipe, measure
+from adlm.evaluation.text_sets import OwnTexts
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_ids, vocabulary_of
 from adlm.methods.method import Method
@@ -47,6 +50,19 @@ class SamplingKnobs(TypedDict, total=False):
     top_p: float
     nucleus: Literal["crossing", "published"]
     repetition_penalty: float
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Of texts; a bound, unless the model writes from left to right."""
+
+    value: float
+    stderr: float
+    """Of the value: over texts, or where there is one text only, over draws."""
+    nats: float
+    """A token: the logarithm of the value."""
+    nats_stderr: float
+    tokens: int
 
 
 class FrozenOnce:
@@ -98,6 +114,14 @@ class LanguageModel:
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
         """nats (B, L): one unbiased draw of the bound on -log p(x); exact left to right."""
         return self.method.bound(self.network, x, pad, torch.Generator().manual_seed(seed))
+
+    def perplexity(
+        self, texts: str | list[str], samples: int = 4, estimator: str = "nelbo", seed: int = 0
+    ) -> Perplexity:
+        """What the texts cost, each a document, cut where it is longer than the model's rows."""
+        rows = OwnTexts(self._tokenizer(), self.config.length, [texts] if isinstance(texts, str) else texts)
+        found = estimate(measure(self.method, self.network, rows, Recipe(estimator, samples, seed)))
+        return Perplexity(found.perplexity, found.perplexity * found.stderr, found.nats, found.stderr, found.tokens)
 
     def complete(self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Tensor:
         """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id.

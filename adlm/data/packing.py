@@ -166,6 +166,16 @@ class Rows:
             return x, None
         return x, np.arange(self.length) >= used[:, None]
 
+    def documents(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, L), the number of the document that each id is of; what frames or fills a row is of its neighbour's."""
+        first = len(frame_of(self.vocabulary)[0])
+        found = np.empty((len(rows), self.length), np.int64)
+        for index, row in enumerate(rows):
+            start, stop = self.layout.span(int(row), 0.0)
+            places = np.clip(np.arange(self.length) - first + start, start, max(start, stop - 1))
+            found[index] = np.searchsorted(self.tokens.ends, places, side="right")
+        return found
+
 
 def frame_of(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
     """What opens and closes a row: bos and eos, or nothing where the vocabulary lacks one."""

@@ -82,12 +82,19 @@ class Batch:
     bytes_read: int
 
 
-def prepare(config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None) -> Outcome:
-    """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already."""
+def prepare(
+    config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None, only: str = ""
+) -> Outcome:
+    """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already.
+
+    `only` is one split: parts that are of another are not read.
+    """
     out = placed(out)
     work = work_of(out)
     refuse_others_work(work)
     plan = plan_of(config.data, without=(out, work))
+    if only:
+        plan = replace(plan, parts=tuple(part for part in plan.parts if part.split in ("", only)))
     tokenizer = _tokenizer(config, plan)
     width_of(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
     recipe = recipe_of(plan, tokenizer, config)

@@ -22,6 +22,7 @@ COMMANDS = {
     "presets": "list the presets, or print one resolved, with overrides",
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
+    "perplexity": "what texts cost a model, with error bars: nats, bits, perplexity; models compared on the same draws",
     "sample": "write text with a model: from nothing, after a prompt, or into the holes of a text",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",

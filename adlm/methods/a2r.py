@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from adlm.sampling.frame import Frame
 @dataclass(frozen=True)
 class A2r:
     config: Config
+    exact: ClassVar[bool] = True
 
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)

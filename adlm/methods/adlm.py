@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from adlm.sampling.frame import Frame
 @dataclass(frozen=True)
 class Adlm:
     config: Config
+    exact: ClassVar[bool] = False
 
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
@@ -84,14 +86,18 @@ class Adlm:
         portion: Portion | None = None,
     ) -> Tensor:
         def last(noised: Noised) -> Tensor:
-            masked = diffusion.masked_positions(self.config, noised.z, pad)
-            return self._score(network, x, noised, masked.float(), None, pad)[0].nats
+            return self.masked_nats(network, x, noised, pad)
 
         def nats_at(noised: Noised) -> Tensor:
             return diffusion.weight(self.config, noised) * last(noised)
 
         with evaluating(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
+
+    def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+        """-log p(x | z) of the denoiser at what is masked, (B, L); 0 elsewhere."""
+        masked = diffusion.masked_positions(self.config, noised.z, pad)
+        return self._score(network, x, noised, masked.float(), None, pad)[0].nats
 
     def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
         return diffusion.log_beliefs(self.config, network, z, t)

@@ -7,6 +7,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from adlm.sampling.frame import Frame
 @dataclass(frozen=True)
 class Ar:
     config: Config
+    exact: ClassVar[bool] = True
 
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)

@@ -5,6 +5,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from adlm.sampling.steps import steps_of
 @dataclass(frozen=True)
 class D3pm:
     config: Config
+    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.config.time.steps == 0:

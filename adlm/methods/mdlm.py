@@ -5,6 +5,7 @@ Shapes: B sequences, L tokens.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from adlm.sampling.frame import Frame
 @dataclass(frozen=True)
 class Mdlm:
     config: Config
+    exact: ClassVar[bool] = False
 
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size)
@@ -62,14 +64,18 @@ class Mdlm:
         portion: Portion | None = None,
     ) -> Tensor:
         def last(noised: Noised) -> Tensor:
-            masked = diffusion.masked_positions(self.config, noised.z, pad)
-            return self._score(network, x, noised, masked.float(), pad).nats
+            return self.masked_nats(network, x, noised, pad)
 
         def nats_at(noised: Noised) -> Tensor:
             return diffusion.weight(self.config, noised) * last(noised)
 
         with evaluating(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
+
+    def masked_nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+        """-log p(x | z) at what is masked, (B, L); 0 elsewhere."""
+        masked = diffusion.masked_positions(self.config, noised.z, pad)
+        return self._score(network, x, noised, masked.float(), pad).nats
 
     def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
         return diffusion.log_beliefs(self.config, network, z, t)

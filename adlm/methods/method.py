@@ -41,6 +41,11 @@ class Method(Protocol):
     @property
     def config(self) -> Config: ...
 
+    @property
+    def exact(self) -> bool:
+        """Whether `bound` is -log p(x) itself, and nothing is drawn for it."""
+        ...
+
     def build(self) -> nn.Module:
         """A fresh network, drawn from torch's default generator."""
         ...

@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from adlm.sampling.steps import steps_of
 @dataclass(frozen=True)
 class Sedd:
     config: Config
+    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.config.time.steps:

@@ -1,46 +1,287 @@
-"""Laws of the estimate: the mean a token, its standard error, and the difference of two models on the same draws."""
+"""Laws of the likelihood: what it estimates, how sure it is, and that nothing about how it is run changes it."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from worlds import quadrature, seeded, wake
 
-from adlm.evaluation.likelihood import RowNats, difference, estimate, row_nats
+from adlm.config.schema import Anchor, Config, Model, Schedule, Time, Vocabulary
+from adlm.diffusion.objectives import prior_nats
+from adlm.errors import UserError
+from adlm.evaluation import likelihood
+from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate, quantile
+from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
+from adlm.methods import METHODS, method_of
+from adlm.methods.masked_diffusion import Noised, schedule_of
+
+MASK, LENGTH = 4, 4
 
 
-def test_the_estimate_is_of_tokens_not_of_rows():
-    found = estimate(RowNats(np.array([10.0, 2.0]), np.array([10, 1])))
-    assert found.nats == pytest.approx(12 / 11)
+def settings(name: str, **knobs) -> Config:
+    told = name in ("sedd", "d3pm")
+    base = Config(
+        method=name,
+        vocabulary=Vocabulary(size=5, mask_id=MASK, bos_id=3),
+        length=LENGTH,
+        model=Model(hidden=8, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=told),
+        schedule=Schedule(eps=1e-2 if told else 0.0),
+        time=Time(steps=6 if name == "d3pm" else 0),
+        anchor=Anchor(gamma=0.0),
+    )
+    return replace(base, **knobs)
 
 
-def test_the_standard_error_is_that_of_many_repetitions():
+@dataclass(frozen=True)
+class Texts:
+    """Rows in memory; every `together` tokens of the whole are a document."""
+
+    x: np.ndarray
+    pad: np.ndarray | None = None
+    together: int = LENGTH
+
+    @property
+    def length(self):
+        return self.x.shape[1]
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, rows):
+        return self.x[rows], None if self.pad is None else self.pad[rows]
+
+    def documents(self, rows):
+        return (np.asarray(rows)[:, None] * self.length + np.arange(self.length)) // self.together
+
+
+def some_texts(num=40, pad=False, **knobs) -> Texts:
+    x = torch.randint(0, MASK, (num, LENGTH), generator=seeded(5)).numpy()
+    lengths = torch.randint(1, LENGTH + 1, (num, 1), generator=seeded(6)).numpy()
+    return Texts(x, np.arange(LENGTH) >= lengths if pad else None, **knobs)
+
+
+def network_of(config, scale=0.5):
+    return wake(method_of(config).build().double(), scale=scale)
+
+
+def masks_of(x):
+    """x with every set of its tokens masked, and how many are."""
+    kept = torch.tensor(list(itertools.product((False, True), repeat=x.shape[-1])))
+    return x.masked_fill(kept, MASK), kept.sum(dim=1)
+
+
+def exact_bound(method, network, x):
+    """The expectation of the estimate for one text, nats in all: over every mask, and over time by quadrature."""
+    z, num = masks_of(x)
+    if method.exact:
+        return float(
+            -network(x[None, :-1])
+            .index_fill(-1, torch.tensor(MASK), -torch.inf)
+            .log_softmax(-1)[0]
+            .gather(-1, x[1:, None])
+            .sum()
+        )
+    schedule, config = schedule_of(method.config), method.config
+    if config.time.steps:
+        grid = torch.arange(1, config.time.steps + 1).double() / config.time.steps
+        times, weights, before = grid, torch.full_like(grid, 1 / len(grid)), grid - 1 / len(grid)
+    else:
+        (times, weights), before = quadrature(60), None
+    total = 0.0
+    for number, (t, weight) in enumerate(zip(times, weights, strict=True)):
+        hidden = schedule.mask_chance(t)
+        chance = hidden**num * (1 - hidden) ** (len(x) - num)
+        s = None if before is None else before[number].expand(len(z))
+        nats = method.loss_at(network, x.expand_as(z), Noised(z, t.expand(len(z)), s)).nats.sum(dim=1)
+        total += float(weight * (chance * nats).sum())
+    return total + len(x) * float(prior_nats(schedule, method.config.vocabulary.num_clean))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_estimate_is_the_bound_that_enumeration_gives(name):
+    config = settings(name)
+    method, network, texts = method_of(config), network_of(settings(name)), some_texts(8)
+    wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x)
+    found = estimate(measure(method, network, texts, Recipe(samples=1500 if not method.exact else 1)))
+    tokens = 8 * (LENGTH - method.exact)
+    assert found.tokens == tokens
+    assert abs(found.nats - wanted / tokens) <= 4 * found.monte_carlo + 1e-9
+    assert found.monte_carlo < 0.05
+    assert (found.monte_carlo == 0) == method.exact
+
+
+@pytest.mark.parametrize("name", ["adlm", "mdlm"])
+@pytest.mark.parametrize("pad", [False, True])
+def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
+    method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(40, pad)
+    by_time, by_count = (
+        estimate(measure(method, network, texts, Recipe(kind, samples=400))) for kind in ("nelbo", "any-order")
+    )
+    error = math.hypot(by_time.monte_carlo, by_count.monte_carlo)
+    assert by_time.tokens == by_count.tokens
+    assert abs(by_time.nats - by_count.nats) < 4 * error
+    assert by_count.monte_carlo < 0.7 * by_time.monte_carlo
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (settings("sedd"), r"any-order needs beliefs in masked tokens, and sedd has none"),
+        (settings("d3pm"), r"any-order needs beliefs in masked tokens, and d3pm has none"),
+        (settings("mdlm", schedule=Schedule(eps=1e-3)), r"needs a schedule from all visible to all masked"),
+        (settings("mdlm", time=Time(steps=10)), r"is of continuous time"),
+    ],
+)
+def test_any_order_is_refused_where_it_is_not_the_bound(config, sentence):
+    with pytest.raises(UserError, match=sentence):
+        measure(method_of(config), method_of(config).build(), some_texts(), Recipe("any-order"))
+
+
+def test_the_published_estimate_leaves_out_the_ends():
+    """A network that knows nothing pays log V for what the published schedule hides, and nothing for the rest."""
+    config = settings("mdlm")
+    method = method_of(config)
+    found = estimate(measure(method, method.build().double(), some_texts(4000), Recipe("published", samples=9)))
+    assert found.monte_carlo is None  # one draw is part of it
+    assert found.nats == pytest.approx((1 - 1e-3) * math.log(4), abs=4 * found.over_documents)
+    assert found.nats < math.log(4) + 3 * found.over_documents
+
+
+@pytest.mark.parametrize("estimator", ["nelbo", "any-order"])
+def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator):
+    config = settings("mdlm")
+    method, network, texts = method_of(config), network_of(config), some_texts(16)
+    wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (16 * LENGTH)
+    covered = 0
+    for seed in range(400):
+        low, high = estimate(
+            measure(method, network, texts, Recipe(estimator, samples=8, seed=seed, batch=16))
+        ).interval()
+        covered += low <= wanted <= high
+    assert 0.91 <= covered / 400 <= 0.99
+
+
+def test_the_error_over_documents_is_that_of_documents_drawn_again():
     draws = np.random.default_rng(0)
-    tokens = np.full(200, 16)
-    means = [estimate(RowNats(draws.gamma(4.0, 8.0, 200), tokens)).nats for _ in range(400)]
-    told = estimate(RowNats(draws.gamma(4.0, 8.0, 200), tokens)).stderr
-    assert told == pytest.approx(np.std(means), rel=0.2)
+    tokens = draws.integers(5, 200, 300)
+    nats = Nats(np.zeros((1, 2)), tokens * draws.gamma(4.0, 0.5, 300) + draws.normal(0, 5, 300), tokens, False)
+    again = []
+    for _ in range(2000):
+        picked = draws.integers(0, 300, 300)
+        again.append(nats.documents[picked].sum() / tokens[picked].sum())
+    assert estimate(nats).over_documents == pytest.approx(np.std(again), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["adlm", "sedd", "ar"])
+@pytest.mark.parametrize("pad", [False, True])
+def test_batches_change_nothing(name, pad, monkeypatch):
+    monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 64 * LENGTH)
+    method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(100, pad)
+    one, seven, all_ = (measure(method, network, texts, Recipe(samples=2, batch=batch)) for batch in (1, 7, 64))
+    for other in (seven, all_):
+        assert np.allclose(one.groups, other.groups, rtol=1e-9)
+        assert np.allclose(one.documents, other.documents, rtol=1e-9)
+    assert one.groups.shape == (2, 1 if name == "ar" else 2)
 
 
 def test_what_two_models_share_goes_away_in_their_difference():
-    draws = np.random.default_rng(0)
-    tokens = np.full(100, 16)
-    noise = draws.normal(64, 20, 100)
-    ours, theirs = RowNats(noise - 1.6, tokens), RowNats(noise, tokens)
+    config = settings("mdlm")
+    method, network, texts = method_of(config), network_of(config), some_texts(200)
+    nearly = network_of(config)
+    with torch.no_grad():
+        nearly.head.bias += 0.05 * torch.randn(5, generator=seeded(), dtype=torch.float64)
+    ours, theirs = (measure(method, each, texts, Recipe(samples=4)) for each in (network, nearly))
     gap = difference(ours, theirs)
-    assert gap.nats == pytest.approx(-0.1)
-    assert gap.stderr < 1e-9 < estimate(ours).stderr
+    assert gap.nats == pytest.approx(estimate(ours).nats - estimate(theirs).nats)
+    assert gap.monte_carlo < 0.2 * estimate(ours).monte_carlo
+    assert gap.over_documents < 0.2 * estimate(ours).over_documents
 
 
-def test_every_model_meets_the_same_draws_and_padding_counts_for_nothing():
-    x = torch.zeros(3, 4, dtype=torch.long)
-    pad = torch.zeros(3, 4, dtype=torch.bool)
-    pad[2, 2:] = True
-    seeds = []
+def test_models_measured_on_other_rows_are_not_compared():
+    first = Nats(np.ones((2, 2)), np.ones(3), np.ones(3, np.int64), False)
+    second = Nats(np.ones((2, 2)), np.ones(4), np.ones(4, np.int64), False)
+    with pytest.raises(UserError, match=r"measured on different rows"):
+        difference(first, second)
 
-    def bound(x, pad, seed):
-        seeds.append(seed)
-        return torch.full(x.shape, float(seed)) * (~pad if pad is not None else 1)
 
-    found = row_nats(bound, [(x, None), (x, pad)], 2)
-    assert seeds == [0, 1, 2, 3]
-    assert found.tokens.tolist() == [4, 4, 4, 4, 4, 2]
-    assert found.nats.tolist() == [2.0, 2.0, 2.0, 10.0, 10.0, 5.0]
+def test_a_document_in_several_rows_and_groups_is_one(monkeypatch):
+    monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 2 * LENGTH)
+    method, network = method_of(settings("mdlm")), network_of(settings("mdlm"))
+    nats = measure(method, network, some_texts(9, together=12), Recipe(samples=2))
+    assert nats.tokens.tolist() == [12, 12, 12]
+    assert nats.documents.sum() == pytest.approx(nats.groups.mean(axis=1).sum())
+
+
+def test_fewer_tokens_are_taken_from_all_over_the_text():
+    assert chosen_rows(some_texts(100), None).tolist() == list(range(100))
+    assert chosen_rows(some_texts(100), 10 * LENGTH).tolist() == list(range(0, 100, 10))
+    assert chosen_rows(some_texts(100), 1).tolist() == [0]
+
+
+def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
+    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Recipe()
+    whole, journal, read = measure(method, network, texts, recipe), tmp_path / "journal", []
+
+    class Enough(Exception):
+        pass
+
+    def tell(done, in_all):
+        if done == 2:
+            raise Enough
+
+    with pytest.raises(Enough):
+        measure(method, network, texts, recipe, journal, tell)
+    [kept] = tmp_path.iterdir()
+    kept.write_text(kept.read_text() + '{"group": 3, "nats"')  # cut off while it was written
+
+    class Counting(Texts):
+        def read(self, rows):
+            read.append(len(rows))
+            return super().read(rows)
+
+    again = measure(method, network, Counting(texts.x), recipe, journal)
+    assert np.array_equal(again.groups, whole.groups)
+    assert np.array_equal(again.documents, whole.documents)
+    assert sum(read) == 24  # three of five groups
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nats_that_are_not_numbers_are_told():
+    config = settings("mdlm")
+    network = method_of(config).build()
+    with torch.no_grad():
+        network.head.bias.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"nats are not finite"):
+        measure(method_of(config), network, some_texts(), Recipe())
+
+
+@pytest.mark.parametrize(("freedom", "point"), [(3, 3.182), (7, 2.365), (30, 2.042), (math.inf, 1.960)])
+def test_the_quantile_is_students(freedom, point):
+    assert quantile(freedom) == pytest.approx(point, rel=0.01)
+
+
+def test_bits_and_perplexity_say_the_same_as_nats():
+    found = Estimate(math.log(8), 0.1, None, 3, 10, 1)
+    assert found.bits == pytest.approx(3)
+    assert found.perplexity == pytest.approx(8)
+    assert found.stderr == 0.1
+    assert math.isnan(replace(found, monte_carlo=None).stderr)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"estimator": "best"}, r"estimator 'best' is not one of nelbo, any-order, published"),
+        ({"samples": 0}, r"samples 0 must be at least 1"),
+        ({"batch": 0}, r"batch 0 must be at least 1"),
+        ({"seed": -1}, r"seed -1 must be 0 or more"),
+        ({"max_tokens": 0}, r"max_tokens 0 must be at least 1"),
+    ],
+)
+def test_recipes_that_cannot_be_are_told(knobs, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Recipe(**knobs)

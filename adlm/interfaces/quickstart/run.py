@@ -7,29 +7,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
+from adlm.canvas import HOLE
 from adlm.config.load import resolve
 from adlm.config.schema import Config
 from adlm.data.packing import Rows
 from adlm.data.prepare import prepare
 from adlm.data.prepared import Prepared
-from adlm.errors import UserError
-from adlm.evaluation.likelihood import RowNats, difference, estimate, row_nats
+from adlm.evaluation.likelihood import Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
+from adlm.evaluation.perplexity import Recipe, measure
 from adlm.interfaces.quickstart.report import Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
 from adlm.model_folder import load_model_folder, save_model_folder
 from adlm.models.transformer import num_parameters
-from adlm.tokens import MASK
 from adlm.training.logbook import read_metrics
 from adlm.training.train import Screen, train
 
 METHODS = ("adlm", "mdlm")
 ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
 SAMPLES, STEPS = 3, 64
-GAPS = f"The state of our{MASK * 6} is strong, and the people of the United States{MASK * 8}."
+GAPS = "The state of our[MASK*6] is strong, and the people of the United States[MASK*8]."
 
 Say = Callable[[str], None]
 
@@ -45,8 +42,8 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         say(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _trained(name, config, prepared, out, screen)
     say("measuring both on the same held-out rows and draws")
-    batches = _spread_out(prepared.rows("valid"), ROWS)
-    nats = {name: row_nats(model.bound, batches, DRAWS) for name, model in models.items()}
+    rows, recipe = prepared.rows("valid"), Recipe(samples=DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length)
+    nats = {name: measure(model.method, model.network, rows, recipe) for name, model in models.items()}
     counted = ngram_nats(
         _in_parts(prepared.rows("train")), _in_parts(prepared.rows("valid")), prepared.tokenizer.vocabulary.size
     )
@@ -60,7 +57,7 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         difference_stderr=gap.stderr,
         unigram_nats=counted.unigram,
         bigram_nats=counted.bigram,
-        held_out_tokens=int(nats["adlm"].tokens.sum()),
+        held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
         canvas=canvas,
         infilled=infilled,
@@ -94,7 +91,7 @@ def _trained(
     )
 
 
-def _row(model: LanguageModel, config: Config, nats: RowNats, seconds: float) -> Trained:
+def _row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> Trained:
     found = estimate(nats)
     tokens = config.train.steps * config.train.batch_size * config.length
     return Trained(
@@ -102,42 +99,21 @@ def _row(model: LanguageModel, config: Config, nats: RowNats, seconds: float) ->
     )
 
 
-def _spread_out(rows: Rows, num: int, size: int = 64) -> list[tuple[Tensor, Tensor | None]]:
-    """`num` rows, evenly over all of them, in batches."""
-    numbers = [index * len(rows) // min(num, len(rows)) for index in range(min(num, len(rows)))]
-    batches = []
-    for start in range(0, len(numbers), size):
-        x, pad = rows.read(numbers[start : start + size])
-        batches.append((torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)))
-    return batches
-
-
 def _in_parts(rows: Rows, size: int = 4096):  # type: ignore[no-untyped-def]
     return (rows.read(range(start, min(start + size, len(rows)))) for start in range(0, len(rows), size))
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
-    canvas = torch.full((model.config.length,), model.mask_id)
-    ids = model.complete(canvas, num_samples=SAMPLES, steps=STEPS, seed=0)
-    return tuple(_text(model, row) for row in ids)
+    return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, seed=0))
 
 
 def _infilled(model: LanguageModel) -> tuple[str, str]:
     """A sentence with gaps, and the same with the gaps filled."""
-    assert model.tokenizer is not None
-    pieces = GAPS.split(MASK)
-    ids: list[int] = []
-    for number, piece in enumerate(pieces):
-        ids += [model.mask_id] * (number > 0) + model.tokenizer.encode(piece)
-    if len(ids) > model.config.length:
-        raise UserError(f"length {model.config.length} is too short for the sentence that is filled in; try length=64")
-    filled = model.complete(torch.tensor(ids), steps=STEPS, seed=1)
-    return GAPS.replace(MASK, "_"), _text(model, filled[0])
+    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), _readable(model.fill(GAPS, steps=STEPS, seed=1))
 
 
-def _text(model: LanguageModel, ids: Tensor) -> str:
-    assert model.tokenizer is not None
-    return model.tokenizer.decode(ids.tolist()).replace("<|endoftext|>", " ").strip()
+def _readable(text: str) -> str:
+    return text.replace("<|endoftext|>", " ").strip()
 
 
 def _commit() -> str:

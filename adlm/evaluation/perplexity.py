@@ -1,0 +1,100 @@
+"""One model on one text, measured group by group: shared among processes, kept as it goes, the same however it is run.
+
+Knows no command line. A journal holds a line for every group that is done, so that what was interrupted goes on.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.evaluation.estimators import ESTIMATORS
+from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
+from adlm.methods.method import Method
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How it is measured."""
+
+    estimator: str = "nelbo"
+    samples: int = 4
+    """Replicates K; one where nothing is drawn, or where that is part of the estimator."""
+    seed: int = 0
+    batch: int = 16
+    """Rows read at once: changes nothing but speed and memory."""
+    max_tokens: int | None = None
+    """About how many tokens at most; rows are then taken evenly from all over the text."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise UserError(f"estimator {self.estimator!r} is not one of {', '.join(ESTIMATORS)}")
+        for name in ("samples", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.seed < 0:
+            raise UserError(f"seed {self.seed} must be 0 or more")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"max_tokens {self.max_tokens} must be at least 1")
+
+    def replicates(self, method: Method) -> int:
+        return 1 if method.exact else ESTIMATORS[self.estimator].samples or self.samples
+
+
+def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
+    """The rows that are measured: all, or as many as hold so many tokens, evenly spread."""
+    num = len(rows) if max_tokens is None else min(len(rows), max(1, max_tokens // rows.length))
+    return np.arange(num, dtype=np.int64) * len(rows) // num
+
+
+def measure(
+    method: Method,
+    network: Any,
+    rows: TextRows,
+    recipe: Recipe,
+    journal: Path | None = None,
+    tell: Callable[[int, int], None] = lambda done, in_all: None,
+) -> Nats:
+    """What the text costs. `tell` hears how many groups of how many are done."""
+    estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator].of(method)
+    replicates = recipe.replicates(method)
+    numbers = chosen_rows(rows, recipe.max_tokens)
+    in_all = num_groups(len(numbers), rows.length)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
+    done = _read(own)
+    todo = (group for group in range(rank, in_all, ranks) if group not in done)
+    tell(len(done), in_all)
+    for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, recipe.batch, todo):
+        done[group.group] = group
+        if own is not None:
+            with own.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(group)) + "\n")
+        tell(len(done) * ranks, in_all)
+    shares: list[list[GroupNats]] = [list(done.values())]
+    if ranks > 1:
+        shares = [[]] * ranks
+        dist.all_gather_object(shares, list(done.values()))
+    if own is not None:
+        own.unlink(missing_ok=True)
+    return nats_of([group for share in shares for group in share], method.exact)
+
+
+def _read(journal: Path | None) -> dict[int, GroupNats]:
+    """The groups that a journal holds; a line that was cut off while it was written is none."""
+    if journal is None or not journal.is_file():
+        return {}
+    groups = {}
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        try:
+            group = GroupNats(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+        groups[group.group] = group
+    return groups

@@ -1,0 +1,282 @@
+"""`adlm perplexity`: what texts cost a model, with error bars, and what one model costs less than another."""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from adlm import __version__
+from adlm.config.load import check
+from adlm.errors import UserError
+from adlm.evaluation.estimators import ESTIMATORS
+from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
+from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
+from adlm.evaluation.text_sets import ZERO_SHOT, TextSet, text_sets
+from adlm.interfaces.drawing import fingerprint
+from adlm.language_model import LanguageModel, device_of, load
+from adlm.methods import method_of
+from adlm.places import write_whole
+from adlm.tokens import load_tokenizer
+
+EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
+  adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
+  torchrun --nproc-per-node 8 -m adlm.interfaces.cli perplexity runs/own --data wikitext2 ptb --json"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure, and everything that it depends on."""
+
+    model: str
+    method: str
+    data: str
+    split: str
+    nats: float
+    bits: float
+    perplexity: float
+    monte_carlo_stderr: float | None
+    document_stderr: float | None
+    interval: tuple[float, float] | None
+    """Of 95% for the bound on this text, by the draws, in nats."""
+    exact: bool
+    tokens: int
+    documents: int
+    rows: int
+    length: int
+    packing: str
+    tokenizer: str
+    estimator: str
+    samples: int
+    seed: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The first model minus another, on the same rows and draws."""
+
+    model: str
+    against: str
+    data: str
+    nats: float
+    monte_carlo_stderr: float | None
+    document_stderr: float | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, run folders or .ckpt files")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="DATA",
+        help="names (adlm prepare --list), files, prepared folders, or zero-shot: the paper's seven\n"
+        f"({', '.join(ZERO_SHOT)})",
+    )
+    parser.add_argument(
+        "--estimator",
+        default="nelbo",
+        metavar="NAME",
+        help="\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()),
+    )
+    parser.add_argument("--samples", type=int, default=4, metavar="K", help="independent replicates of the draws (4)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="measure about so many, from all over the text")
+    parser.add_argument("--split", default="", metavar="S", help="train, valid or test (as published, or valid)")
+    parser.add_argument("--packing", default="", metavar="P", help="packed (nothing dropped) or packed-published")
+    parser.add_argument("--tokenizer", metavar="T", help="for a model that has none: a name, a file or a folder")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same draws for every model (0)")
+    parser.add_argument("--batch", type=int, metavar="B", help="rows read at once (8, on a GPU 32); changes no figure")
+    parser.add_argument("--device", default="auto", metavar="D", help="auto, cuda or cpu")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the figures as JSON; interrupted, it goes on")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with _processes() as first:
+        device = device_of(arguments.device if "LOCAL_RANK" not in os.environ else _own_device(arguments.device))
+        recipe = Recipe(
+            arguments.estimator,
+            arguments.samples,
+            arguments.seed,
+            arguments.batch or (32 if device.type == "cuda" else 8),
+            arguments.max_tokens,
+        )
+        if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
+            raise UserError(f"--out {arguments.out}: there is no folder {arguments.out.absolute().parent}")
+        loaded = {name: load(name, str(device)) for name in arguments.models}
+        models = {name: _with_tokenizer(lm, arguments.tokenizer, name) for name, lm in loaded.items()}
+        lines, gaps = _measured(models, recipe, arguments, first)
+        if not first:
+            return 0
+        figures, differences = ([asdict(each) for each in some] for some in (lines, gaps))
+        told = {"adlm": __version__, "figures": figures, "differences": differences}
+        if arguments.out is not None:
+            write_whole(arguments.out, json.dumps(told, indent=1))
+        if arguments.json:
+            sys.stdout.write(json.dumps(told) + "\n")
+        else:
+            _show(lines, gaps)
+    return 0
+
+
+def _measured(
+    models: dict[str, LanguageModel], recipe: Recipe, arguments: argparse.Namespace, first: bool
+) -> tuple[list[Line], list[Gap]]:
+    lines: list[Line] = []
+    found: dict[tuple[str, str], Nats] = {}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not (first and sys.stderr.isatty()),
+        transient=True,
+    ) as progress:
+        for model, lm in models.items():
+            tokenizer = lm.tokenizer
+            assert tokenizer is not None
+            with text_sets(arguments.data, tokenizer, lm.config.length, arguments.packing, arguments.split) as texts:
+                for text in texts:
+                    tell = _told(progress, f"{model} on {text.name}")
+                    nats = measure(
+                        lm.method, lm.network, text.rows, recipe, _journal(arguments.out, lm, text, recipe), tell
+                    )
+                    found[model, text.name] = nats
+                    lines.append(_line(model, lm, text, recipe, nats))
+    return lines, list(_gaps(list(models), found))
+
+
+def _told(progress: Progress, what: str) -> Callable[[int, int], None]:
+    task = progress.add_task(what, total=None)
+    return lambda done, in_all: progress.update(task, completed=done, total=in_all)
+
+
+def _gaps(models: list[str], found: dict[tuple[str, str], Nats]) -> Iterator[Gap]:
+    """Every later model against the first, where both cut the text alike."""
+    for (model, data), nats in found.items():
+        ours = found[models[0], data]
+        if model != models[0] and len(ours.tokens) == len(nats.tokens) and len(ours.groups) == len(nats.groups):
+            gap = difference(ours, nats)
+            yield Gap(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
+
+
+def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Nats) -> Line:
+    found: Estimate = estimate(nats)
+    return Line(
+        model=model,
+        method=lm.config.method,
+        data=text.name,
+        split=text.split,
+        nats=found.nats,
+        bits=found.bits,
+        perplexity=found.perplexity,
+        monte_carlo_stderr=found.monte_carlo,
+        document_stderr=found.over_documents,
+        interval=found.interval(),
+        exact=lm.method.exact,
+        tokens=found.tokens,
+        documents=found.documents,
+        rows=len(chosen_rows(text.rows, recipe.max_tokens)),
+        length=text.rows.length,
+        packing=text.packing,
+        tokenizer="" if lm.tokenizer is None else lm.tokenizer.name,
+        estimator="exact" if lm.method.exact else recipe.estimator,
+        samples=recipe.replicates(lm.method),
+        seed=recipe.seed,
+        notes=text.notes,
+    )
+
+
+def _with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
+    if name is None and lm.tokenizer is None:
+        raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer")
+    if name is None:
+        return lm
+    tokenizer = load_tokenizer(name)
+    known = lm.config.vocabulary
+    if known is not None and tokenizer.vocabulary.size != known.size:
+        raise UserError(
+            f"--tokenizer {name} has {tokenizer.vocabulary.size} symbols and {model} was made for {known.size}; "
+            "it is not the one it was trained with"
+        )
+    if lm.tokenizer is not None and tokenizer.engine.to_str() != lm.tokenizer.engine.to_str():
+        raise UserError(f"--tokenizer {name} is not the one that {model} brings along; leave --tokenizer out")
+    config = check(replace(lm.config, vocabulary=tokenizer.vocabulary))
+    return replace(lm, config=config, method=method_of(config), tokenizer=tokenizer)
+
+
+def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe) -> Path | None:
+    """Where what is done is kept meanwhile: named after everything that it depends on."""
+    if out is None:
+        return None
+    depends: dict[str, Any] = {
+        "config": asdict(lm.config),
+        "weights": fingerprint(lm.network),
+        "rows": (text.name, text.split, text.packing, len(text.rows), text.rows.length, text.rows.num_tokens),
+        "recipe": {**asdict(recipe), "batch": 0},
+    }
+    digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return out.with_name(f".{out.name}.{digest}")
+
+
+@contextmanager
+def _processes() -> Iterator[bool]:
+    """Joins the other processes under torchrun; whether this one speaks for all."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_device(name: str) -> str:
+    wanted = device_of(name)
+    return f"cuda:{os.environ['LOCAL_RANK']}" if wanted.type == "cuda" and wanted.index is None else str(wanted)
+
+
+def _show(lines: list[Line], gaps: list[Gap]) -> None:
+    console = Console()
+    table = Table("model", "text", "nats a token", "bits", "perplexity", "+- draws", "+- documents", "tokens", box=None)
+    for line in lines:
+        table.add_row(
+            line.model,
+            f"{line.data} {line.split}",
+            f"{line.nats:.4f}" + (" exact" if line.exact else ""),
+            f"{line.bits:.4f}",
+            f"{line.perplexity:.3f}",
+            *(
+                "unknown" if error is None else f"{error * line.perplexity:.3f}"
+                for error in (line.monte_carlo_stderr, line.document_stderr)
+            ),
+            f"{line.tokens:,}",
+        )
+    console.print(table)
+    for gap in gaps:
+        both = ((gap.monte_carlo_stderr, "draws"), (gap.document_stderr, "documents"))
+        errors = ", ".join(f"+- {error:.4f} {of}" for error, of in both if error is not None)
+        console.print(f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})")
+    first = lines[0]
+    console.print(
+        f"estimator {first.estimator}, {first.samples} replicates, seed {first.seed}; rows of {first.length} tokens, "
+        f"{first.packing}; {first.documents:,} documents; tokenizer {first.tokenizer}; errors of the perplexity, one "
+        "standard error each",
+        style="dim",
+        highlight=False,
+    )
+    for note in dict.fromkeys(note for line in lines for note in (f"{line.data}: {each}" for each in line.notes)):
+        console.print(note, style="yellow", highlight=False)
