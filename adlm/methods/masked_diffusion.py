@@ -107,15 +107,32 @@ def bound(
     """nats (B, L) whose expectation is the NELBO, with what the schedule's two ends cost.
 
     `nats_at` gives the weighted nats of a noising, `last` those of naming what is still masked at t = 0, where it is
-    needed: where alpha_0 < 1. Times are drawn from all of (0, 1]. A schedule that ends with alpha_1 > 0 pays
-    `prior_nats`. Log-linear with eps 0 pays for neither end.
+    needed: where alpha_0 < 1. Times are from all of (0, 1], early ones oftener than late ones: uniform ones, at which
+    a single mask at t pays 1/t, give an estimate whose variance is not finite. A schedule that ends with alpha_1 > 0
+    pays `prior_nats`. Log-linear with eps 0 pays for neither end.
     """
     schedule = schedule_of(config)
-    nats = nats_at(noise(config, x, pad, generator, 0.0, portion))
+    noised, unlikely = _noised_evenly(config, x, pad, generator, portion)
+    nats = nats_at(noised) * unlikely.float().to(x.device)[:, None]
     start = torch.zeros(len(x), dtype=torch.float64, device=generator.device)
     if last is not None and schedule.mask_chance(start[0]) > 0:
         nats = nats + last(Noised(_laid_on(config, x, pad, start, generator, portion), start))
     return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
+
+
+def _noised_evenly(
+    config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: Portion | None
+) -> tuple[Noised, Tensor]:
+    """A noising for the bound, and by how much rarer (B,) its times are than they should be.
+
+    t = u^2 for a uniform u has density 1 / (2 sqrt t), so what is paid counts 2 u times. In discrete time no step is
+    so early that it matters, and times are uniform.
+    """
+    if config.time.steps:
+        return noise(config, x, pad, generator, 0.0, portion), torch.ones(len(x), dtype=torch.float64)
+    check_clean(config, x, pad)
+    u = draw_times(len(x), generator, antithetic=config.time.antithetic, portion=portion)
+    return Noised(_laid_on(config, x, pad, u**2, generator, portion), u**2), 2 * u
 
 
 def log_beliefs(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:
