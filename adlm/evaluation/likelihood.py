@@ -48,13 +48,12 @@ class GroupNats:
     """What one group of rows costs."""
 
     group: int
-    nats: list[float]
-    """Of each replicate, summed over the group."""
     documents: list[int]
     """The documents that the group has tokens of."""
-    document_nats: list[float]
-    """Of each of them, the mean over replicates."""
-    document_tokens: list[int]
+    nats: list[list[float]]
+    """(documents, K), of each of them by replicate."""
+    tokens: list[int]
+    """Of each of them, those that are predicted."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ class Nats:
     groups: NDArray[np.float64]
     """(G, K), of each group and replicate."""
     documents: NDArray[np.float64]
-    """(D,), of each document, the mean over replicates."""
+    """(D, K), of each document and replicate."""
     tokens: NDArray[np.int64]
-    """(D,), its tokens that are predicted."""
+    """(D,), the document's tokens that are predicted."""
     exact: bool
     """Whether nothing is drawn, so that replicates are all alike."""
 
@@ -79,7 +78,10 @@ class Estimate:
     monte_carlo: float | None
     """Of the draws, by what replicates differ in; None where there is only one."""
     over_documents: float | None
-    """Of the choice of documents, draws included; None where there are fewer than two."""
+    """Of the choice of documents; what the draws add is taken out where there are replicates to tell it by.
+
+    None where there are fewer than two documents.
+    """
     freedom: float
     """Degrees of freedom of the first."""
     tokens: int
@@ -87,8 +89,9 @@ class Estimate:
 
     @property
     def stderr(self) -> float:
-        """The larger of the two: documents that share a row share its draw too. NaN where neither is known."""
-        return max((error for error in (self.over_documents, self.monte_carlo) if error is not None), default=math.nan)
+        """Of both together; NaN where neither is known."""
+        known = [error for error in (self.over_documents, self.monte_carlo) if error is not None]
+        return math.hypot(*known) if known else math.nan
 
     @property
     def bits(self) -> float:
@@ -121,28 +124,23 @@ def measure_groups(
     size, device = group_size(rows.length), next(network.parameters()).device
     for group in groups:
         members = numbers[group * size : (group + 1) * size]
-        by_token: list[NDArray[np.float64]] = []
-        sums = np.zeros(samples)
-        counts, documents = [], []
+        by_token, documents = [], []
         for start in range(0, len(members), batch):
             some = members[start : start + batch]
             read, padding = rows.read(some)
             x, pad = torch.from_numpy(read), None if padding is None else torch.from_numpy(padding)
-            portion = Portion(start, len(members))
-            nats = torch.zeros(x.shape, dtype=torch.float64)
-            for replicate in range(samples):
-                generator = _generator(seed, replicate, group)
-                drawn = estimator(
-                    network, x.to(device), None if pad is None else pad.to(device), generator, portion
-                ).double()
-                if not drawn.isfinite().all():
-                    raise UserError("the model's nats are not finite: its weights or its precision do not hold")
-                sums[replicate] += float(drawn.sum())
-                nats += drawn.cpu() / samples
-            by_token.append(nats.numpy()[method.predicted(x, pad).numpy()])
-            documents.append(rows.documents(some)[method.predicted(x, pad).numpy()])
-            counts.append(len(by_token[-1]))
-        yield _summed(group, sums, np.concatenate(by_token), np.concatenate(documents))
+            there, there_pad = x.to(device), None if pad is None else pad.to(device)
+            predicted = method.predicted(x, pad).numpy()
+            drawn = [
+                estimator(network, there, there_pad, _generator(seed, replicate, group), Portion(start, len(members)))
+                for replicate in range(samples)
+            ]
+            by_token.append(torch.stack(drawn).double().cpu().numpy()[:, predicted])
+            documents.append(rows.documents(some)[predicted])
+        nats = np.concatenate(by_token, axis=1)
+        if not np.isfinite(nats).all():
+            raise UserError("the model's nats are not finite: its weights or its precision do not hold")
+        yield _summed(group, nats, np.concatenate(documents))
 
 
 def group_size(length: int) -> int:
@@ -158,10 +156,12 @@ def nats_of(groups: list[GroupNats], exact: bool) -> Nats:
     """All groups of a text, put together; a document may lie in several."""
     ordered = sorted(groups, key=lambda group: group.group)
     documents = np.concatenate([np.asarray(group.documents, np.int64) for group in ordered])
-    _, index = np.unique(documents, return_inverse=True)
-    nats = np.bincount(index, np.concatenate([group.document_nats for group in ordered])).astype(np.float64)
-    tokens = np.bincount(index, np.concatenate([group.document_tokens for group in ordered])).astype(np.int64)
-    return Nats(np.array([group.nats for group in ordered]), nats, tokens, exact)
+    each = [np.asarray(group.nats, np.float64) for group in ordered]
+    numbers, index = np.unique(documents, return_inverse=True)
+    nats = np.zeros((len(numbers), each[0].shape[1]))
+    np.add.at(nats, index, np.concatenate(each))
+    tokens = np.bincount(index, np.concatenate([group.tokens for group in ordered])).astype(np.int64)
+    return Nats(np.array([part.sum(axis=0) for part in each]), nats, tokens, exact)
 
 
 def estimate(nats: Nats) -> Estimate:
@@ -217,23 +217,30 @@ def _monte_carlo(groups: NDArray[np.float64], exact: bool) -> tuple[float | None
 
 
 def _deviations(nats: Nats) -> NDArray[np.float64]:
-    """(D,), what each document adds to the ratio sum nats / sum tokens beyond its share."""
+    """(D, K), what each document adds to the ratio sum nats / sum tokens beyond its share, by replicate."""
     total = nats.tokens.sum()
-    mean = nats.documents.sum() / total
-    return np.asarray((nats.documents - mean * nats.tokens) / total)
+    mean = nats.documents.mean(axis=1).sum() / total
+    return np.asarray((nats.documents - mean * nats.tokens[:, None]) / total)
 
 
 def _over_documents(deviations: NDArray[np.float64]) -> float | None:
-    num = len(deviations)
-    return None if num < 2 else math.sqrt(float((deviations**2).sum()) * num / (num - 1))
+    """What the sum of deviations would vary by if other documents had been chosen.
+
+    The mean of K replicates carries 1/K of what they vary by from draw to draw: that is not the documents' doing.
+    """
+    num, replicates = deviations.shape
+    if num < 2:
+        return None
+    squares = float((deviations.mean(axis=1) ** 2).sum())
+    noise = float(deviations.var(axis=1, ddof=1).sum()) / replicates if replicates > 1 else 0.0
+    return math.sqrt(max(0.0, squares - noise) * num / (num - 1))
 
 
-def _summed(
-    group: int, sums: NDArray[np.float64], nats: NDArray[np.float64], documents: NDArray[np.int64]
-) -> GroupNats:
+def _summed(group: int, nats: NDArray[np.float64], documents: NDArray[np.int64]) -> GroupNats:
+    """From nats (K, tokens) and each token's document."""
     numbers, index, tokens = np.unique(documents, return_inverse=True, return_counts=True)
-    by_document = np.bincount(index, nats, len(numbers))
-    return GroupNats(group, sums.tolist(), numbers.tolist(), by_document.tolist(), tokens.tolist())
+    by_document = np.stack([np.bincount(index, replicate, len(numbers)) for replicate in nats], axis=1)
+    return GroupNats(group, numbers.tolist(), by_document.tolist(), tokens.tolist())
 
 
 def _generator(seed: int, replicate: int, group: int) -> torch.Generator:

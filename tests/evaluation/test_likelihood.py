@@ -164,12 +164,34 @@ def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator)
 def test_the_error_over_documents_is_that_of_documents_drawn_again():
     draws = np.random.default_rng(0)
     tokens = draws.integers(5, 200, 300)
-    nats = Nats(np.zeros((1, 2)), tokens * draws.gamma(4.0, 0.5, 300) + draws.normal(0, 5, 300), tokens, False)
+    nats = Nats(np.zeros((1, 2)), (tokens * draws.gamma(4.0, 0.5, 300))[:, None], tokens, False)
     again = []
     for _ in range(2000):
         picked = draws.integers(0, 300, 300)
-        again.append(nats.documents[picked].sum() / tokens[picked].sum())
+        again.append(nats.documents[picked, 0].sum() / tokens[picked].sum())
     assert estimate(nats).over_documents == pytest.approx(np.std(again), rel=0.1)
+
+
+def test_the_error_over_documents_does_not_count_the_draws():
+    """Documents that all cost the same, seen through noise: with replicates the noise is told apart."""
+    draws, tokens = np.random.default_rng(0), np.full(400, 50)
+    noisy = 150 + draws.normal(0, 20, (400, 8))
+    alone = Nats(np.zeros((1, 1)), noisy[:, :1], tokens, False)
+    told_apart = Nats(np.zeros((1, 8)), noisy, tokens, False)
+    assert estimate(alone).over_documents == pytest.approx(20 / 50 / 20, rel=0.1)
+    assert estimate(told_apart).over_documents < 0.3 * 20 / 50 / 20 / math.sqrt(8)
+
+
+def test_the_interval_over_documents_covers_the_languages_own_bound():
+    """Documents drawn anew each time, each with noise of its own: the whole error is that of both."""
+    draws, covered = np.random.default_rng(1), 0
+    for _ in range(400):
+        tokens = draws.integers(5, 60, 80)
+        cost = tokens * draws.gamma(9.0, 1 / 3, 80)
+        noisy = cost[:, None] + draws.normal(0, 8, (80, 4))
+        found = estimate(Nats(noisy.sum(axis=0, keepdims=True), noisy, tokens, False))
+        covered += abs(found.nats - 3.0) < 1.99 * found.stderr  # 79 degrees of freedom
+    assert 0.91 <= covered / 400 <= 0.99
 
 
 @pytest.mark.parametrize("name", ["adlm", "sedd", "ar"])
@@ -194,12 +216,12 @@ def test_what_two_models_share_goes_away_in_their_difference():
     gap = difference(ours, theirs)
     assert gap.nats == pytest.approx(estimate(ours).nats - estimate(theirs).nats)
     assert gap.monte_carlo < 0.2 * estimate(ours).monte_carlo
-    assert gap.over_documents < 0.2 * estimate(ours).over_documents
+    assert gap.stderr < 0.2 * estimate(ours).stderr
 
 
 def test_models_measured_on_other_rows_are_not_compared():
-    first = Nats(np.ones((2, 2)), np.ones(3), np.ones(3, np.int64), False)
-    second = Nats(np.ones((2, 2)), np.ones(4), np.ones(4, np.int64), False)
+    first = Nats(np.ones((2, 2)), np.ones((3, 2)), np.ones(3, np.int64), False)
+    second = Nats(np.ones((2, 2)), np.ones((4, 2)), np.ones(4, np.int64), False)
     with pytest.raises(UserError, match=r"measured on different rows"):
         difference(first, second)
 
@@ -209,7 +231,7 @@ def test_a_document_in_several_rows_and_groups_is_one(monkeypatch):
     method, network = method_of(settings("mdlm")), network_of(settings("mdlm"))
     nats = measure(method, network, some_texts(9, together=12), Recipe(samples=2))
     assert nats.tokens.tolist() == [12, 12, 12]
-    assert nats.documents.sum() == pytest.approx(nats.groups.mean(axis=1).sum())
+    assert np.allclose(nats.documents.sum(axis=0), nats.groups.sum(axis=0))
 
 
 def test_fewer_tokens_are_taken_from_all_over_the_text():

@@ -25,7 +25,7 @@ from adlm.training.train import Screen, train
 
 METHODS = ("adlm", "mdlm")
 ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
-SAMPLES, STEPS = 3, 64
+SAMPLES, STEPS, TOP_P = 3, 64, 0.9
 GAPS = "The state of our[MASK*6] is strong, and the people of the United States[MASK*8]."
 
 Say = Callable[[str], None]
@@ -42,7 +42,10 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         say(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _trained(name, config, prepared, out, screen)
     say("measuring both on the same held-out rows and draws")
-    rows, recipe = prepared.rows("valid"), Recipe(samples=DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length)
+    rows, recipe = (
+        prepared.rows("valid"),
+        Recipe("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
+    )
     nats = {name: measure(model.method, model.network, rows, recipe) for name, model in models.items()}
     counted = ngram_nats(
         _in_parts(prepared.rows("train")), _in_parts(prepared.rows("valid")), prepared.tokenizer.vocabulary.size
@@ -104,12 +107,14 @@ def _in_parts(rows: Rows, size: int = 4096):  # type: ignore[no-untyped-def]
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
-    return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, seed=0))
+    return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
 
 
 def _infilled(model: LanguageModel) -> tuple[str, str]:
     """A sentence with gaps, and the same with the gaps filled."""
-    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), _readable(model.fill(GAPS, steps=STEPS, seed=1))
+    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), _readable(
+        model.fill(GAPS, steps=STEPS, top_p=TOP_P, seed=1)
+    )
 
 
 def _readable(text: str) -> str:

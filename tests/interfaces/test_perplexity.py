@@ -1,0 +1,192 @@
+"""Laws of `adlm perplexity`: figures with their errors, whatever the batch and the number of processes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from small_models import small_model
+
+from adlm.config.load import resolve
+from adlm.data.prepare import prepare
+from adlm.interfaces.cli import main
+from adlm.language_model import load
+from adlm.model_folder import load_model_folder, save_model_folder
+
+TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Three models, a text and its prepared form."""
+    folder = tmp_path_factory.mktemp("perplexity")
+    for method in ("adlm", "mdlm", "ar"):
+        small_model(folder / method, method)
+    (folder / "speech.txt").write_text(TEXT)
+    words = [f"data.path={folder}/speech.txt", "data.boundary=blank", "data.held_out=0", "tokenizer=bytes", "length=16"]
+    prepare(resolve(words), folder / "prepared")
+    return folder
+
+
+def told(capsys, *words) -> dict:
+    assert main(["perplexity", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_figure_says_how_it_was_made(world, capsys):
+    found = told(capsys, world / "adlm", "--data", world / "prepared", "--samples", 3, "--seed", 5)
+    [figure] = found["figures"]
+    assert figure["documents"] == 18
+    assert (figure["samples"], figure["seed"], figure["length"]) == (3, 5, 16)
+    assert (figure["split"], figure["packing"], figure["estimator"], figure["exact"]) == (
+        "train",
+        "packed",
+        "nelbo",
+        False,
+    )
+    assert figure["bits"] == pytest.approx(figure["nats"] / np.log(2))
+    assert figure["perplexity"] == pytest.approx(np.exp(figure["nats"]))
+    assert figure["interval"][0] < figure["nats"] < figure["interval"][1]
+    assert figure["monte_carlo_stderr"] > 0
+    assert figure["document_stderr"] >= 0
+
+
+def test_a_file_is_the_same_text_as_its_prepared_form(world, capsys):
+    by_file, by_folder = (
+        told(capsys, world / "mdlm", "--data", world / name)["figures"][0] for name in ("speech.txt", "prepared")
+    )
+    assert by_file["documents"] == 1  # a file is a document unless it is prepared otherwise
+    assert abs(by_file["tokens"] - by_folder["tokens"]) < 200
+
+
+def test_models_on_the_same_draws_get_their_difference(world, capsys):
+    found = told(capsys, world / "adlm", world / "mdlm", world / "ar", "--data", world / "prepared")
+    adlm, mdlm, ar = found["figures"]
+    gap, to_ar = found["differences"]
+    assert gap["nats"] == pytest.approx(adlm["nats"] - mdlm["nats"])
+    assert gap["monte_carlo_stderr"] > 0
+    assert ar["exact"]
+    assert ar["monte_carlo_stderr"] == 0
+    assert ar["tokens"] < adlm["tokens"]  # the first token of a row is given
+    assert to_ar["document_stderr"] >= 0
+
+
+def test_the_left_to_right_figure_is_the_likelihood_itself(world, capsys):
+    lm = load(world / "ar")
+    figure = told(capsys, world / "ar", "--data", world / "prepared")["figures"][0]
+    from adlm.data.prepared import open_prepared
+
+    rows = open_prepared(world / "prepared").rows("train")
+    x, pad = rows.read(range(len(rows)))
+    nats = 0.0
+    for row, hidden in zip(x, pad, strict=True):
+        ids = torch.from_numpy(row[~hidden])
+        logs = lm.log_probs(ids[None])[0]
+        nats -= float(logs[:-1].gather(-1, ids[1:, None]).double().sum())
+    assert figure["nats"] * figure["tokens"] == pytest.approx(nats, rel=1e-5)
+
+
+def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
+    monkeypatch.setattr("adlm.evaluation.likelihood.TOKENS_A_GROUP", 160)
+    words = [str(world / "adlm"), str(world / "ar"), "--data", str(world / "prepared"), "--samples", "2"]
+    one, seven = (told(capsys, *words, "--batch", batch)["figures"] for batch in (1, 7))
+    program = (
+        "import sys, adlm.evaluation.likelihood as l; l.TOKENS_A_GROUP = 160;"
+        "from adlm.interfaces.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    script = world / "two.py"
+    script.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    run = subprocess.run(
+        [*command, "perplexity", *words, "--json"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    two = json.loads(run.stdout)["figures"]
+    for other in (seven, two):
+        for figure, same in zip(one, other, strict=True):
+            for name in ("nats", "monte_carlo_stderr", "document_stderr"):
+                assert same[name] == pytest.approx(figure[name], rel=1e-6)
+
+
+def test_the_table_names_both_errors_and_the_protocol(world, capsys):
+    assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("+- draws", "estimator nelbo, 4 replicates, seed 0", "packed", "18 documents"):
+        assert words in shown
+
+
+def test_figures_are_written_and_nothing_else_is_left(world, tmp_path, capsys):
+    out = tmp_path / "figures.json"
+    assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared"), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["figures"][0]["method"] == "adlm"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_python_call_agrees_with_the_command(world, tmp_path, capsys):
+    texts = [text for text in TEXT.split("\n\n") if text]
+    found = load(world / "ar").perplexity(texts)
+    assert found.tokens == sum(len(text) - -(-len(text) // 16) for text in texts)
+    assert found.value == pytest.approx(np.exp(found.nats))
+    assert found.stderr == pytest.approx(found.value * found.nats_stderr)
+    bound = load(world / "mdlm").perplexity(texts[0], samples=2)
+    assert bound.tokens == len(texts[0])
+
+
+def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monkeypatch, capsys):
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "ptb.valid.txt").write_text("the state of the union\n it is strong\n")
+    (tmp_path / "arxiv-standin").mkdir()
+    (tmp_path / "arxiv-standin" / "papers.txt").write_text("We show that.\n\nIt follows.\n")
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "valid.txt").write_text(" = Law = \n\n The <unk> of peace .\n")
+    monkeypatch.setenv("ADLM_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = told(capsys, world / "mdlm", "--data", "zero-shot", "--samples", 1)["figures"]
+    assert {figure["data"]: figure["split"] for figure in found} == {
+        "ptb": "valid",
+        "wikitext2": "valid",
+        "arxiv": "train",
+    }
+    notes = " ".join(note for figure in found for note in figure["notes"])
+    assert "lambada is not here" in notes
+    assert "a stand-in for arxiv" in notes
+    assert "writes <unk>" in notes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["{adlm}", "--data", "wikitext3"], "'wikitext3' is no corpus known by name"),
+        (["{adlm}", "--data", "{prepared}", "--split", "test"], "has no split 'test'"),
+        (["{adlm}", "--data", "{prepared}", "--samples", "0"], "samples 0 must be at least 1"),
+        (["{adlm}", "--data", "{prepared}", "--estimator", "best"], "estimator 'best' is not one of"),
+        (
+            ["{adlm}", "--data", "{prepared}", "--estimator", "any-order"],
+            "needs a schedule from all visible to all masked",
+        ),
+        (["{adlm}", "--data", "{prepared}", "--tokenizer", "text8"], "has 28 symbols and"),
+        (["{none}", "--data", "{prepared}"], "has no tokenizer, so it cannot read text; give --tokenizer"),
+        (["nowhere", "--data", "{prepared}"], "nowhere is neither a model folder nor a .ckpt file"),
+        (["{adlm}", "--data", "{prepared}", "--out", "{none}/no/figures.json"], "there is no folder"),
+        (["{adlm}"], "--data"),
+    ],
+)
+def test_mistakes_are_one_sentence(world, words, sentence, capsys):
+    without = world / "none"
+    if not without.exists():
+        small_model(without, tokenizer=None)
+    places = {name: str(world / name) for name in ("adlm", "prepared", "none")}
+    assert main(["perplexity", *(word.format(**places) for word in words)]) == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_model_with_nan_weights_is_told(world, tmp_path, capsys):
+    model = load_model_folder(world / "mdlm")
+    model.weights["head.bias"].fill_(float("nan"))
+    save_model_folder(model, tmp_path / "nan")
+    assert main(["perplexity", str(tmp_path / "nan"), "--data", str(world / "prepared")]) == 2
+    assert "nats are not finite" in capsys.readouterr().err
