@@ -63,14 +63,14 @@ def draw(weights: Tensor, points: Tensor) -> Tensor:
     it, because a sum over 50,000 symbols in a row is a GPU's slowest way to add them.
     """
     width = math.isqrt(weights.shape[-1] - 1) + 1
-    padded = F.pad(weights.double(), (0, -weights.shape[-1] % width))
-    groups = padded.view(*padded.shape[:-1], -1, width)
-    sums = groups.sum(dim=-1)
+    groups = torch.unflatten(F.pad(weights, (0, -weights.shape[-1] % width)), -1, (-1, width))
+    sums = groups.sum(dim=-1, dtype=torch.float64)
     ends = sums.cumsum(dim=-1)
     target = points.to(ends)[..., None] * ends[..., -1:]
     group = _passed(ends, target)
-    before = ends.gather(-1, group) - sums.gather(-1, group)
-    inside = groups.gather(-2, group[..., None].expand(*group.shape, width))[..., 0, :].cumsum(dim=-1)
+    before = (ends - sums).gather(-1, group)
+    chosen = groups.gather(-2, group[..., None].expand(*group.shape, width))[..., 0, :]
+    inside = chosen.cumsum(dim=-1, dtype=torch.float64)
     return (group * width + _passed(inside, (target - before).clamp(min=0)))[..., 0]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.shaping import draw_tokens
+from adlm.sampling.shaping import Drawn, draw_tokens
 
 Reader = Callable[[Tensor], Tensor]
 """The next ids (B, n) of every row -> log beliefs (B, V) in the token after them. It remembers what it was given."""
@@ -31,21 +31,25 @@ def left_to_right_walk(
     points.masked_scatter_(holes, draws.at_tokens(holes))
     first = int((~holes).long().cumprod(dim=1).sum(dim=1).min())
     has_hole = holes.any(dim=0).tolist()
-    row_starts = torch.arange(len(canvas), device=canvas.device) * canvas.shape[1]
-    unread = canvas[:, :first]
+    places = torch.arange(canvas.numel(), device=canvas.device).view(canvas.shape)
+    num_read = 0
     for place in range(first, canvas.shape[1]):
         if has_hole[place]:
-            drawn = draw_tokens(reader(unread), frame.ids, row_starts + place, points[:, place], sampling)
-            unread = canvas[:, :0]
-            frame = _with_column(frame, place, holes[:, place], drawn.tokens, drawn.chance)
+            log_beliefs = reader(frame.ids[:, num_read:place])
+            num_read = place
+            drawn = draw_tokens(log_beliefs, frame.ids, places[:, place], points[:, place], sampling)
+            frame = _with_column(frame, place, holes[:, place], drawn)
             yield frame
-        unread = torch.cat([unread, frame.ids[:, place : place + 1]], dim=1)
 
 
-def _with_column(frame: Frame, place: int, hole: Tensor, tokens: Tensor, chance: Tensor) -> Frame:
-    ids, chances, revealed = frame.ids.clone(), frame.chance.clone(), torch.zeros_like(frame.revealed)
-    ids[:, place] = torch.where(hole, tokens, ids[:, place])
-    chances[:, place] = torch.where(hole, chance, chances[:, place])
+def _with_column(frame: Frame, place: int, hole: Tensor, drawn: Drawn) -> Frame:
+    """The next frame. Nothing is ever remasked, so all share the tensor that says so."""
+    revealed = torch.zeros_like(frame.revealed)
     revealed[:, place] = hole
-    t = torch.full_like(frame.t, 1 - (place + 1) / ids.shape[1])
-    return Frame(ids, t, revealed, torch.zeros_like(revealed), chances)
+    return Frame(
+        ids=torch.where(revealed, drawn.tokens[:, None], frame.ids),
+        t=torch.full_like(frame.t, 1 - (place + 1) / frame.ids.shape[1]),
+        revealed=revealed,
+        remasked=frame.remasked,
+        chance=torch.where(revealed, drawn.chance[:, None], frame.chance),
+    )
