@@ -19,6 +19,7 @@ from torch import Tensor
 
 from adlm.models.fused import Norm, add_norm_, widen
 from adlm.models.layers import Block
+from adlm.models.one_row import add_product_, normed_product, one_row
 from adlm.models.transformer import Trunk
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -113,6 +114,8 @@ class FrozenTrunk:
     def __call__(self, h: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
         """h, in float32 or better, is written over."""
         first, *norms = self.modulation(sigma)
+        if one_row(h):
+            return self._one_row(h, attend, [first, *norms])
         normed = add_norm_(h, None, first, self.dtype)
         for number, block in enumerate(self.blocks):
             qkv = F.linear(normed, block.qkv).view(*h.shape[:2], 3, self.heads, -1)
@@ -122,3 +125,13 @@ class FrozenTrunk:
             thought = F.linear(wide, block.narrow, block.narrow_bias)
             normed = add_norm_(h, thought, norms[2 * number + 1], self.dtype)
         return normed
+
+    def _one_row(self, h: Tensor, attend: Attend, norms: list[Norm]) -> Tensor:
+        """The same, where every product has its norm before it or its sum after it."""
+        for number, block in enumerate(self.blocks):
+            before_attention, before_mlp, after = norms[2 * number : 2 * number + 3]
+            qkv = normed_product(h, before_attention, block.qkv).view(*h.shape[:2], 3, self.heads, -1)
+            add_product_(h, attend(number, qkv), block.out, None, before_mlp.gate)
+            wide = normed_product(h, before_mlp, block.widen, block.widen_bias, gelu=True)
+            add_product_(h, wide, block.narrow, block.narrow_bias, after.gate)
+        return add_norm_(h, None, norms[-1], self.dtype)

@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens, d wide, H heads of w each, M modulations: 1 for a
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from adlm.models.slopes import why_no_triton
 
 FEW_TOKENS = 2048  # a token is shared by more threads than otherwise, which then wait for each other
-PLACES_TOGETHER = 64  # of a cache; a GPU has more processors than a token has heads, so each head's work is split
+PLACES_TOGETHER = 128  # of a cache; a GPU has more processors than a token has heads, so each head's work is split
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -
             width,
             width if len(norm.weight) > 1 else 0,
             added is not None,
-            _power_of_two(width),
+            power_of_two(width),
             num_warps=4 if batch * length <= FEW_TOKENS else 1,
         )
     return normed
@@ -84,7 +85,7 @@ def turn_(qkv: Tensor, turns: Tensor) -> None:
     batch, length, _, heads, width = qkv.shape
     with torch.cuda.device(qkv.device):
         turn_kernel[(batch * length,)](
-            qkv, torch.view_as_real(turns), length, heads, width, _power_of_two(2 * heads), _power_of_two(width)
+            qkv, torch.view_as_real(turns), length, heads, width, power_of_two(2 * heads), power_of_two(width)
         )
 
 
@@ -96,23 +97,24 @@ def plain_turn_(qkv: Tensor, turns: Tensor) -> None:
         pairs.copy_(torch.view_as_real(precise))
 
 
-def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor) -> Tensor:
     """What the next n tokens, qkv (B, n, 3, H, w), see of all before them and of themselves, (B, n, H w).
 
     The first of them stands at `position` (1,). Their keys and values are written to their places in keys and values
-    (B, H, C, w). turns (C, w / 2) are those of all places.
+    (B, H, C, w). turns (C, w / 2) are those of all places. arrivals (B, H), int32, are 0 before and after.
     """
     if qkv.shape[1] > 1 or not by_kernel(qkv):
         return plain_attend_next(qkv, turns, keys, values, position)
-    from adlm.models.fused_kernels import attend_part_kernel, join_parts_kernel
+    from adlm.models.fused_kernels import attend_next_kernel
 
     batch, _, _, heads, width = qkv.shape
     num_parts = -(-keys.shape[2] // PLACES_TOGETHER)
     parts = torch.empty(batch, heads, num_parts, width, device=qkv.device)
     sums = torch.empty(batch, heads, num_parts, 2, device=qkv.device)
     mixed = qkv.new_empty(batch, 1, heads * width)
+    early = starts_early(qkv.device)
     with torch.cuda.device(qkv.device):
-        attend_part_kernel[(batch, heads, num_parts)](
+        attend_next_kernel[(batch, heads, num_parts)](
             qkv,
             torch.view_as_real(turns),
             keys,
@@ -120,23 +122,17 @@ def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, positi
             position,
             parts,
             sums,
+            arrivals,
+            mixed,
             heads,
             keys.shape[2],
             width,
             width**-0.5,
-            _power_of_two(width),
+            power_of_two(width),
             PLACES_TOGETHER,
-        )
-        join_parts_kernel[(batch * heads,)](
-            parts,
-            sums,
-            position,
-            mixed,
-            num_parts,
-            width,
-            _power_of_two(num_parts),
-            _power_of_two(width),
-            PLACES_TOGETHER,
+            power_of_two(num_parts),
+            early,
+            launch_pdl=early,
         )
     return mixed
 
@@ -162,6 +158,12 @@ def widen(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return wide.view(*h.shape[:-1], -1)
 
 
-def _power_of_two(number: int) -> int:
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may load what it needs while the one before it still runs: from Hopper on."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def power_of_two(number: int) -> int:
     """The least that is not smaller."""
     return 1 << (number - 1).bit_length()

@@ -6,6 +6,10 @@ kernel is not built again for a length that is no multiple of 16.
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from triton.language.extra.cuda import (  # type: ignore[import-not-found,unused-ignore]
+    gdc_launch_dependents,
+    gdc_wait,
+)
 
 
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
@@ -46,7 +50,7 @@ def turn_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl
 
 
 @triton.jit(do_not_specialize=["places"])  # type: ignore[untyped-decorator,unused-ignore]
-def attend_part_kernel(  # type: ignore[no-untyped-def]
+def attend_next_kernel(  # type: ignore[no-untyped-def]
     qkv,
     turns,
     keys,
@@ -54,30 +58,39 @@ def attend_part_kernel(  # type: ignore[no-untyped-def]
     position,
     parts,
     sums,
+    arrivals,
+    mixed,
     heads,
     places,
     width,
     scale,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program a row, head and PART places: the next token's query attends to those that are filled.
 
     Its key and value are kept by the program that has its place, and come to it from registers: what was just written
-    is not read again. A part is left as its blend, the largest score and the sum of e^(score - largest).
+    is not read again. A part is left as its blend, the largest score and the sum of e^(score - largest); the program
+    that arrives last at its row and head joins them. EARLY is told in `one_row_kernel`: only qkv is from a kernel
+    that may still run.
     """
     row, head, first = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * PART
     here = tl.load(position)
     if first <= here:
         column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
         wide, paired = column < width, pair < width
-        place = first + tl.arange(0, PART)
-        kept = (row * heads + head) * places * width
+        place, one = first + tl.arange(0, PART), row * heads + head
+        kept = one * places * width
         at, known = kept + place[:, None] * width + column[None, :], (place < here)[:, None] & wide[None, :]
         earlier_keys = tl.load(keys + at, mask=known, other=0.0)
         earlier_values = tl.load(values + at, mask=known, other=0.0)
         cos = tl.load(turns + here * width + pair, mask=paired, other=0.0)
         sin = tl.load(turns + here * width + pair + 1, mask=paired, other=0.0)
+        if EARLY:
+            gdc_launch_dependents()
+            gdc_wait()
         query = qkv + (3 * row * heads + head) * width
         key, value = query + heads * width, query + 2 * heads * width
         real = tl.load(query + pair, mask=paired, other=0.0)
@@ -96,23 +109,27 @@ def attend_part_kernel(  # type: ignore[no-untyped-def]
         largest = tl.max(score, 0)
         share = tl.exp(score - largest)
         blend = tl.sum(share[:, None] * tl.where(itself, v[None, :], earlier_values).to(tl.float32), 0)
-        part = (row * heads + head) * tl.num_programs(2) + tl.program_id(2)
+        part = one * tl.num_programs(2) + tl.program_id(2)
         tl.store(parts + part * width + column, blend, mask=wide)
         tl.store(sums + 2 * part, largest)
         tl.store(sums + 2 * part + 1, tl.sum(share, 0))
+        tl.debug_barrier()  # all of a part is written before it is counted
+        if tl.atomic_add(arrivals + one, 1, sem="acq_rel") == here // PART:
+            tl.store(arrivals + one, 0)
+            joined = _joined(parts, sums, one * tl.num_programs(2), here // PART + 1, width, PARTS, WIDTH)
+            tl.store(mixed + one * width + column, joined.to(mixed.dtype.element_ty), mask=wide)
 
 
-@triton.jit(do_not_specialize=["num_parts"])  # type: ignore[untyped-decorator,unused-ignore]
-def join_parts_kernel(  # type: ignore[no-untyped-def]
-    parts, sums, position, mixed, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr
-):
-    """One program a row and head: the parts' blends, each weighed by its share of all."""
-    first, part, column = tl.program_id(0) * num_parts, tl.arange(0, PARTS), tl.arange(0, WIDTH)
-    filled = (part < num_parts) & (part * PART <= tl.load(position))
-    largest = tl.load(sums + 2 * (first + part), mask=filled, other=-float("inf"))
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _joined(parts, sums, first, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The blends of some parts in a row, each weighed by its share of all. Read from L2, as others wrote them."""
+    part, column = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    filled = part < num_parts
+    largest = tl.load(sums + 2 * (first + part), mask=filled, other=-float("inf"), cache_modifier=".cg")
     weight = tl.exp(largest - tl.max(largest, 0))
-    total = tl.sum(weight * tl.load(sums + 2 * (first + part) + 1, mask=filled, other=0.0), 0)
+    share = tl.load(sums + 2 * (first + part) + 1, mask=filled, other=0.0, cache_modifier=".cg")
     inside = filled[:, None] & (column < width)[None, :]
-    blends = tl.load(parts + (first + part)[:, None] * width + column[None, :], mask=inside, other=0.0)
-    joined = tl.sum(weight[:, None] * blends, 0) / total
-    tl.store(mixed + tl.program_id(0) * width + column, joined.to(mixed.dtype.element_ty), mask=column < width)
+    blends = tl.load(
+        parts + (first + part)[:, None] * width + column[None, :], mask=inside, other=0.0, cache_modifier=".cg"
+    )
+    return tl.sum(weight[:, None] * blends, 0) / tl.sum(weight * share, 0)

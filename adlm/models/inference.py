@@ -17,6 +17,7 @@ from adlm.models.attending import Turns, attend_all, visible_to
 from adlm.models.frozen_trunk import Attend, FrozenTrunk, kept, precise
 from adlm.models.fused import attend_next
 from adlm.models.heads import SYMBOLS_TOGETHER
+from adlm.models.one_row import precise_product
 from adlm.models.recording import Recorder, Recording, why_no_graphs
 from adlm.models.transformer import Transformer
 
@@ -41,6 +42,8 @@ class Cache:
         self.keys, self.values = (like.new_zeros(blocks, batch, heads, length, head_width) for _ in range(2))
         self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
         """`filled`, where the device can read it."""
+        self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
+        """Where the parts of a token's attention count themselves."""
         self.step: Recording[Hidden] | None = None
         """How one token more is read."""
 
@@ -68,11 +71,7 @@ class FrozenHead:
         self.weight = F.pad(kept(head.weight, dtype), (0, 0, 0, filling))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if rows.is_cuda and rows.dtype != self.bias.dtype:
-            product = torch.mm(rows, self.weight.T, out_dtype=self.bias.dtype)
-        else:
-            product = (rows @ self.weight.T).to(self.bias.dtype)
-        return product[:, : len(self.bias)] + self.bias
+        return precise_product(rows, self.weight, self.bias)
 
 
 class FrozenBridge:
@@ -188,6 +187,6 @@ class Frozen:
         turns = self.turns(cache.length)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
-            return attend_next(qkv, turns, cache.keys[number], cache.values[number], cache.position)
+            return attend_next(qkv, turns, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
 
         return self._through(ids, attend, None)

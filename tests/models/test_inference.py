@@ -7,6 +7,7 @@ import torch
 from worlds import seeded, wake
 
 from adlm.config.schema import Model
+from adlm.models import frozen_trunk
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.fused import (
     Norm,
@@ -113,6 +114,13 @@ def test_in_half_precision_it_stays_as_near_as_the_network_under_autocast(name):
     assert (ours.softmax(dim=-1) - exact).abs().max() < 2 * (autocast - exact).abs().max() + 1e-3
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_row_has_its_own_way_to_the_same_answer(name, monkeypatch):
+    network, z = awake(name), ids()
+    monkeypatch.setattr(frozen_trunk, "one_row", lambda h: True)
+    assert_same(said(Frozen(network), z), expected(network, z))
+
+
 def test_what_is_frozen_does_not_move_with_the_network():
     for name in NETWORKS:
         network, z = awake(name), ids()
@@ -202,10 +210,11 @@ def test_on_a_gpu_it_is_in_half_precision_and_as_near_as_the_network_under_autoc
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_on_a_gpu_too_texts_read_by_pieces_and_in_turns_are_the_same_texts(name, dtype, tolerance, graphs):
-    frozen, texts = Frozen(awake(name, dtype, "cuda"), dtype, graphs), ids(4, 300).cuda().split(2)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_on_a_gpu_too_texts_read_by_pieces_and_in_turns_are_the_same_texts(name, dtype, tolerance, graphs, rows):
+    frozen, texts = Frozen(awake(name, dtype, "cuda"), dtype, graphs), ids(2 * rows, 300).cuda().split(rows)
     wholes = [frozen.hidden(text).last.clone() for text in texts]
-    caches = [frozen.cache(2, 300) for _ in texts]
+    caches = [frozen.cache(rows, 300) for _ in texts]
     for piece in torch.arange(300).split([4, *(1 for _ in range(200)), 50, *(1 for _ in range(46))]):
         for text, whole, cache in zip(texts, wholes, caches, strict=True):
             assert_same([frozen.read(text[:, piece], cache).last], [whole[:, piece]], tolerance)
@@ -233,12 +242,14 @@ def test_the_kernels_are_their_plain_forms(dtype, heads, head_width):
     plain_turn_(plain, turns[:5])
     torch.testing.assert_close(ours, plain, **rounding)
     qkv, kept = noise(2, 1, 3, heads, head_width).to(dtype), noise(2, 2, heads, 300, head_width).to(dtype)
-    for place in (0, 1, 128, 299):
+    arrivals = torch.zeros(2, heads, dtype=torch.int32, device="cuda")
+    for place in (0, 1, 127, 128, 299):
         ours, plain, position = kept.clone(), kept.clone(), torch.tensor([place], device="cuda")
-        fast = attend_next(qkv.clone(), turns, *ours, position)
+        fast = attend_next(qkv.clone(), turns, *ours, position, arrivals)
         slow = plain_attend_next(qkv.clone(), turns, *plain, position)
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
+        assert not arrivals.any()
 
 
 def noise(*shape: int) -> torch.Tensor:
