@@ -19,7 +19,7 @@ from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import schedule_of
-from adlm.models.inference import Cache, Frozen, Hidden
+from adlm.models.inference import Cache, Frozen, Hidden, Result
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, last_of
 from adlm.sampling.plain import plain_transition, plain_walk
@@ -66,9 +66,9 @@ class Counted(Frozen):
         self.calls += 1
         return super().hidden(z, sigma, pad)
 
-    def read(self, ids: Tensor, cache: Cache) -> Hidden:
+    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: Cache, *given: Tensor | None) -> Result:
         self.calls += 1
-        return super().read(ids, cache)
+        return super().read_and(make, ids, cache, *given)
 
 
 def measure_sampling(

@@ -12,10 +12,11 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.methods.inputs import check_canvas, evaluating, not_pad, vocabulary_of
-from adlm.models.inference import Frozen
+from adlm.models.inference import Frozen, Hidden
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
-from adlm.sampling.left_to_right import Reader, left_to_right_walk
+from adlm.sampling.left_to_right import Writer, draw_next, left_to_right_walk, looks_back, writer_by
+from adlm.sampling.shaping import Drawn
 
 
 def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
@@ -60,23 +61,32 @@ def generate(
         canvas = torch.where(
             masked & (torch.arange(canvas.shape[1], device=canvas.device) == 0), vocabulary.bos_id, canvas
         )
-    reader = reader_of(config, network, *canvas.shape)
-    return left_to_right_walk(reader, canvas, vocabulary.mask_id, sampling, draws)
+    writer = writer_of(config, network, sampling, *canvas.shape)
+    return left_to_right_walk(writer, canvas, vocabulary.mask_id, draws)
 
 
-def reader_of(config: Config, network: nn.Module | Frozen, rows: int, length: int) -> Reader:
+def writer_of(config: Config, network: nn.Module | Frozen, sampling: Sampling, rows: int, length: int) -> Writer:
     """A network that rests keeps the keys and values of what it has read; one in training reads it all anew."""
-    mask_id = vocabulary_of(config).mask_id
     if isinstance(network, Frozen):
-        cache = network.cache(rows, length)
-        return lambda ids: clean_log_beliefs(network.logits(network.read(ids, cache).last[:, -1]), mask_id)
+        return _with_cache(network, vocabulary_of(config).mask_id, rows, length, sampling)
     read: list[Tensor] = []
 
     def anew(ids: Tensor) -> Tensor:
         read.append(ids)
         return log_beliefs(config, network, torch.cat(read, dim=1))[:, -1]
 
-    return anew
+    return writer_by(anew, sampling)
+
+
+def _with_cache(network: Frozen, mask_id: int, rows: int, length: int, sampling: Sampling) -> Writer:
+    """Reading and drawing are one call of the network, so that a device is given a whole token at once."""
+    cache, hand_over = network.cache(rows, length), looks_back(sampling)
+
+    def draw_after(hidden: Hidden, points: Tensor, z: Tensor | None) -> Drawn:
+        beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
+        return draw_next(beliefs, z, points, sampling)
+
+    return lambda ids, z, points: network.read_and(draw_after, ids, cache, points, z if hand_over else None)
 
 
 @torch.no_grad()

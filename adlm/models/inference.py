@@ -6,7 +6,9 @@ logits only for the rows that are asked for. Its answers are the network's, in e
 Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n tokens read at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from adlm.models.heads import SYMBOLS_TOGETHER
 from adlm.models.one_row import precise_product
 from adlm.models.recording import Recorder, Recording, why_no_graphs
 from adlm.models.transformer import Transformer
+
+Result = TypeVar("Result")
 
 MIXED_AT_ONCE = 2**25  # logits of the mixture bridge, 128 MB in float32
 
@@ -44,8 +48,8 @@ class Cache:
         """`filled`, where the device can read it."""
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
         """Where the parts of a token's attention count themselves."""
-        self.step: Recording[Hidden] | None = None
-        """How one token more is read."""
+        self.steps: dict[Callable[..., Any], Recording[Any]] = {}
+        """How one token more is read, by what is made of it."""
 
     def advance(self, num: int) -> None:
         self.filled += num
@@ -106,7 +110,7 @@ class Frozen:
 
     `dtype` is that of weights and products: unless given, bfloat16 on CUDA, elsewhere the network's own. `graphs` says
     whether CUDA graphs are replayed, one for every shape of input: unless given, wherever they can be. A result then
-    holds until the next call of `hidden` or `read`; clone what is to be kept.
+    holds until the next call of either; clone what is to be kept.
     """
 
     @torch.no_grad()
@@ -170,18 +174,30 @@ class Frozen:
         like = self.trunk.blocks[0].qkv
         return Cache(blocks, batch, self.trunk.heads, length, self.turns.head_width, like)
 
-    @torch.no_grad()
     def read(self, ids: Tensor, cache: Cache) -> Hidden:
         """Hidden states (B, n, d) of the next n tokens of every row, ids (B, n); the cache then holds n more."""
+        return self.read_and(_keep, ids, cache)
+
+    @torch.no_grad()
+    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: Cache, *given: Tensor | None) -> Result:
+        """make(what `read` returns, *given). For a single token both are one CUDA graph, where graphs are replayed.
+
+        `make` must then be a function of its tensors alone, the same object and the same shapes at every call, and
+        never wait for the device; given tensors are copied.
+        """
         cache.check_room_for(ids.shape[1])
+
+        def both(ids: Tensor, *given: Tensor | None) -> Result:
+            return make(self._read(ids, cache), *given)
+
         if self.recorder is None or ids.shape[1] > 1:
-            hidden = self._read(ids, cache)
+            made = both(ids, *given)
         else:
-            if cache.step is None:
-                cache.step = self.recorder.record(lambda held: self._read(held, cache), ids)
-            hidden = cache.step.replay(ids)
+            if make not in cache.steps:
+                cache.steps[make] = self.recorder.record(both, ids, *given)
+            made = cache.steps[make].replay(ids, *given)
         cache.advance(ids.shape[1])
-        return hidden
+        return made
 
     def _read(self, ids: Tensor, cache: Cache) -> Hidden:
         turns = self.turns(cache.length)
@@ -190,3 +206,7 @@ class Frozen:
             return attend_next(qkv, turns, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
 
         return self._through(ids, attend, None)
+
+
+def _keep(hidden: Hidden) -> Hidden:
+    return hidden

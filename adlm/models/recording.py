@@ -5,20 +5,19 @@ A small network's block is eight kernels of a few microseconds each, less than t
 
 from collections.abc import Callable
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 
 class Recording(Generic[Result]):
     """What a function did with inputs of these shapes. It reads copies of the inputs and always writes one result."""
 
-    def __init__(
-        self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], recorder: "Recorder[Result]"
-    ):
+    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], recorder: "Recorder[Any]"):
         self.inputs = [None if given is None else given.clone() for given in inputs]
         stream, outside = recorder.stream, torch.cuda.current_stream(recorder.stream.device)
         stream.wait_stream(outside)
@@ -50,7 +49,7 @@ class Recorder(Generic[Result]):
         self.pool, self.most = torch.cuda.graph_pool_handle(), most
         self.recordings: dict[tuple[object, ...], Recording[Result]] = {}
 
-    def record(self, function: Callable[..., Result], *inputs: Tensor | None) -> Recording[Result]:
+    def record(self, function: Callable[..., Other], *inputs: Tensor | None) -> Recording[Other]:
         """The function is called three times: it must leave everything as a single call would."""
         with torch.cuda.device(self.stream.device):
             return Recording(function, inputs, self)

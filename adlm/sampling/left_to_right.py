@@ -1,4 +1,4 @@
-"""Drawing one token after the other. Knows a network only as a reader of what comes next.
+"""Drawing one token after the other. Knows a network only as a reader, or a writer, of what comes next.
 
 Shapes: B sequences, L tokens, V symbols.
 """
@@ -11,15 +11,35 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.shaping import Drawn, draw_tokens
+from adlm.sampling.shaping import Drawn, draw_shaped, shape, symbols_of
 
 Reader = Callable[[Tensor], Tensor]
 """The next ids (B, n) of every row -> log beliefs (B, V) in the token after them. It remembers what it was given."""
 
+Writer = Callable[[Tensor, Tensor, Tensor], Drawn]
+"""The next ids (B, n) of every row, all that the rows show (B, L), uniform numbers (B,) -> the tokens after those ids.
 
-def left_to_right_walk(
-    reader: Reader, canvas: Tensor, mask_id: int, sampling: Sampling, draws: RowDraws
-) -> Iterator[Frame]:
+What it returns need not outlast its next call.
+"""
+
+
+def writer_by(reader: Reader, sampling: Sampling) -> Writer:
+    """Reads, then draws."""
+    return lambda ids, z, points: draw_next(reader(ids), z, points, sampling)
+
+
+def draw_next(log_beliefs: Tensor, z: Tensor | None, points: Tensor, sampling: Sampling) -> Drawn:
+    """A token for every row by its beliefs (B, V) and uniform number (B,); z (B, L) if `looks_back`."""
+    seen = symbols_of(z, log_beliefs.shape[-1]) if z is not None and looks_back(sampling) else None
+    return draw_shaped(shape(log_beliefs, sampling, seen), points)
+
+
+def looks_back(sampling: Sampling) -> bool:
+    """Whether a draw depends on what its row shows beyond the beliefs: the guard against repetition."""
+    return sampling.repetition_penalty > 1
+
+
+def left_to_right_walk(writer: Writer, canvas: Tensor, mask_id: int, draws: RowDraws) -> Iterator[Frame]:
     """Every mask of the canvas (B, L) in order, a Frame for each column that has one; given tokens stay.
 
     The first token of every row must be given. What all rows are given first is read at once.
@@ -31,13 +51,11 @@ def left_to_right_walk(
     points.masked_scatter_(holes, draws.at_tokens(holes))
     first = int((~holes).long().cumprod(dim=1).sum(dim=1).min())
     has_hole = holes.any(dim=0).tolist()
-    places = torch.arange(canvas.numel(), device=canvas.device).view(canvas.shape)
     num_read = 0
     for place in range(first, canvas.shape[1]):
         if has_hole[place]:
-            log_beliefs = reader(frame.ids[:, num_read:place])
+            drawn = writer(frame.ids[:, num_read:place], frame.ids, points[:, place])
             num_read = place
-            drawn = draw_tokens(log_beliefs, frame.ids, places[:, place], points[:, place], sampling)
             frame = _with_column(frame, place, holes[:, place], drawn)
             yield frame
 

@@ -48,7 +48,7 @@ def nucleus(beliefs: Tensor, p: float, crossing: bool) -> Tensor:
     ordered, index = beliefs.sort(dim=-1, descending=True)
     mass = ordered.double().cumsum(dim=-1)
     keep = mass - ordered < p if crossing else mass <= p
-    keep[..., 0] = True
+    keep[..., 0].fill_(True)
     return _put_back(ordered * keep, index, beliefs)
 
 
@@ -70,15 +70,24 @@ class Drawn:
 def draw_tokens(log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling) -> Drawn:
     """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,)."""
     guarded = sampling.repetition_penalty > 1
-    beliefs = shape(log_beliefs, sampling, seen_symbols(z, places, log_beliefs.shape[-1]) if guarded else None)
+    seen = seen_symbols(z, places, log_beliefs.shape[-1]) if guarded else None
+    return draw_shaped(shape(log_beliefs, sampling, seen), points)
+
+
+def draw_shaped(beliefs: Tensor, points: Tensor) -> Drawn:
+    """One token from each row of beliefs (N, V), by its uniform number (N,)."""
     tokens = draw(beliefs, points)
     return Drawn(tokens, beliefs.gather(-1, tokens[:, None])[:, 0].float())
 
 
 def seen_symbols(z: Tensor, places: Tensor, num_symbols: int) -> Tensor:
     """(N, V), True at the symbols that stand in the row of each of the flat places (N,) of z (B, L)."""
-    rows = z[torch.div(places, z.shape[1], rounding_mode="floor")]
-    return torch.zeros(len(rows), num_symbols, dtype=torch.bool, device=z.device).scatter(-1, rows, True)
+    return symbols_of(z[torch.div(places, z.shape[1], rounding_mode="floor")], num_symbols)
+
+
+def symbols_of(rows: Tensor, num_symbols: int) -> Tensor:
+    """(N, V), True at the symbols that stand in each of the rows (N, L)."""
+    return torch.zeros(len(rows), num_symbols, dtype=torch.bool, device=rows.device).scatter(-1, rows, True)
 
 
 def _put_back(kept: Tensor, index: Tensor, like: Tensor) -> Tensor:

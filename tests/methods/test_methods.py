@@ -533,6 +533,47 @@ def test_every_verb_runs_on_a_gpu_with_a_generator_of_either_device(name, device
     assert (list(method.generate(network, canvas, Sampling(steps=4), rows(len(canvas))))[-1].ids != MASK).all()
 
 
+KNOBS = [
+    {},
+    {"temperature": 0.0},
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"temperature": 0.7, "repetition_penalty": 1.5},
+]
+
+
+def written(config, network, device, knobs):
+    """All frames of two rows from nothing but masks."""
+    canvas = torch.full((2, 8), MASK, device=device)
+    return list(method_of(config).generate(network, canvas, Sampling("left-to-right", **knobs), rows(2)))
+
+
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_whatever_the_knobs_a_network_at_rest_writes_what_it_writes_in_training(name, knobs):
+    config = settings(name)
+    network = awake(config).double()
+    in_training, at_rest = (written(config, either, "cpu", knobs) for either in (network, Frozen(network)))
+    assert torch.equal(in_training[-1].ids, at_rest[-1].ids)
+    torch.testing.assert_close(in_training[-1].chance, at_rest[-1].chance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_on_a_gpu_tokens_replayed_whole_are_those_drawn_step_by_step_and_frames_outlast_them(name, knobs):
+    config = settings(name)
+    network = awake(config).double().cuda()
+    replayed, by_steps = (
+        written(config, Frozen(network, graphs=graphs, dtype=torch.float64), "cuda", knobs) for graphs in (True, False)
+    )
+    for ours, theirs in zip(replayed, by_steps, strict=True):
+        assert torch.equal(ours.ids, theirs.ids)
+        assert torch.equal(ours.revealed, theirs.revealed)
+        torch.testing.assert_close(ours.chance, theirs.chance)
+
+
 @pytest.mark.parametrize(
     ("name", "canvas", "sampling", "sentence"),
     [
