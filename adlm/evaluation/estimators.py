@@ -90,6 +90,14 @@ def published(method: Method) -> Estimator:
     return draw
 
 
+def steadiest(method: Method) -> Estimator:
+    """Any order where it is valid, else the method's own bound: the least noise for the same expectation."""
+    try:
+        return any_order(method)
+    except UserError:
+        return nelbo(method)
+
+
 ESTIMATORS: dict[str, Kind] = {
     "nelbo": Kind("the method's own bound, both ends of its schedule paid; exact for ar and a2r", nelbo),
     "any-order": Kind("the same bound by drawing how many tokens are masked: less noise, where it is valid", any_order),

@@ -107,9 +107,9 @@ def bound(
     """nats (B, L) whose expectation is the NELBO, with what the schedule's two ends cost.
 
     `nats_at` gives the weighted nats of a noising, `last` those of naming what is still masked at t = 0, where it is
-    needed: where alpha_0 < 1. Times are from all of (0, 1], early ones oftener than late ones: uniform ones, at which
-    a single mask at t pays 1/t, give an estimate whose variance is not finite. A schedule that ends with alpha_1 > 0
-    pays `prior_nats`. Log-linear with eps 0 pays for neither end.
+    needed: where alpha_0 < 1. Times are from all of (0, 1], the earliest oftener than others: uniform ones, at which a
+    single mask at t pays 1/t, give an estimate whose variance is not finite. A schedule that ends with alpha_1 > 0 pays
+    `prior_nats`. Log-linear with eps 0 pays for neither end.
     """
     schedule = schedule_of(config)
     noised, unlikely = _noised_evenly(config, x, pad, generator, portion)
@@ -125,14 +125,19 @@ def _noised_evenly(
 ) -> tuple[Noised, Tensor]:
     """A noising for the bound, and by how much rarer (B,) its times are than they should be.
 
-    t = u^2 for a uniform u has density 1 / (2 sqrt t), so what is paid counts 2 u times. In discrete time no step is
-    so early that it matters, and times are uniform.
+    Before t0 = 2 / L a row has about one mask or none, and one mask pays 1/t. Twice as many rows as uniform times would
+    send there are sent there, spread as t0 u^2, so that what one mask pays grows as 1 / sqrt t. After it times are
+    uniform. In discrete time no step is so early that it matters, and all times are.
     """
     if config.time.steps:
         return noise(config, x, pad, generator, 0.0, portion), torch.ones(len(x), dtype=torch.float64)
     check_clean(config, x, pad)
     u = draw_times(len(x), generator, antithetic=config.time.antithetic, portion=portion)
-    return Noised(_laid_on(config, x, pad, u**2, generator, portion), u**2), 2 * u
+    t0 = min(0.25, 2 / x.shape[1])
+    early, share = u <= 2 * t0, u / (2 * t0)
+    slope = (1 - t0) / (1 - 2 * t0)
+    t = torch.where(early, t0 * share**2, t0 + slope * (u - 2 * t0))
+    return Noised(_laid_on(config, x, pad, t, generator, portion), t), torch.where(early, share, slope)
 
 
 def log_beliefs(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:

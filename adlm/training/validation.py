@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adlm.evaluation.estimators import steadiest
 from adlm.methods.method import Method
 from adlm.training.draws import generator_of
 from adlm.training.engine import Processes
@@ -33,7 +34,7 @@ def measure(method: Method, network: Any, supply: Supply, size: int, processes: 
     Every process takes part in every round, because gathering weights is done together; one that has no rows left
     measures some again and does not count them.
     """
-    seed = method.config.train.seed
+    seed, estimator = method.config.train.seed, steadiest(method)
     nats, tokens, nats_squared, mixed, tokens_squared, rows = (torch.zeros((), dtype=torch.float64) for _ in range(6))
     pieces = supply.held_out(size)
     while some := list(islice(pieces, processes.num_ranks)):
@@ -41,7 +42,7 @@ def measure(method: Method, network: Any, supply: Supply, size: int, processes: 
         x = piece.x.to(processes.device)
         pad = None if piece.pad is None else piece.pad.to(processes.device)
         draws = generator_of(seed, "validation", piece.group)
-        paid = method.bound(network, x, pad, draws, piece.portion).double().sum(dim=1).cpu()
+        paid = estimator(network, x, pad, draws, piece.portion).double().sum(dim=1).cpu()
         if processes.rank >= len(some):
             continue
         counted = method.predicted(piece.x, piece.pad).sum(dim=1).double()

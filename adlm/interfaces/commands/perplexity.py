@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--estimator",
         default="nelbo",
         metavar="NAME",
-        help="\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()),
+        help="\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()).replace("%", "%%"),
     )
     parser.add_argument("--samples", type=int, default=4, metavar="K", help="independent replicates of the draws (4)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="measure about so many, from all over the text")
