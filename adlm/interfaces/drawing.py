@@ -1,12 +1,10 @@
 """Many samples of many canvases, batch by batch, each batch gone before the next. Knows no files and no screens."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from adlm import __version__
 from adlm.canvas import canvas_of, ids_of
@@ -14,6 +12,7 @@ from adlm.config.load import asked
 from adlm.config.schema import ETA, Sampling
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
+from adlm.models.fingerprint import fingerprint
 from adlm.samples_file import MadeBy, Sample
 from adlm.sampling.frame import Frame, last_of
 from adlm.tokens import Tokenizer
@@ -120,15 +119,6 @@ def made_by(lm: LanguageModel, model: str, wanted: Wanted) -> MadeBy:
         device=device_name(device),
         dtype=str(lm.frozen.dtype).removeprefix("torch."),
     )
-
-
-def fingerprint(network: nn.Module) -> str:
-    """sha256 of every weight, by name."""
-    digest = hashlib.sha256()
-    for name, value in network.state_dict().items():
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def tokenizer_of(lm: LanguageModel) -> Tokenizer:
