@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
     "perplexity": "what texts cost a model, with error bars: nats, bits, perplexity; models compared on the same draws",
     "sample": "write text with a model: from nothing, after a prompt, or into the holes of a text",
+    "judge": "measure a file of samples: generative perplexity, MAUVE, entropy, diversity, as a card with every choice",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",
     "parity": "compare this code with numbers of the released code",
     "bench": "measure how fast this machine trains a preset, or samples from one or from a model",

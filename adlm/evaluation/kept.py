@@ -1,0 +1,89 @@
+"""What took long, kept on disk in parts: a run that was cut, or wants one metric more, goes on. Knows no metric.
+
+judged/nats-3f0c.../about.json   what it was made from: the name is its sha256
+judged/nats-3f0c.../00000.npz    arrays of the first PART texts
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.places import write_whole
+
+PART = 64  # texts: at most so many are computed in vain
+
+Arrays = dict[str, NDArray[Any]]
+Item = TypeVar("Item")
+
+
+def fingerprint_of(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def of_texts(texts: Sequence[Any]) -> str:
+    """sha256 of texts, or of lists of ids, in their order."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def in_parts(
+    items: Sequence[Item],
+    compute: Callable[[Sequence[Item]], Arrays],
+    kind: str,
+    about: Mapping[str, Any],
+    folder: Path | None,
+    tell: Callable[[int], None],
+) -> Iterator[Arrays]:
+    """compute(items), PART at a time; what lies in the folder already, made from the same, is read instead.
+
+    `tell` is told how many items are done.
+    """
+    place = None if folder is None else _place(folder / f"{kind}-{fingerprint_of(about)[:24]}", about)
+    for number, start in enumerate(range(0, len(items), PART)):
+        part = items[start : start + PART]
+        path = None if place is None else place / f"{number:05}.npz"
+        if path is not None and path.is_file():
+            arrays = _read(path)
+        else:
+            arrays = compute(part)
+            if path is not None:
+                _write(path, arrays)
+        tell(start + len(part))
+        yield arrays
+
+
+def _place(folder: Path, about: Mapping[str, Any]) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "about.json").is_file():
+            write_whole(folder / "about.json", json.dumps(about, indent=1))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}; give another --out") from None
+    return folder
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --out") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+        raise UserError(f"{path} is damaged; delete it, and it is made again") from None

@@ -1,0 +1,210 @@
+"""`adlm judge`: how good a file of samples is, by the field's metrics, as a card that says how each was measured."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from adlm.config.knobs import instead
+from adlm.errors import UserError
+from adlm.evaluation.card import Card, labels, read_card, rows, write_card
+from adlm.evaluation.figure import plot
+from adlm.evaluation.judging import EOS, START
+from adlm.interfaces.judging import METRICS, Asked, card_of
+
+EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
+  adlm judge samples.jsonl --model runs/judge --reference prepared/own --features minilm --out cards/own.json
+  adlm judge samples.jsonl --metrics entropy,diversity
+  adlm judge --plot cards/*.json --out cards.png"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("samples", nargs="*", metavar="SAMPLES", type=Path, help="a file of `adlm sample --out`; with --plot, cards")
+    add("--metrics", default=",".join(METRICS), metavar="LIST", help=f"some of {','.join(METRICS)} (all)")
+    add(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write the card; what took long is kept beside it, in judged/, and is not\n"
+        "computed again. with --plot, the picture",
+    )
+    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (auto: a GPU if there is one)")
+    add("--batch", type=int, metavar="B", help="texts side by side (4, on a GPU 16); no figure depends on it")
+    add("--json", action="store_true", help="for machines: the card on one line")
+    add("--plot", action="store_true", help="draw perplexity against entropy and MAUVE against steps, of several cards")
+    _reference_arguments(parser.add_argument_group("the reference"))
+    _judge_arguments(parser.add_argument_group("generative perplexity"))
+    _mauve_arguments(parser.add_argument_group("MAUVE"))
+
+
+def _reference_arguments(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add(
+        "--reference",
+        metavar="DATA",
+        type=Path,
+        help="a prepared folder, a file with a text a line (.txt, .jsonl), or samples",
+    )
+    add("--split", metavar="NAME", help="of a prepared folder (valid)")
+    add("--field", default="text", metavar="NAME", help="of a .jsonl (text)")
+    add("--num-reference", type=int, metavar="N", help="texts of it (as many as samples)")
+    add("--reference-seed", type=int, default=0, metavar="S", help="which of them are drawn (0)")
+    add("--judge-reference", action="store_true", help="the reference's own perplexity, entropy and diversity too")
+
+
+def _judge_arguments(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add(
+        "--model",
+        default="gpt2-large",
+        metavar="JUDGE",
+        help="a Hugging Face name or folder, or an AR or A2R model of ours (gpt2-large)",
+    )
+    add("--eos", choices=tuple(EOS), default="published", help=_choices(EOS, "published"))
+    add("--start", choices=tuple(START), default="given", help=_choices(START, "given"))
+    add(
+        "--ids",
+        choices=("auto", "retokenised", "as-sampled"),
+        default="auto",
+        help="what the judge reads: its own ids of the text, as published, or the\n"
+        "sampled ones (auto: those, where a judge of ours has the same tokenizer)",
+    )
+    add("--max-tokens", type=int, metavar="N", help="cut longer texts there (no cut; published: the model's length)")
+    add("--context", type=int, metavar="N", help="read at most so many at once (the judge's own)")
+
+
+def _mauve_arguments(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add(
+        "--features", default="gpt2-large", metavar="NAME", help="a Hugging Face name or folder, or minilm (gpt2-large)"
+    )
+    add(
+        "--pooling",
+        choices=("last", "mean"),
+        help="of the last layer: at the last token, or the mean (last; minilm: mean)",
+    )
+    add(
+        "--given-features", nargs=2, metavar=("SAMPLES.npy", "REFERENCE.npy"), type=Path, help="features made elsewhere"
+    )
+    add("--seeds", type=int, default=5, metavar="N", help="clusterings, with seeds 25, 26, ... (5)")
+    add("--clusters", type=int, metavar="K", help="of each clustering (a tenth of the samples)")
+
+
+def _choices(meanings: Mapping[Any, str], default: str) -> str:
+    return "\n".join(f"{name}: {meaning}" for name, meaning in meanings.items()) + f" ({default})"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        return _plot(arguments)
+    if len(arguments.samples) != 1:
+        raise UserError(f"one file of samples is judged at a time, and {len(arguments.samples) or 'none'} is given")
+    asked = _asked(arguments)
+    keep_in = None if arguments.out is None else arguments.out.parent / "judged"
+    bars = Bars()
+    try:
+        card = card_of(asked, keep_in, bars.tell)
+    except KeyboardInterrupt:
+        bars.close()
+        went = (
+            "what was done is kept; run the same command again to go on" if keep_in else "nothing is kept without --out"
+        )
+        sys.stderr.write(f"adlm: interrupted; {went}\n")
+        raise
+    finally:
+        bars.close()
+    if arguments.out is not None:
+        write_card(card, arguments.out)
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(card, ensure_ascii=False, allow_nan=False)}\n")
+    else:
+        _tell(card, arguments.out)
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    metrics = tuple(metric for metric in arguments.metrics.split(",") if metric)
+    for metric in metrics:
+        if metric not in METRICS:
+            raise UserError(f"--metrics: there is no metric {metric!r}{instead(metric, METRICS)}")
+    if not metrics:
+        raise UserError(f"--metrics names none; give some of {','.join(METRICS)}")
+    return Asked(
+        samples=arguments.samples[0],
+        metrics=metrics,
+        reference=arguments.reference,
+        split=arguments.split,
+        field=arguments.field,
+        num_reference=arguments.num_reference,
+        reference_seed=arguments.reference_seed,
+        judge_reference=arguments.judge_reference,
+        model=arguments.model,
+        eos=arguments.eos,
+        start=arguments.start,
+        ids=arguments.ids,
+        longest=arguments.max_tokens,
+        context=arguments.context,
+        features=arguments.features,
+        pooling=arguments.pooling,
+        given=None if arguments.given_features is None else tuple(arguments.given_features),
+        num_seeds=arguments.seeds,
+        clusters=arguments.clusters,
+        batch=arguments.batch,
+        device=arguments.device,
+    )
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    if not arguments.samples:
+        raise UserError("--plot draws cards, and none is given")
+    if arguments.out is None:
+        raise UserError("--plot: --out is not given; say where the picture goes")
+    plot([read_card(path) for path in arguments.samples], arguments.out)
+    sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else arguments.out}\n")
+    return 0
+
+
+def _tell(card: Card, out: Path | None) -> None:
+    console = Console()
+    beside = ["reference"] if "reference_judged" in card else []
+    table = Table("", "samples", *beside, "", box=None, pad_edge=False)
+    for column in table.columns[1:-1]:
+        column.no_wrap = True
+    for row in rows(card):
+        table.add_row(row.name, row.value, *([row.reference] if beside else []), Text(row.of, style="dim"))
+    console.print(table, highlight=False)
+    for label in labels(card):
+        console.print(label, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for note in card["notes"]:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        console.print(f"card: {out}", markup=False, highlight=False, soft_wrap=True)
+
+
+class Bars:
+    """How far each part of the work is, on standard error where that is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} "))
+        self.progress = Progress(
+            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def tell(self, name: str, done: int, total: int) -> None:
+        if name not in self.tasks:
+            self.progress.start()
+            self.tasks[name] = self.progress.add_task(name, total=total)
+        self.progress.update(self.tasks[name], completed=done)
+
+    def close(self) -> None:
+        self.progress.stop()
