@@ -27,8 +27,8 @@ class KnownJudge:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [["abc.".index(letter) for letter in text] for text in texts]
 
-    def spells(self, ids: Sequence[int], text: str) -> bool:
-        return "".join("abc."[index] for index in ids) == text
+    def symbols(self) -> dict[str, int]:
+        return {symbol: index for index, symbol in enumerate("abc.")}
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         assert x.shape[1] <= self.about.context

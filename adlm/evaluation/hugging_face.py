@@ -20,6 +20,7 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
 from adlm.evaluation.mauve import AboutFeatures
+from adlm.evaluation.writer import Symbols, symbols_of
 from adlm.models.fingerprint import fingerprint
 from adlm.reach import ask_the_hub_once
 
@@ -52,9 +53,8 @@ class HuggingFaceJudge:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [list(ids) for ids in encoded]
 
-    def spells(self, ids: Sequence[int], text: str) -> bool:
-        known = all(0 <= index < len(self.tokenizer) for index in ids)
-        return known and self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) == text
+    def symbols(self) -> Symbols:
+        return symbols_of(self.tokenizer.get_vocab())
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.evaluation.generation import Mean, mean_of
 from adlm.evaluation.likelihood import RowNats, estimate
+from adlm.evaluation.writer import Symbols
 
 Nats = NDArray[np.float32]
 Eos = Literal["published", "first", "all"]
@@ -63,8 +64,8 @@ class Judge(Protocol):
         """The judge's ids for texts, in which bos and eos may be written out."""
         ...
 
-    def spells(self, ids: Sequence[int], text: str) -> bool:
-        """Whether these ids mean this text to the judge too."""
+    def symbols(self) -> Symbols:
+        """Its vocabulary: ids of a tokenizer with the same one can be read as they are."""
         ...
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
+from adlm.evaluation.writer import Symbols, symbols_of
 from adlm.methods import method_of
 from adlm.models.fingerprint import fingerprint
 from adlm.tokens import Tokenizer
@@ -59,9 +60,8 @@ class OwnJudge:
             elif piece:
                 yield from self.tokenizer.encode(piece)
 
-    def spells(self, ids: Sequence[int], text: str) -> bool:
-        known = all(0 <= index < self.tokenizer.vocabulary.size for index in ids)
-        return known and self.tokenizer.decode(ids) == text
+    def symbols(self) -> Symbols:
+        return symbols_of(self.tokenizer.engine.get_vocab())
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)

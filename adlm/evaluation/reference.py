@@ -6,15 +6,17 @@ the samples, with bos and eos, as models see them.
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from adlm.data.files import TextFile
 from adlm.data.prepared import is_prepared, open_prepared
 from adlm.errors import UserError
-from adlm.samples_file import Sample, read_samples
+from adlm.evaluation.writer import same, writer_of
+from adlm.samples_file import read_samples
+from adlm.tokens import Tokenizer
 
 KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a file of samples"
 
@@ -23,7 +25,7 @@ KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a f
 class Reference:
     texts: list[str]
     ids: list[list[int]] | None
-    """Of a prepared folder or of samples; a file of texts has none."""
+    """Of a prepared folder or of samples whose tokenizer is the samples' own; there are none else."""
     about: dict[str, Any]
 
 
@@ -37,59 +39,63 @@ class Wanted:
     field: str = "text"
 
 
-def read_reference(place: Path, wanted: Wanted, samples: Sequence[Sample]) -> Reference:
-    """`num` texts of the place, or all where it has fewer; `about` says which."""
+def read_reference(place: Path, wanted: Wanted, writer: Tokenizer | None, longest: int) -> Reference:
+    """`num` texts of the place, or all where it has fewer; `about` says which.
+
+    `writer` wrote the samples, if that is known, and the longest of them has `longest` ids.
+    """
     if wanted.num < 1:
         raise UserError(f"--num-reference {wanted.num} must be at least 1")
     if place.is_dir():
         if not is_prepared(place):
             raise UserError(f"--reference {place} is a folder but no prepared one; give {KINDS}")
-        return _of_prepared(place, wanted, samples)
+        return _of_prepared(place, wanted, writer, longest)
     if not place.is_file():
         raise UserError(f"--reference {place} does not exist; give {KINDS}")
     if wanted.split is not None:
         raise UserError(f"--split {wanted.split}: {place} is a file and has no splits; leave it out")
-    return _of_samples(place, wanted) if _is_samples(place) else _of_texts(place, wanted)
+    return _of_samples(place, wanted, writer) if _is_samples(place) else _of_texts(place, wanted)
 
 
-def _of_prepared(place: Path, wanted: Wanted, samples: Sequence[Sample]) -> Reference:
+def _of_prepared(place: Path, wanted: Wanted, writer: Tokenizer | None, longest: int) -> Reference:
     prepared = open_prepared(place, sums=False)
     split = wanted.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
-    same = all(_spells(prepared.tokenizer, sample) for sample in samples)
-    longest = max((len(sample.ids) for sample in samples), default=0)
-    rows = prepared.rows(split, length=longest if same and longest else None)
+    agrees = same(prepared.tokenizer, writer)
+    rows = prepared.rows(split, length=longest if agrees and longest else None)
     chosen = sorted(random.Random(wanted.seed).sample(range(len(rows)), min(wanted.num, len(rows))))
     x, pad = rows.read(chosen)
     ids = [row[~hidden].tolist() for row, hidden in zip(x, pad, strict=True)] if pad is not None else x.tolist()
     return Reference(
         texts=[prepared.tokenizer.decode(row) for row in ids],
-        ids=ids if same else None,
+        ids=ids if agrees else None,
         about={
             "kind": "prepared",
             "place": str(place),
             "source": prepared.manifest["source"],
             "split": split,
             "row_length": rows.length,
-            "tokenizer_of_samples": same,
+            "tokenizer_of_samples": agrees,
             **_numbers(len(chosen), len(rows), wanted.seed),
         },
     )
 
 
-def _spells(tokenizer: Any, sample: Sample) -> bool:
-    known = all(0 <= index < tokenizer.vocabulary.size for index in sample.ids)
-    return known and bool(tokenizer.decode(sample.ids) == sample.text)
-
-
-def _of_samples(place: Path, wanted: Wanted) -> Reference:
+def _of_samples(place: Path, wanted: Wanted, writer: Tokenizer | None) -> Reference:
     found = read_samples(place)
     chosen, num = _drawn(found, wanted)
-    about = {"kind": "samples", "place": str(place), "sha256": _sha256(place), "made_by_model": found.made_by.model}
-    return Reference(
-        [sample.text for sample in chosen],
-        [sample.ids for sample in chosen],
-        about | _numbers(len(chosen), num, wanted.seed),
-    )
+    if not chosen:
+        raise UserError(f"--reference {place} holds no sample yet")
+    agrees = same(writer_of(found.made_by, chosen), writer)
+    about = {
+        "kind": "samples",
+        "place": str(place),
+        "sha256": _sha256(place),
+        "made_by": asdict(found.made_by),
+        "tokenizer_of_samples": agrees,
+        **_numbers(len(chosen), num, wanted.seed),
+    }
+    ids = [sample.ids for sample in chosen] if agrees else None
+    return Reference([sample.text for sample in chosen], ids, about)
 
 
 def _of_texts(place: Path, wanted: Wanted) -> Reference:

@@ -30,8 +30,10 @@ from adlm.evaluation.mauve import (
 )
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
+from adlm.evaluation.writer import symbols_of, writer_of
 from adlm.language_model import device_of, load
 from adlm.samples_file import Sample, Samples, read_samples
+from adlm.tokens import Tokenizer
 
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
@@ -46,6 +48,8 @@ class Asked:
 
     samples: Path
     metrics: tuple[str, ...]
+    tokenizer: str | None = None
+    """Which wrote the samples, where their model's folder is gone."""
     reference: Path | None = None
     split: str | None = None
     field: str = "text"
@@ -82,18 +86,19 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card:
     samples = list(file)
     if not samples:
         raise UserError(f"{asked.samples} holds no sample yet")
-    reference = _reference(asked, samples)
+    writer = writer_of(file.made_by, samples, asked.tokenizer)
+    reference = _reference(asked, samples, writer)
     _check(asked, samples, reference)
     ours = Texts("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
-    card: Card = {"card": FORMAT, "made_with": versions(), "samples": _described(file, samples, asked.samples)}
+    card: Card = {"card": FORMAT, "made_with": versions(), "samples": _described(file, samples, writer)}
     if reference is not None:
         card["reference"] = reference.about
     theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
     if "perplexity" in asked.metrics:
         judge = judge_of(asked.model, device_of(asked.device))
-        card["perplexity"] = _perplexity(asked, judge, ours, keep_in, tell)
+        card["perplexity"] = _perplexity(asked, judge, ours, writer, keep_in, tell)
         if theirs is not None:
-            card["reference_judged"] = {"perplexity": _perplexity(asked, judge, theirs, keep_in, tell)}
+            card["reference_judged"] = {"perplexity": _perplexity(asked, judge, theirs, writer, keep_in, tell)}
         del judge  # its memory is the featuriser's now
     if "mauve" in asked.metrics:
         card["mauve"] = _mauve(asked, ours.texts, reference, keep_in, tell)
@@ -104,11 +109,11 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card:
     return card
 
 
-def _reference(asked: Asked, samples: Sequence[Sample]) -> Reference | None:
+def _reference(asked: Asked, samples: Sequence[Sample], writer: Tokenizer | None) -> Reference | None:
     if asked.reference is not None:
         num = len(samples) if asked.num_reference is None else asked.num_reference
         wanted = Wanted(num, asked.reference_seed, asked.split, asked.field)
-        return read_reference(asked.reference, wanted, samples)
+        return read_reference(asked.reference, wanted, writer, max(len(sample.ids) for sample in samples))
     if "mauve" in asked.metrics and asked.given is None:
         others = ",".join(metric for metric in asked.metrics if metric != "mauve")
         raise UserError(
@@ -129,15 +134,16 @@ def _check(asked: Asked, samples: Sequence[Sample], reference: Reference | None)
         check_enough(sum(bool(sample.text) for sample in samples), sum(map(bool, reference.texts)), asked.clusters)
 
 
-def _described(file: Samples, samples: Sequence[Sample], path: Path) -> dict[str, Any]:
-    with path.open("rb") as raw:
+def _described(file: Samples, samples: Sequence[Sample], writer: Tokenizer | None) -> dict[str, Any]:
+    with file.path.open("rb") as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
-        "file": str(path),
+        "file": str(file.path),
         "sha256": digest,
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),
+        "tokenizer": None if writer is None else {"name": writer.name, "symbols": writer.vocabulary.size},
         "made_by": asdict(file.made_by),
     }
 
@@ -152,8 +158,10 @@ def judge_of(name: str, device: torch.device) -> Judge:
     return HuggingFaceJudge(name, device)
 
 
-def _perplexity(asked: Asked, judge: Judge, what: Texts, keep_in: Path | None, tell: Tell) -> dict[str, Any]:
-    read, how = _read_by(judge, what, asked.ids)
+def _perplexity(
+    asked: Asked, judge: Judge, what: Texts, writer: Tokenizer | None, keep_in: Path | None, tell: Tell
+) -> dict[str, Any]:
+    read, how = _read_by(judge, what, asked.ids, writer)
     rows = rows_of(judge, read, asked.start, asked.longest)
     context = min(asked.context or judge.about.context, judge.about.context)
     about = {"judge": asdict(judge.about), "context": context, "ids": of_texts(rows)}
@@ -183,11 +191,11 @@ def _perplexity(asked: Asked, judge: Judge, what: Texts, keep_in: Path | None, t
     return figures | {"label": perplexity_label(figures)}
 
 
-def _read_by(judge: Judge, what: Texts, ids: IdsOf) -> tuple[list[list[int]], str]:
-    """The judge's ids: the sampled ones only where every text is to the judge what it was to its writer."""
+def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Tokenizer | None) -> tuple[list[list[int]], str]:
+    """The judge's ids: the sampled ones only where it has the tokenizer that wrote them."""
     wanted = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
-    pairs = zip(what.ids or (), what.texts, strict=what.ids is not None)
-    if wanted == "as-sampled" and what.ids is not None and all(judge.spells(*pair) for pair in pairs):
+    agrees = writer is not None and symbols_of(writer.engine.get_vocab()) == judge.symbols()
+    if wanted == "as-sampled" and what.ids is not None and agrees:
         return what.ids, "as-sampled"
     if ids == "as-sampled":
         raise UserError(

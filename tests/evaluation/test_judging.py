@@ -14,6 +14,7 @@ from adlm.errors import UserError
 from adlm.evaluation.hugging_face import HuggingFaceJudge
 from adlm.evaluation.judging import counted, generative_perplexity, rows_of, token_nats, windows_of
 from adlm.evaluation.own_judge import OwnJudge
+from adlm.evaluation.writer import symbols_of
 from adlm.tokens import load_tokenizer
 
 TEXTS = ["We the people", "of", "the United States<|endoftext|>in order", "to form a more perfect union, ä€", "!", ""]
@@ -173,8 +174,7 @@ def test_a_judge_of_the_hub_reads_eos_where_it_is_written_out(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
     ids = judge.encode(["a<|endoftext|>b"])[0]
     assert ids == [97, 256, 98]
-    assert judge.spells(ids, "a<|endoftext|>b")
-    assert not judge.spells([97, 9999], "a")
+    assert judge.symbols() == symbols_of(load_tokenizer("bytes").engine.get_vocab())
 
 
 def test_a_model_that_lacks_the_head_of_a_judge_is_refused(gpt2, tmp_path):
@@ -213,9 +213,6 @@ def test_a_judge_of_ours_pays_what_its_beliefs_say(tmp_path, method, batch):
 def test_a_judge_of_ours_reads_eos_where_it_is_written_out_and_nothing_else_as_special(tmp_path):
     judge = own_judge(small_model(tmp_path / "ar", "ar"))
     assert judge.encode(["a<|endoftext|>[MASK]"]) == [[97, 256, *b"[MASK]"]]
-    assert judge.spells([97, 256], "a<|endoftext|>")
-    assert not judge.spells([97, 300], "a")
-    assert not judge.spells([97], "b")
 
 
 def test_only_a_model_that_tells_likelihoods_exactly_may_judge(tmp_path):

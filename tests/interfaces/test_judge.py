@@ -128,6 +128,22 @@ def test_the_card_says_every_choice(place, capsys, tmp_path):
     assert perplexity["num_tokens"] <= 9 * NUM
 
 
+def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_path):
+    assert (
+        main(["sample", str(place / "text8"), "--prompt", "a", "--num", "3", "--out", str(tmp_path / "a.jsonl")]) == 0
+    )
+    capsys.readouterr()
+    card = judged(capsys, tmp_path / "a.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    assert card["perplexity"]["ids"] == "retokenised"
+    assert card["perplexity"]["num_tokens"] == 3 * 15
+    own = judged(capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity")
+    assert own["perplexity"]["ids"] == "as-sampled"
+    anew = judged(
+        capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity", "--ids", "retokenised"
+    )
+    assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # of single characters there is one reading
+
+
 @pytest.mark.parametrize("batch", [3, 64])
 def test_no_figure_depends_on_the_batch(place, capsys, batch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")

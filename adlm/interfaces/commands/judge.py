@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the card; what took long is kept beside it, in judged/, and is not\n"
         "computed again. with --plot, the picture",
     )
+    add("--tokenizer", metavar="NAME", help="which wrote the samples, where the folder of their model is gone")
     add("--device", default="auto", metavar="D", help="auto, cuda or cpu (auto: a GPU if there is one)")
     add("--batch", type=int, metavar="B", help="texts side by side (4, on a GPU 16); no figure depends on it")
     add("--json", action="store_true", help="for machines: the card on one line")
@@ -140,6 +141,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     return Asked(
         samples=arguments.samples[0],
         metrics=metrics,
+        tokenizer=arguments.tokenizer,
         reference=arguments.reference,
         split=arguments.split,
         field=arguments.field,
