@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.evaluation import likelihood
 from adlm.evaluation.generation import Mean, mean_of
-from adlm.evaluation.likelihood import RowNats, estimate
 from adlm.evaluation.writer import Symbols
 
 Nats = NDArray[np.float32]
@@ -189,7 +189,7 @@ def generative_perplexity(
     tokens = np.array([chosen.sum() for chosen in counts], np.int64)
     some = tokens > 0
     means = sums[some] / tokens[some]
-    pooled = _pooled(RowNats(sums[some], tokens[some]))
+    pooled = _pooled(sums[some], tokens[some])
     each = mean_of(means.tolist())
     return GenerativePerplexity(
         pooled=pooled,
@@ -201,11 +201,13 @@ def generative_perplexity(
     )
 
 
-def _pooled(rows: RowNats) -> Perplexity:
-    if not len(rows.nats):
+def _pooled(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> Perplexity:
+    """sum nats / sum tokens, every sample a document."""
+    if not len(nats):
         return _perplexity(None, None)
-    found = estimate(rows)
-    return _perplexity(found.nats, found.stderr if len(rows.nats) > 1 else None)
+    by_sample = nats[:, None]
+    found = likelihood.estimate(likelihood.Nats(by_sample, by_sample, tokens, exact=True))
+    return _perplexity(found.nats, found.over_documents)
 
 
 def _perplexity(nats: float | None, stderr: float | None) -> Perplexity:

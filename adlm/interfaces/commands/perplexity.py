@@ -23,9 +23,9 @@ from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
 from adlm.evaluation.text_sets import ZERO_SHOT, TextSet, text_sets
-from adlm.interfaces.drawing import fingerprint
 from adlm.language_model import LanguageModel, device_of, load
 from adlm.methods import method_of
+from adlm.models.fingerprint import fingerprint
 from adlm.places import write_whole
 from adlm.tokens import load_tokenizer
 
