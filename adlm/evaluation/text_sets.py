@@ -6,7 +6,7 @@ Shapes: rows of L ids.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +25,8 @@ from adlm.tokens import Tokenizer
 
 ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
 STAND_IN = "-standin"
+INCOMPARABLE = "no figure of a paper compares"
+"""Words in the notes of a text that is not the published one."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class TextSet:
     packing: str
     rows: Rows
     notes: tuple[str, ...] = ()
+    corpus: str = ""
+    """What a prepared folder was made from; else the name again."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def text_sets(
 
 
 def _noted(text: TextSet, notes: list[str]) -> TextSet:
-    return TextSet(text.name, text.split, text.packing, text.rows, (*text.notes, *notes))
+    return replace(text, notes=(*text.notes, *notes))
 
 
 def _text_set(
@@ -119,9 +123,9 @@ def _text_set(
     if name.startswith("wikitext") and _holds_unknown(rows, tokenizer):
         notes = (
             *notes,
-            "this copy writes <unk> for rare words, it is not the raw text: no figure of a paper compares",
+            f"this copy writes <unk> for rare words, it is not the raw text: {INCOMPARABLE}",
         )
-    return TextSet(name, chosen, prepared.manifest["packing"], rows, notes)
+    return TextSet(name, chosen, prepared.manifest["packing"], rows, notes, name)
 
 
 def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...]]:
@@ -134,7 +138,7 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
             and stand_in.is_dir()
             and not any((folder / each).is_dir() for each in corpus.folders)
         ):
-            note = f"a stand-in for {name} ({stand_in.name}), each paragraph a document: no figure of a paper compares"
+            note = f"a stand-in for {name} ({stand_in.name}), each paragraph a document: {INCOMPARABLE}"
             return Data(path=str(stand_in), held_out=0.0, boundary="blank"), "train", (note,)
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
     if not Path(name).exists():
@@ -154,7 +158,8 @@ def _prepared(folder: Path, tokenizer: Tokenizer, length: int, packing: str, spl
         )
     chosen = split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
     rows = prepared.rows(chosen, length, packing or None)
-    return TextSet(str(folder), chosen, packing or prepared.manifest["packing"], rows)
+    corpus = prepared.manifest["source"]
+    return TextSet(str(folder), chosen, packing or prepared.manifest["packing"], rows, corpus=corpus)
 
 
 def _holds_unknown(rows: Rows, tokenizer: Tokenizer) -> bool:

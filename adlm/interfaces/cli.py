@@ -23,6 +23,7 @@ COMMANDS = {
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
     "train": "train any method on any text, or go on with a run; alone, or under torchrun",
     "perplexity": "what texts cost a model, with error bars: nats, bits, perplexity; models compared on the same draws",
+    "reproduce": "hold models, or what was measured of them, against a table of the paper, with errors and caveats",
     "sample": "write text with a model: from nothing, after a prompt, or into the holes of a text",
     "judge": "measure a file of samples: generative perplexity, MAUVE, entropy, diversity, as a card with every choice",
     "import": "turn a checkpoint of the released code into a model folder, running nothing that it names",

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,13 +26,31 @@ from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
 from adlm.evaluation.text_sets import ZERO_SHOT, TextSet, text_sets
 from adlm.language_model import LanguageModel, device_of, load
 from adlm.methods import method_of
+from adlm.methods.inputs import vocabulary_of
 from adlm.models.fingerprint import fingerprint
 from adlm.places import write_whole
 from adlm.tokens import load_tokenizer
+from adlm.training.logbook import read_metrics
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
   adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
   torchrun --nproc-per-node 8 -m adlm.interfaces.cli perplexity runs/own --data wikitext2 ptb --json"""
+
+
+@dataclass(frozen=True)
+class About:
+    """A model, as far as a reader of its figures asks."""
+
+    parameters: int
+    symbols: int
+    """Of its tokenizer, the mask included."""
+    gamma: float | None
+    tau: int | None
+    """Of the anchor term; None where the method has none, or where the config does not tell of training."""
+    trained_on: str
+    """A corpus or a path; empty where the config does not tell."""
+    tokens_trained: int | None
+    """Steps done x batch x length, padding included; None where there is no logbook of the run."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,8 @@ class Line:
     model: str
     method: str
     data: str
+    corpus: str
+    """What the text is of: the same, or what a prepared folder was made from."""
     split: str
     nats: float
     bits: float
@@ -59,6 +80,7 @@ class Line:
     estimator: str
     samples: int
     seed: int
+    about: About
     notes: tuple[str, ...]
 
 
@@ -72,6 +94,15 @@ class Gap:
     nats: float
     monte_carlo_stderr: float | None
     document_stderr: float | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Which texts are read, and how; empty is as usual for each."""
+
+    names: tuple[str, ...]
+    packing: str = ""
+    split: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with _processes() as first:
-        device = device_of(arguments.device if "LOCAL_RANK" not in os.environ else _own_device(arguments.device))
+    with processes() as first:
+        device = own_device(arguments.device)
         recipe = Recipe(
             arguments.estimator,
             arguments.samples,
@@ -112,11 +143,10 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.batch or (32 if device.type == "cuda" else 8),
             arguments.max_tokens,
         )
-        if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
-            raise UserError(f"--out {arguments.out}: there is no folder {arguments.out.absolute().parent}")
-        loaded = {name: load(name, str(device)) for name in arguments.models}
-        models = {name: _with_tokenizer(lm, arguments.tokenizer, name) for name, lm in loaded.items()}
-        lines, gaps = _measured(models, recipe, arguments, first)
+        check_place(arguments.out)
+        models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
+        texts = Texts(tuple(arguments.data), arguments.packing, arguments.split)
+        lines, gaps = measured(models, texts, recipe, arguments.out, first)
         if not first:
             return 0
         figures, differences = ([asdict(each) for each in some] for some in (lines, gaps))
@@ -130,9 +160,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(
-    models: dict[str, LanguageModel], recipe: Recipe, arguments: argparse.Namespace, first: bool
+def check_place(out: Path | None) -> None:
+    """What would fail after hours fails now."""
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.absolute().parent}")
+
+
+def measured(
+    models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool
 ) -> tuple[list[Line], list[Gap]]:
+    """Every model on every text; what is done is kept beside `out` meanwhile."""
     lines: list[Line] = []
     found: dict[tuple[str, str], Nats] = {}
     with Progress(
@@ -147,12 +184,11 @@ def _measured(
         for model, lm in models.items():
             tokenizer = lm.tokenizer
             assert tokenizer is not None
-            with text_sets(arguments.data, tokenizer, lm.config.length, arguments.packing, arguments.split) as texts:
+            with text_sets(asked.names, tokenizer, lm.config.length, asked.packing, asked.split) as texts:
                 for text in texts:
                     tell = _told(progress, f"{model} on {text.name}")
-                    nats = measure(
-                        lm.method, lm.network, text.rows, recipe, _journal(arguments.out, lm, text, recipe), tell
-                    )
+                    journal = _journal(out, lm, text, recipe)
+                    nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
                     found[model, text.name] = nats
                     lines.append(_line(model, lm, text, recipe, nats))
     return lines, list(_gaps(list(models), found))
@@ -178,6 +214,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         model=model,
         method=lm.config.method,
         data=text.name,
+        corpus=text.corpus,
         split=text.split,
         nats=found.nats,
         bits=found.bits,
@@ -195,11 +232,29 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         estimator="exact" if lm.method.exact else recipe.estimator,
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
+        about=_about(model, lm),
         notes=text.notes,
     )
 
 
-def _with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
+def _about(model: str, lm: LanguageModel) -> About:
+    config = lm.config
+    text = config.data.name or config.data.path or config.data.hub or config.data.prepared
+    anchored = bool(text) and config.method in ("adlm", "a2r")  # a checkpoint's config knows nothing of its training
+    place = Path(model)
+    run = place.parent if place.name == "model" else place
+    logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
+    return About(
+        parameters=sum(weight.numel() for weight in lm.network.parameters()),
+        symbols=vocabulary_of(config).size,
+        gamma=config.anchor.gamma if anchored else None,
+        tau=config.anchor.tau if anchored else None,
+        trained_on=text,
+        tokens_trained=logged[-1]["step"] * config.train.batch_size * config.length if logged else None,
+    )
+
+
+def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
     if name is None and lm.tokenizer is None:
         raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer")
     if name is None:
@@ -232,7 +287,7 @@ def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe)
 
 
 @contextmanager
-def _processes() -> Iterator[bool]:
+def processes() -> Iterator[bool]:
     """Joins the other processes under torchrun; whether this one speaks for all."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
@@ -244,9 +299,12 @@ def _processes() -> Iterator[bool]:
         dist.destroy_process_group()
 
 
-def _own_device(name: str) -> str:
+def own_device(name: str) -> torch.device:
+    """The device by this name; of several GPUs, this process's."""
     wanted = device_of(name)
-    return f"cuda:{os.environ['LOCAL_RANK']}" if wanted.type == "cuda" and wanted.index is None else str(wanted)
+    if "LOCAL_RANK" in os.environ and wanted.type == "cuda" and ":" not in str(wanted):
+        return device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+    return wanted
 
 
 def _show(lines: list[Line], gaps: list[Gap]) -> None:

@@ -1,0 +1,253 @@
+"""What was measured of a model, whoever wrote it down: `adlm perplexity`, `adlm judge`, or accuracies. Runs nothing.
+
+All three are JSON. A finding that cannot stand beside the published figure says why, whatever its value is.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+from adlm.evaluation.published_tables import Kind, Protocol, PublishedTable
+from adlm.evaluation.text_sets import INCOMPARABLE
+
+CARD = 1
+"""The format of a metric card."""
+GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
+SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
+MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
+LEFT_TO_RIGHT = ("ar", "a2r")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure of ours."""
+
+    model: str
+    method: str
+    column: str
+    value: float
+    errors: Mapping[str, float | None]
+    """Standard errors by what they are over, in the value's unit; None where one is not known."""
+    how: str
+    """The estimator, or who judged."""
+    incomparable: tuple[str, ...] = ()
+    """What keeps it from standing beside the published figure."""
+    differs: tuple[str, ...] = ()
+    """Settings that are not the table's."""
+    partial: str = ""
+    """Where the errors are not all there is: what they are."""
+    knobs: Mapping[str, float | str] = field(default_factory=dict)
+    tokens: float | None = None
+    """Trained on, in billions, as the paper counts; None where that is not known."""
+    parameters: float | None = None
+    """In millions."""
+
+    @property
+    def stderr(self) -> float | None:
+        """Of all together; None where none is known."""
+        known = [error for error in self.errors.values() if error is not None]
+        return math.hypot(*known) if known else None
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A JSON that one of the commands wrote."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"{path} is not JSON") from None
+    if kind_of(told) is None:
+        raise UserError(
+            f"{path} is neither what `adlm perplexity --out` nor what `adlm judge --out` writes, nor accuracies "
+            '({"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}})'
+        )
+    return dict(told)
+
+
+def kind_of(told: Any) -> Kind | None:
+    if not isinstance(told, dict):
+        return None
+    if isinstance(told.get("figures"), list) and told["figures"]:
+        return "perplexity"
+    if told.get("card") == CARD:
+        return "card"
+    return "accuracy" if isinstance(told.get("accuracy"), dict) and isinstance(told.get("method"), str) else None
+
+
+def findings_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> list[Finding]:
+    """What it holds for this table; a UserError where that is nothing."""
+    kind = kind_of(told)
+    if kind != table.kind:
+        assert kind is not None
+        raise UserError(
+            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is held against `{MADE_BY[table.kind]}`"
+        )
+    try:
+        if kind == "perplexity":
+            found = list(_perplexities(told["figures"], table, name))
+        elif kind == "card":
+            found = [*_generated(told), *_reference(told)]
+        else:
+            found = list(_accuracies(told, table, name))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{name} is not whole: {error} is missing or is not what it should be") from None
+    if not found:
+        raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
+    return found
+
+
+def paper_count(tokens: float, method: str) -> float:
+    """Tokens as the paper counts them: half of them where they are masked, all from left to right."""
+    return tokens if method in LEFT_TO_RIGHT else tokens / 2
+
+
+def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Finding]:
+    protocol = table.protocol
+    assert protocol is not None
+    columns = {corpus: column for column, corpora in protocol.corpora.items() for corpus in corpora}
+    there = [figure for figure in figures if _corpus(figure) in columns]
+    if not there and len(protocol.corpora) > 1:
+        corpora = ", ".join(dict.fromkeys(_corpus(figure) for figure in figures))
+        raise UserError(f"{name} has figures on {corpora}, and table {table.name} is of {', '.join(columns)}")
+    for figure in there or figures:
+        column = columns.get(_corpus(figure), next(iter(protocol.corpora)))
+        about = figure.get("about") or {}
+        trained = about.get("tokens_trained")
+        yield Finding(
+            model=figure["model"],
+            method=figure["method"],
+            column=column,
+            value=figure["perplexity"],
+            errors={
+                "draws": _times(figure["monte_carlo_stderr"], figure["perplexity"]),
+                "documents": _times(figure["document_stderr"], figure["perplexity"]),
+            },
+            how=figure["estimator"],
+            incomparable=tuple(_other_text(figure, protocol, column)),
+            differs=tuple(_other_settings(figure, protocol)),
+            knobs={knob: about[knob] for knob in ("gamma", "tau") if about.get(knob) is not None},
+            tokens=None if trained is None else paper_count(trained, figure["method"]) / 1e9,
+            parameters=about["parameters"] / 1e6 if "parameters" in about else None,
+        )
+
+
+def _corpus(figure: Mapping[str, Any]) -> str:
+    return str(figure.get("corpus") or figure["data"])
+
+
+def _times(error: float | None, perplexity: float) -> float | None:
+    """d exp(nats) = exp(nats) d nats."""
+    return None if error is None else error * perplexity
+
+
+def _other_text(figure: Mapping[str, Any], protocol: Protocol, column: str) -> Iterator[str]:
+    if _corpus(figure) not in protocol.corpora[column]:
+        yield f"the text is {_corpus(figure)}, not {' or '.join(protocol.corpora[column])}"
+    elif figure["split"] != protocol.splits[column] and not any(INCOMPARABLE in note for note in figure["notes"]):
+        yield f"the split is {figure['split']}, not {protocol.splits[column]}"
+    yield from (note for note in figure["notes"] if INCOMPARABLE in note)
+    symbols = (figure.get("about") or {}).get("symbols")
+    if symbols is not None and symbols != protocol.symbols:
+        yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
+    if figure["length"] != protocol.length:
+        yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
+
+
+def _other_settings(figure: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
+    if figure["estimator"] not in ("published", "exact"):
+        yield f"estimator {figure['estimator']}, not published"
+    if figure["packing"] != protocol.packing:
+        yield f"packing {figure['packing']}, not {protocol.packing}"
+    about = figure.get("about") or {}
+    if about.get("symbols") is None:
+        yield f"whether the tokenizer is {protocol.tokenizer} is not told"
+    if about.get("trained_on") != protocol.trained_on:
+        yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
+
+
+def _generated(card: Mapping[str, Any]) -> Iterator[Finding]:
+    samples = card["samples"]
+    made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
+    knobs = {"sampler": sampling["sampler"], "steps": sampling["steps"]}
+    differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
+    differs.append("a card tells neither training nor tokenizer")
+    short = tuple(_other_lengths(made_by["canvases"]))
+    for column, value, errors, how, incomparable, partial in _judged(card, short):
+        yield Finding(
+            made_by["model"],
+            made_by["method"],
+            column,
+            value,
+            errors,
+            how,
+            incomparable,
+            tuple(differs),
+            partial,
+            knobs,
+        )
+
+
+def _reference(card: Mapping[str, Any]) -> Iterator[Finding]:
+    """The data itself, where the card's reference was judged too."""
+    if not card.get("reference_judged"):
+        return
+    about = card["reference"]
+    others = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
+    if about.get("row_length") != SAMPLE_LENGTH:
+        others.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
+    for column, value, errors, how, incomparable, partial in _judged(card["reference_judged"], tuple(others)):
+        yield Finding(str(about["place"]), "data", column, value, errors, how, incomparable, (), partial)
+
+
+def _judged(
+    figures: Mapping[str, Any], others: tuple[str, ...]
+) -> Iterator[tuple[str, float, dict[str, float | None], str, tuple[str, ...], str]]:
+    mauve, perplexity, entropy = (figures.get(metric) for metric in ("mauve", "perplexity", "entropy"))
+    if mauve is not None and mauve["value"] is not None:
+        by = mauve["featuriser"]["name"]
+        labels = _labels(by, "the features are of", mauve["label"])
+        partial = "the spread over k-means seeds alone, no error over samples"
+        yield "mauve", mauve["value"], {"seeds": mauve["spread"]}, by, (*labels, *others), partial
+    if perplexity is not None and perplexity["pooled"]["value"] is not None:
+        by, pooled = perplexity["judge"]["name"], perplexity["pooled"]
+        labels = _labels(by, "the judge is", perplexity["label"])
+        yield "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, (*labels, *others), ""
+    if entropy is not None and entropy["value"] is not None:
+        yield "entropy", entropy["value"], {"samples": entropy["stderr"]}, "of the ids", others, ""
+
+
+def _labels(by: str, who: str, label: str | None) -> tuple[str, ...]:
+    if label:
+        return (label.partition(": ")[2] or label,)
+    return () if by in GPT2_LARGE else (f"{who} {by}, not GPT-2 large",)
+
+
+def _other_lengths(canvases: list[str]) -> Iterator[str]:
+    for canvas in canvases:
+        holes = re.fullmatch(r"\[MASK\*(\d+)\]", canvas)
+        if holes is None:
+            yield "samples that began with a given text"
+        elif int(holes[1]) != SAMPLE_LENGTH:
+            yield f"samples of {int(holes[1]):,} tokens, not {SAMPLE_LENGTH:,}"
+
+
+def _accuracies(told: Mapping[str, Any], table: PublishedTable, name: str) -> Iterator[Finding]:
+    for column, found in told["accuracy"].items():
+        right, num = found["right"], found["of"]
+        if column not in table.units or not 0 <= right <= num or num < 1:
+            raise UserError(f"{name}: {column} with {right} right of {num} is no accuracy of table {table.name}")
+        yield Finding(
+            name, told["method"], column, 100 * right / num, {"problems": _binomial(right, num)}, f"of {num:,}"
+        )
+
+
+def _binomial(right: float, num: float) -> float:
+    """In percent; with two right and two wrong answers more, so that it is not 0 where all are right [Agresti]."""
+    share = (right + 2) / (num + 4)
+    return 100 * math.sqrt(share * (1 - share) / (num + 4))
