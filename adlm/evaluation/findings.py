@@ -20,6 +20,7 @@ CARD = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
+ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
 LEFT_TO_RIGHT = ("ar", "a2r")
 
 
@@ -65,7 +66,7 @@ def read_results(path: Path) -> dict[str, Any]:
     if kind_of(told) is None:
         raise UserError(
             f"{path} is neither what `adlm perplexity --out` nor what `adlm judge --out` writes, nor accuracies "
-            '({"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}})'
+            f"({ACCURACIES})"
         )
     return dict(told)
 
@@ -219,7 +220,7 @@ def _judged(
         labels = _labels(by, "the judge is", perplexity["label"])
         yield "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, (*labels, *others), ""
     if entropy is not None and entropy["value"] is not None:
-        yield "entropy", entropy["value"], {"samples": entropy["stderr"]}, "of the ids", others, ""
+        yield "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", others, ""
 
 
 def _labels(by: str, who: str, label: str | None) -> tuple[str, ...]:

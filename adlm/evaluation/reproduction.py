@@ -214,6 +214,8 @@ def command_for(table: PublishedTable, row: Row, column: str, model: str = "") -
         return f"none here: {row.title} is not one of our methods"
     if table.kind == "accuracy":
         return "none yet: there is no command that fine-tunes or scores it; give its accuracies as JSON"
+    if (row.method, column) == ("data", "mauve"):
+        return "none: MAUVE of a text with itself is 1"
     if table.kind == "card":
         return _generating(row, model)
     protocol = table.protocol

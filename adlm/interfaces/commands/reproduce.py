@@ -15,9 +15,9 @@ from adlm import __version__
 from adlm.config.knobs import instead
 from adlm.errors import UserError
 from adlm.evaluation.estimators import ESTIMATORS
-from adlm.evaluation.findings import Finding, findings_of, read_results
+from adlm.evaluation.findings import ACCURACIES, Finding, findings_of, read_results
 from adlm.evaluation.perplexity import Recipe
-from adlm.evaluation.published_tables import TABLES, PublishedTable
+from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
 from adlm.evaluation.reproduction_figure import check_picture, plot
 from adlm.interfaces.commands.perplexity import Texts, check_place, measured, own_device, processes, with_tokenizer
@@ -29,6 +29,7 @@ EXAMPLE = """adlm reproduce owt-ppl                                        the p
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
+OWN_ERRORS = "errors of ours are of the evaluation: how much one training run differs from another is in none of them"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
 
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _table(name: str) -> PublishedTable:
     if name not in TABLES:
-        raise UserError(f"there is no table {name!r}{instead(name, TABLES)}; there are {', '.join(TABLES)}")
+        raise UserError(f"there is no table {name!r}{instead(name, TABLES)} (there are {', '.join(TABLES)})")
     return TABLES[name]
 
 
@@ -113,8 +114,7 @@ def _findings(model: str, table: PublishedTable, arguments: argparse.Namespace, 
         )
     if table.kind == "accuracy":
         raise UserError(
-            f"{model}: nothing here scores a model on table {table.name} yet; give accuracies as JSON "
-            '({"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}})'
+            f"{model}: nothing here scores a model on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
         )
     return findings_of(_measured(model, table, arguments, first), table, model)
 
@@ -173,22 +173,24 @@ def markdown(table: PublishedTable, comparisons: Sequence[Comparison]) -> str:
     return "\n".join([head, "", *rows, "", *said]) + "\n"
 
 
-def _columns(comparisons: Sequence[Comparison]) -> list[str]:
-    """Without any model, the published figures alone."""
-    return list(COLUMNS if any(each.model for each in comparisons) else COLUMNS[:3])
+def _columns(comparisons: Sequence[Comparison], wide: bool = True) -> list[str]:
+    """Without any model, the published figures alone; a terminal has no room for every column."""
+    if not any(each.model for each in comparisons):
+        return list(COLUMNS[:3])
+    return [column for column in COLUMNS if wide or column not in ("model", "difference")]
 
 
 def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
-    ours = f"{_number(each.ours)} ({each.how})" if each.ours is not None and each.how else _number(each.ours)
-    errors = ", ".join(f"{error:.2g} {over}" for over, error in each.errors.items() if error is not None)
+    form = f".{DECIMALS[each.unit]}f"
+    how = f" {Path(each.how).name}" if each.how else ""
     cells = {
         "row": each.row,
-        "of": each.column if each.column == each.unit else f"{each.column} ({each.unit})",
-        "published": _number(each.published),
+        "of": each.column,
+        "published": format(each.published, form),
         "model": each.model,
-        "ours": ours,
-        "±": errors,
-        "difference": "" if each.difference is None else f"{each.difference:+.4g}",
+        "ours": "" if each.ours is None else f"{each.ours:{form}}{how}",
+        "±": ", ".join(f"{error:.2g} {over}" for over, error in each.errors.items() if error is not None),
+        "difference": "" if each.difference is None else f"{each.difference:+{form}}",
         "in errors": "" if each.in_errors is None else f"{each.in_errors:+.1f}",
         "verdict": each.verdict,
     }
@@ -200,29 +202,38 @@ def _said(comparisons: Sequence[Comparison]) -> list[str]:
     lines = []
     for each in comparisons:
         name = f"{each.model} on {each.column}" if each.column != each.unit else each.model
+        name += f" ({each.how})" if each.how else ""
         if each.ours is not None:
             differs = "; ".join(each.differs) or "none that is known"
             lines.append(
-                f"{name} ({each.how}) is held against {each.row}, {each.held_because}: {each.verdict}"
+                f"{name} is held against {each.row}, {each.held_because}: {each.verdict}"
                 f"{': ' if each.verdict == 'not comparable' else ', '}{each.because}. Settings that differ: {differs}."
             )
-    missing = {
-        each.command: f"{each.row}{f' on {each.column}' if each.model else ''}" for each in comparisons if each.command
-    }
-    return [*lines, *(f"missing: {row}; it is made by `{command}`" for command, row in missing.items())]
+    if not lines:  # a reader's reference: the commands are in the JSON
+        return []
+    missing: dict[str, list[str]] = {}
+    for each in comparisons:
+        if each.command:
+            missing.setdefault(each.command, []).append(f"{each.row} on {each.column}" if each.model else each.row)
+    for command, rows in missing.items():
+        lines.append(f"missing: {', '.join(dict.fromkeys(rows))}; made by: {command}")
+    return lines
 
 
 def _caveats(table: PublishedTable, comparisons: Sequence[Comparison]) -> list[str]:
     shown = {each.row for each in comparisons}
     of_rows = [f"{row.name}: {caveat}" for row in table.rows if row.name in shown for caveat in row.caveats]
-    own = ["errors of ours are of the evaluation: how much one training run differs from another is in none of them"]
+    own = [OWN_ERRORS] if any(each.ours is not None for each in comparisons) else []
+    if table.kind == "accuracy":
+        own.append(f"no command fine-tunes or scores these yet; accuracies are read from JSON: {ACCURACIES}")
     return [*table.caveats, *(line for line in of_rows if line.partition(": ")[2] not in table.caveats), *own]
 
 
 def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
     console = Console()
-    columns = _columns(comparisons)
-    shown = Table(*columns, box=None, title=f"{table.name}: {table.title}", title_justify="left")
+    columns = _columns(comparisons, wide=False)
+    console.print(f"{table.name}: {table.title}", style="bold", highlight=False)
+    shown = Table(*columns, box=None)
     for each in comparisons:
         shown.add_row(*_cells(each, columns), style=STYLES[each.verdict] if len(columns) > 3 else None)
     console.print(shown, highlight=False)
@@ -230,7 +241,3 @@ def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in (f"published: {table.source}", *_caveats(table, comparisons)):
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
