@@ -105,7 +105,7 @@ def _rows(asked: list[str], num: int, table: PublishedTable) -> list[str]:
 
 def _findings(model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool) -> list[Finding]:
     path = Path(model)
-    if path.suffix == ".json":
+    if path.suffix == ".json" or (path.is_file() and path.suffix != ".ckpt"):
         return findings_of(read_results(path), table, model)
     if table.kind == "card":
         raise UserError(
@@ -177,7 +177,8 @@ def _columns(comparisons: Sequence[Comparison], wide: bool = True) -> list[str]:
     """Without any model, the published figures alone; a terminal has no room for every column."""
     if not any(each.model for each in comparisons):
         return list(COLUMNS[:3])
-    return [column for column in COLUMNS if wide or column not in ("model", "difference")]
+    spared = {"model", "difference"} | (set() if len({each.column for each in comparisons}) > 1 else {"of"})
+    return [column for column in COLUMNS if wide or column not in spared]
 
 
 def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
@@ -234,6 +235,8 @@ def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
     columns = _columns(comparisons, wide=False)
     console.print(f"{table.name}: {table.title}", style="bold", highlight=False)
     shown = Table(*columns, box=None)
+    for column in (shown.columns[0], shown.columns[-1]):
+        column.no_wrap, column.overflow = True, "fold"
     for each in comparisons:
         shown.add_row(*_cells(each, columns), style=STYLES[each.verdict] if len(columns) > 3 else None)
     console.print(shown, highlight=False)
