@@ -40,15 +40,21 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
     ids: list[int] = []
     start = 0
     for hole in HOLE.finditer(text):
-        before, num = text[start : hole.start()], int(hole[1] or 1)
+        before, num = text[start : hole.start()], _number(hole)
         if num < 1:
             raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N from 1 on")
         if num > MOST:
-            raise UserError(f"{hole[0]} asks for more than {MOST:,} masks; write [MASK*N] with a smaller N")
+            raise UserError(f"{hole[0][:20]}... asks for more than {MOST:,} masks; write [MASK*N] with a smaller N")
         ids += _known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
     return ids + _known(text[start:], tokenizer)
+
+
+def _number(hole: re.Match[str]) -> int:
+    """Of masks in a hole; a number of more digits than any text has tokens is only known to be too large."""
+    digits = hole[1] or "1"
+    return int(digits) if len(digits) < 10 else MOST + 1
 
 
 def _known(text: str, tokenizer: Tokenizer) -> list[int]:

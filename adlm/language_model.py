@@ -142,8 +142,10 @@ class LanguageModel:
         """`num` texts of `length` tokens, as long as the model's rows unless told."""
         if num < 1:
             raise UserError(f"num {num} must be at least 1")
+        if length is not None and length < 1:
+            raise UserError(f"length {length} must be at least 1")
         mask = self.mask_id
-        return self._texts([[mask] * (length or self.config.length)] * num, seed, knobs)
+        return self._texts([[mask] * (self.config.length if length is None else length)] * num, seed, knobs)
 
     @overload
     def fill(self, text: str, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str: ...

@@ -17,7 +17,10 @@ def refuse_taken(folder: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place, then put it there in one move."""
+    """Write a file beside its place, then put it there in one move; through a link, where the link leads."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file that could be written; give another place")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:

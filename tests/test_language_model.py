@@ -99,7 +99,12 @@ def test_a_weight_that_changes_is_noticed():
         (lambda: LM.complete([1, 2]), r"must be a torch tensor"),
         (lambda: LM.sample(steps=0), r"sampling.steps 0 must be at least 1"),
         (lambda: LM.sample(top_p=0.0), r"sampling.top_p 0.0 must be"),
-        (lambda: LM.sample(temperature=-1), r"sampling.temperature -1 must be at least 0"),
+        (lambda: LM.sample(temperature=-1), r"sampling.temperature -1 must be from 0.001 to 1000"),
+        (lambda: LM.sample(temperature=1e-50), r"sampling.temperature 1e-50 must be from 0.001 to 1000"),
+        (lambda: LM.sample(length=0), r"length 0 must be at least 1"),
+        (lambda: LM.fill("[MASK*" + "9" * 5000 + "]"), r"asks for more than 1,000,000 masks"),
+        (lambda: LM.complete([1], sampler="semi-autoregressive"), r"must be a torch tensor"),
+        (lambda: model("ar").perplexity("a"), r"no token is predicted"),
         (lambda: LM.sample(sampler="remdm"), r"sampling.sampler 'remdm' is not one of"),
         (lambda: LM.sample(top_q=0.5), r"there is no sampling knob 'top_q'; did you mean 'top_"),
         (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
@@ -120,6 +125,22 @@ def test_a_weight_that_changes_is_noticed():
 def test_mistakes_are_told_in_a_sentence(call, sentence):
     with pytest.raises(UserError, match=sentence):
         call()
+
+
+def test_a_network_that_says_nothing_finite_writes_nothing():
+    lm = model("mdlm")
+    with torch.no_grad():
+        lm.network.head.bias.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"beliefs are not finite"):
+        lm.sample(steps=2)
+
+
+@pytest.mark.parametrize("knobs", [{"repetition_penalty": 3.0}, {"sampler": "confidence", "repetition_penalty": 3.0}])
+def test_padding_is_no_token_that_was_said_before(knobs):
+    """The id that fills up shorter rows pays no penalty for it."""
+    canvas = ["[MASK*4]", "[MASK*20]"]
+    for seed in range(5):
+        assert LM.fill(canvas, seed=seed, steps=4, **knobs)[0] == LM.fill(canvas[0], seed=seed, steps=4, **knobs)
 
 
 def test_texts_longer_than_the_model_are_written_through_a_window():

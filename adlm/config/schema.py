@@ -332,6 +332,10 @@ class Sampling:
     """The belief in a token that its row shows already is raised to this power; 1 is off."""
 
     def __post_init__(self) -> None:
+        if _numbers(self.temperature) and self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
+            raise UserError(
+                f"sampling.temperature {self.temperature} must be from 0.001 to 1000, or 0 for the likeliest token"
+            )
         if self.eta is not None and _numbers(self.eta) and self.eta > 0 and self.sampler not in ETA:
             raise UserError(
                 f"sampling.eta {self.eta} is the strength of remasking, and sampling.sampler {self.sampler} does not "

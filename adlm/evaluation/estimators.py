@@ -49,6 +49,10 @@ def any_order(method: Method) -> Estimator:
     if not isinstance(method, (Adlm, Mdlm)):
         raise UserError(f"estimator any-order needs beliefs in masked tokens, and {config.method} has none; use nelbo")
     ends = schedule_of(config).alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    if config.data.pad == "attended":
+        raise UserError(
+            "estimator any-order counts masks of the text, and data.pad attended masks padding too; use nelbo"
+        )
     if config.model.time_conditioning:
         raise UserError("estimator any-order needs a network that is not told the time; use nelbo")
     if config.time.steps or config.time.sigma:

@@ -99,7 +99,8 @@ class Estimate:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats)
+        """e^nats; infinite where no number is so large."""
+        return math.exp(self.nats) if self.nats < 700 else math.inf
 
     def interval(self) -> tuple[float, float] | None:
         """Of 95% confidence for the bound on this very text, in nats a token."""
@@ -155,8 +156,11 @@ def num_groups(num_rows: int, length: int) -> int:
 def nats_of(groups: list[GroupNats], exact: bool) -> Nats:
     """All groups of a text, put together; a document may lie in several."""
     ordered = sorted(groups, key=lambda group: group.group)
-    documents = np.concatenate([np.asarray(group.documents, np.int64) for group in ordered])
+    ordered = [group for group in ordered if group.documents]  # left to right a row of one token predicts none
+    if not ordered:
+        raise UserError("no token is predicted: from left to right the first of a row is given; give a longer text")
     each = [np.asarray(group.nats, np.float64) for group in ordered]
+    documents = np.concatenate([np.asarray(group.documents, np.int64) for group in ordered])
     numbers, index = np.unique(documents, return_inverse=True)
     nats = np.zeros((len(numbers), each[0].shape[1]))
     np.add.at(nats, index, np.concatenate(each))
@@ -190,7 +194,9 @@ def difference(ours: Nats, theirs: Nats) -> Estimate:
 
 
 def quantile(freedom: float) -> float:
-    """The 97.5% point of Student's t, by Cornish and Fisher's expansion: within 1% from 3 degrees of freedom on."""
+    """The 97.5% point of Student's t, within 1%: by Cornish and Fisher's expansion, from known points below 3."""
+    if freedom < 3:
+        return float(np.exp(np.interp(freedom, (1, 2, 3), np.log((12.706, 4.303, 3.182)))))
     z = 1.959964
     terms = (
         (z**3 + z) / 4,
@@ -245,5 +251,5 @@ def _summed(group: int, nats: NDArray[np.float64], documents: NDArray[np.int64])
 
 def _generator(seed: int, replicate: int, group: int) -> torch.Generator:
     """On the CPU, so that every device sees the same draws."""
-    state = np.random.SeedSequence((seed, replicate, group)).generate_state(1, np.uint64)
+    state = np.random.SeedSequence(seed, spawn_key=(replicate, group)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)

@@ -81,9 +81,13 @@ def measure(
     if ranks > 1:
         shares = [[]] * ranks
         dist.all_gather_object(shares, list(done.values()))
-    if own is not None:
-        own.unlink(missing_ok=True)
     return nats_of([group for share in shares for group in share], method.exact)
+
+
+def forget(journal: Path) -> None:
+    """What the journal's processes kept, once the figures are where they belong."""
+    for own in journal.parent.glob(f"{journal.name}.*-of-*"):
+        own.unlink(missing_ok=True)
 
 
 def _read(journal: Path | None) -> dict[int, GroupNats]:

@@ -3,6 +3,8 @@
 Shapes: rows of L ids.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.config.knobs import instead
+from adlm.config.load import check
 from adlm.config.schema import Config, Data
 from adlm.data.corpora import CORPORA
-from adlm.data.packing import Rows, filler_of
+from adlm.data.packing import LAYOUTS, Rows, filler_of
 from adlm.data.prepare import prepare
-from adlm.data.prepared import is_prepared, open_prepared, tokenizer_described
+from adlm.data.prepared import Prepared, is_prepared, open_prepared, tokenizer_described
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
@@ -38,6 +41,8 @@ class TextSet:
     packing: str
     rows: Rows
     notes: tuple[str, ...] = ()
+    digest: str = ""
+    """sha256 of its ids, as they lie."""
     corpus: str = ""
     """What a prepared folder was made from; else the name again."""
 
@@ -115,7 +120,7 @@ def _text_set(
     tokenizer.save(place)
     data, chosen, notes = _source(name, split, root)
     data = data if not packing else Data(**{**vars(data), "packing": packing})
-    config = Config(tokenizer=str(place), length=length, data=data)
+    config = check(Config(tokenizer=str(place), length=length, data=data))
     prepared = prepare(config, place / "ids", only=chosen).prepared
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
@@ -125,7 +130,7 @@ def _text_set(
             *notes,
             f"this copy writes <unk> for rare words, it is not the raw text: {INCOMPARABLE}",
         )
-    return TextSet(name, chosen, prepared.manifest["packing"], rows, notes, name)
+    return TextSet(name, chosen, prepared.manifest["packing"], rows, notes, _digest(prepared, chosen), name)
 
 
 def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...]]:
@@ -156,10 +161,18 @@ def _prepared(folder: Path, tokenizer: Tokenizer, length: int, packing: str, spl
             f"--data {folder} was prepared with another tokenizer than the model's; give the text itself, or prepare "
             "it with the model's folder for a tokenizer"
         )
+    if packing and packing not in LAYOUTS:
+        raise UserError(f"--packing {packing!r} is not one of {', '.join(LAYOUTS)}")
     chosen = split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
     rows = prepared.rows(chosen, length, packing or None)
     corpus = prepared.manifest["source"]
-    return TextSet(str(folder), chosen, packing or prepared.manifest["packing"], rows, corpus=corpus)
+    cut = packing or prepared.manifest["packing"]
+    return TextSet(str(folder), chosen, cut, rows, digest=_digest(prepared, chosen), corpus=corpus)
+
+
+def _digest(prepared: Prepared, split: str) -> str:
+    files = [(file["name"], file["sha256"]) for file in prepared.manifest["splits"][split]["files"]]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _holds_unknown(rows: Rows, tokenizer: Tokenizer) -> bool:

@@ -62,8 +62,10 @@ def check_canvas(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor
     """A canvas fits the model and has something to fill in, and the sampling is one."""
     check(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
-    windowed = sampling.sampler == "semi-autoregressive"
-    check_ids(canvas, config, "canvas", max(config.length, canvas.shape[-1]) if windowed else None)
+    windowed = sampling.sampler == "semi-autoregressive" and isinstance(canvas, Tensor) and canvas.ndim == 2
+    check_ids(canvas, config, "canvas", max(config.length, canvas.shape[1]) if windowed else None)
+    if windowed and pad is not None and canvas.shape[1] > config.length:
+        raise UserError("rows of unequal lengths would share windows; sample longer texts of one length at a time")
     if pad is not None:
         _check_pad(pad, canvas)
         if ((canvas == mask_id) & pad).any():

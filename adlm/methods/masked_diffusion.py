@@ -152,8 +152,9 @@ def logits_at(config: Config, network: nn.Module, z: Tensor, t: float | None) ->
         return network(z, told_sigma(config, times_of(config, z, t), z.device))  # type: ignore[no-any-return]
 
 
-def times_of(config: Config, z: Tensor, t: float | None) -> Tensor:
-    """(B,), the time given, or the share of masks in each row."""
+def times_of(config: Config, z: Tensor, t: float | None, pad: Tensor | None = None) -> Tensor:
+    """(B,), the time given, or the share of masks in each row's text."""
     if t is not None:
         return torch.full((len(z),), t, dtype=torch.float64)
-    return (z == vocabulary_of(config).mask_id).double().mean(dim=1).cpu()
+    masked = (z == vocabulary_of(config).mask_id) & not_pad(z, pad)
+    return (masked.sum(dim=1).double() / not_pad(z, pad).sum(dim=1)).cpu()

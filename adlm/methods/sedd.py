@@ -109,6 +109,13 @@ class Sedd:
         check_canvas(self.config, canvas, sampling, pad)
         if sampling.sampler != "analytic":
             return denoising.generate(self.config, network, canvas, sampling, draws, pad)
+        knobs = ("temperature", "top_k", "top_p", "repetition_penalty")
+        for knob in knobs:
+            if getattr(sampling, knob) != getattr(Sampling(), knob):
+                raise UserError(
+                    f"sampling.{knob} {getattr(sampling, knob)} sharpens beliefs, and analytic draws by scores as they "
+                    "are; use ancestral"
+                )
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
         steps = steps_of(diffusion.schedule_of(config), sampling)
         logits = denoising.logits_everywhere(config, network, pad)

@@ -76,7 +76,7 @@ def _changed(
     places = reveals.flatten().nonzero()[:, 0]
     if len(places):
         log_beliefs = denoiser(frame.ids, alpha.expand(len(ids)), pad).log_beliefs(places)
-        drawn = draw_tokens(log_beliefs, frame.ids, places, draws.at_tokens(reveals), sampling)
+        drawn = draw_tokens(log_beliefs, frame.ids, places, draws.at_tokens(reveals), sampling, pad)
         if last and sampling.final == "argmax":
             drawn = drawn.but_likeliest(torch.ones_like(places, dtype=torch.bool), log_beliefs)
         ids.view(-1)[places], chance.view(-1)[places] = drawn.tokens, drawn.chance

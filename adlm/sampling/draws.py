@@ -25,7 +25,10 @@ class RowDraws:
         if seed < 0:
             raise UserError(f"seed {seed} must be 0 or more")
         self._places, self._tokens = (
-            [np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, row, stream)))) for row in rows]
+            [
+                np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, stream))))
+                for row in rows
+            ]
             for stream in range(2)
         )
 

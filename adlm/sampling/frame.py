@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adlm.errors import UserError
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -29,7 +31,10 @@ class Frame:
 
 def last_of(frames: Iterator[Frame]) -> Frame:
     """Where a walk ends; the frames before it are let go one by one."""
-    return deque(frames, maxlen=1)[0]
+    last: Frame = deque(frames, maxlen=1)[0]
+    if not last.chance.isfinite().all():
+        raise UserError("the model's beliefs are not finite: its weights or its precision do not hold")
+    return last
 
 
 def first_frame(canvas: Tensor, mask_id: int) -> Frame:

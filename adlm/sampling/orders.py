@@ -119,7 +119,7 @@ def _drawn(
     by_belief = BY_BELIEF.get(sampling.sampler)
     for chunk, its_points in zip(torch.split(places, _PLACES), torch.split(points, _PLACES), strict=True):
         log_beliefs = reading.log_beliefs(chunk)
-        drawn = draw_tokens(log_beliefs, z, chunk, its_points, sampling)
+        drawn = draw_tokens(log_beliefs, z, chunk, its_points, sampling, pad)
         tokens.append(drawn.tokens)
         chances.append(drawn.chance)
         if by_belief is not None:

@@ -67,10 +67,12 @@ class Drawn:
         return Drawn(torch.where(where, best, self.tokens), torch.where(where, log_best.exp().float(), self.chance))
 
 
-def draw_tokens(log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling) -> Drawn:
-    """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,)."""
-    guarded = sampling.repetition_penalty > 1
-    seen = seen_symbols(z, places, log_beliefs.shape[-1]) if guarded else None
+def draw_tokens(
+    log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None = None
+) -> Drawn:
+    """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,); padding shows no symbol."""
+    shown = z if pad is None else torch.where(pad, z[:, :1], z)  # the first is shown anyway
+    seen = seen_symbols(shown, places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
     return draw_shaped(shape(log_beliefs, sampling, seen), points)
 
 

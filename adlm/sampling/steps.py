@@ -41,7 +41,9 @@ SIGMA: dict[str, Sigma] = {
     "ancestral": lambda alpha_s, alpha_t, eta: torch.zeros_like(alpha_t),
     "remdm-cap": lambda alpha_s, alpha_t, eta: remasking_ceiling(alpha_s, alpha_t).clamp(max=eta),
     "remdm-rescale": lambda alpha_s, alpha_t, eta: eta * remasking_ceiling(alpha_s, alpha_t),
-    "forward-backward": lambda alpha_s, alpha_t, eta: torch.where(alpha_t > 0, (alpha_s - alpha_t) / alpha_t, 1.0),
+    "forward-backward": lambda alpha_s, alpha_t, eta: torch.where(
+        alpha_t > 0, (alpha_s - alpha_t) / alpha_t, 1.0
+    ).clamp(max=1),
 }
 
 

@@ -41,7 +41,7 @@ def walk(
         rows = _rows_to_read(call.rows, len(z))
         alpha = torch.cat([call.alpha, call.alpha[-1:].expand(rows - call.rows)])
         log_beliefs = denoiser(z[:rows], alpha, None if pad is None else pad[:rows]).log_beliefs(call.revealed)
-        drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling)
+        drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling, pad)
         if call.last is not None and sampling.final == "argmax":
             drawn = drawn.but_likeliest(call.last, log_beliefs)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)

@@ -124,6 +124,40 @@ def test_figures_are_written_and_nothing_else_is_left(world, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_a_text_that_changed_meanwhile_is_measured_anew(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("adlm.evaluation.likelihood.TOKENS_A_GROUP", 64)
+    text, out = tmp_path / "text.txt", tmp_path / "figures.json"
+    text.write_text("abcd" * 60)
+    words = ["perplexity", str(world / "ar"), "--data", str(text), "--out", str(out)]
+    with monkeypatch.context() as patched:
+        patched.setattr("adlm.evaluation.perplexity.nats_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(words) == 130
+    assert len(list(tmp_path.iterdir())) == 2  # the text and a journal
+    text.write_text("wxyz" * 60)
+    assert main(words) == 0
+    fresh = told(capsys, world / "ar", "--data", text) if capsys.readouterr() else {}
+    assert json.loads(out.read_text())["figures"][0]["nats"] == fresh["figures"][0]["nats"]
+
+
+def test_a_link_is_written_through_and_a_folder_refused_before_anything_is_measured(world, tmp_path, capsys):
+    (tmp_path / "there.json").write_text("{}")
+    (tmp_path / "link.json").symlink_to("there.json")
+    words = ["perplexity", str(world / "ar"), "--data", str(world / "prepared"), "--out"]
+    assert main([*words, str(tmp_path / "link.json")]) == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert "figures" in json.loads((tmp_path / "there.json").read_text())
+    assert main([*words, str(tmp_path)]) == 2
+    assert "is no file" in capsys.readouterr().err
+
+
+def test_models_that_read_other_ids_are_not_compared(world, tmp_path, capsys):
+    small_model(tmp_path / "letters", "mdlm", tokenizer="text8")
+    (tmp_path / "text.txt").write_text("peace and order and law")
+    found = told(capsys, world / "mdlm", tmp_path / "letters", "--data", tmp_path / "text.txt")
+    assert len(found["figures"]) == 2
+    assert found["differences"] == []
+
+
 def test_a_python_call_agrees_with_the_command(world, tmp_path, capsys):
     texts = [text for text in TEXT.split("\n\n") if text]
     found = load(world / "ar").perplexity(texts)
@@ -171,6 +205,8 @@ def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monk
         (["nowhere", "--data", "{prepared}"], "nowhere is neither a model folder nor a .ckpt file"),
         (["{adlm}", "--data", "{prepared}", "--out", "{none}/no/figures.json"], "there is no folder"),
         (["{adlm}"], "--data"),
+        (["{adlm}", "--data", "{prepared}", "--packing", "xx"], "--packing 'xx' is not one of"),
+        (["{adlm}", "--data", "{prepared}", "--batch", "0"], "batch 0 must be at least 1"),
     ],
 )
 def test_mistakes_are_one_sentence(world, words, sentence, capsys):

@@ -347,7 +347,7 @@ def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_
     method, network = method_of(config), awake(config).double()
     canvas = torch.full((3, 8 if sampler != "semi-autoregressive" else 13), MASK)
     canvas[1, 0] = 1
-    sampling = Sampling(sampler, steps=6, top_p=0.9)
+    sampling = Sampling(sampler, steps=6, top_p=1.0 if sampler == "analytic" else 0.9)
     if not can(name, sampler):
         with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
             method.generate(network, canvas, sampling, rows(3))
@@ -378,6 +378,26 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
     for row, length in enumerate(lengths):
         *_, alone = method.generate(network, canvas[row : row + 1, :length], sampling, RowDraws(0, [row]))
         assert torch.equal(alone.ids[0], together.ids[row, :length])
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "left-to-right"])
+def test_a_network_told_the_time_is_told_that_of_its_row_not_of_the_padding(sampler):
+    model = Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, time_conditioning=True)
+    config = settings("mdlm", model=model, schedule=Schedule(eps=1e-3))
+    method, network = method_of(config), Frozen(awake(config).double())
+    canvas = torch.full((2, 8), MASK)
+    pad = torch.arange(8) >= torch.tensor([[3], [8]])
+    canvas[pad] = 1
+    for seed in range(8):
+        *_, together = method.generate(network, canvas, Sampling(sampler, steps=8), rows(2, seed), pad)
+        *_, alone = method.generate(network, canvas[:1, :3], Sampling(sampler, steps=8), rows(1, seed))
+        assert torch.equal(alone.ids[0], together.ids[0, :3])
+
+
+def test_scores_as_they_are_cannot_be_sharpened():
+    method = method_of(settings("sedd"))
+    with pytest.raises(UserError, match=r"sampling.temperature 0.5 sharpens beliefs, and analytic draws by scores"):
+        method.generate(method.build(), torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5), rows(1))
 
 
 @every_method

@@ -80,6 +80,10 @@ def test_rows_seeds_and_streams_differ():
     assert len(set(numbers)) == 16
 
 
+def test_no_two_seeds_and_rows_share_their_numbers():
+    assert not np.array_equal(RowDraws(2**32 + 5, [0]).for_tokens(0, 4), RowDraws(5, [1]).for_tokens(0, 4))
+
+
 def test_places_that_are_not_asked_for_lie_above_every_chance():
     where = torch.tensor([[True, False, True]])
     points = RowDraws(0, [0]).at_places(where)

@@ -48,6 +48,13 @@ def test_forward_backward_reveals_twice_as_fast_and_masks_the_surplus_again():
     assert steps.reveal[-1] == 1  # cut: it would be 2
 
 
+def test_forward_backward_never_masks_more_than_there_is():
+    """At alpha_1 = 1e-3, as in the paper's presets, (alpha_s - alpha_t) / alpha_t is 250."""
+    steps = steps_of(LogLinear(1e-3), Sampling("forward-backward", steps=4))
+    visible = steps.alpha_t[0] * (1 - steps.remask[0]) + (1 - steps.alpha_t[0]) * steps.reveal[0]
+    assert abs(visible - steps.alpha_s[0]) < 2e-3
+
+
 def test_the_corrector_takes_more_steps_than_asked_for_and_no_chance_passes_one():
     steps = steps_of(LogLinear(), Sampling("dfm", steps=16))
     assert len(steps.reveal) > 16

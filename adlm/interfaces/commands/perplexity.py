@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from adlm import __version__
 from adlm.config.load import check
 from adlm.errors import UserError
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
-from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
+from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
 from adlm.evaluation.text_sets import ZERO_SHOT, TextSet, text_sets
 from adlm.language_model import LanguageModel, device_of, load
 from adlm.methods import method_of
@@ -65,7 +67,8 @@ class Line:
     split: str
     nats: float
     bits: float
-    perplexity: float
+    perplexity: float | None
+    """None where no number is so large."""
     monte_carlo_stderr: float | None
     document_stderr: float | None
     interval: tuple[float, float] | None
@@ -105,6 +108,19 @@ class Texts:
     split: str = ""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Figures, differences, and the journals that may go once the figures are where they belong."""
+
+    lines: list[Line]
+    gaps: list[Gap]
+    journals: list[Path]
+
+    def forget(self) -> None:
+        for journal in self.journals:
+            forget(journal)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, run folders or .ckpt files")
     parser.add_argument(
@@ -140,19 +156,21 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.estimator,
             arguments.samples,
             arguments.seed,
-            arguments.batch or (32 if device.type == "cuda" else 8),
+            (32 if device.type == "cuda" else 8) if arguments.batch is None else arguments.batch,
             arguments.max_tokens,
         )
         check_place(arguments.out)
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
         texts = Texts(tuple(arguments.data), arguments.packing, arguments.split)
-        lines, gaps = measured(models, texts, recipe, arguments.out, first)
+        found = measured(models, texts, recipe, arguments.out, first)
+        lines, gaps = found.lines, found.gaps
         if not first:
             return 0
         figures, differences = ([asdict(each) for each in some] for some in (lines, gaps))
         told = {"adlm": __version__, "figures": figures, "differences": differences}
         if arguments.out is not None:
             write_whole(arguments.out, json.dumps(told, indent=1))
+            found.forget()
         if arguments.json:
             sys.stdout.write(json.dumps(told) + "\n")
         else:
@@ -162,16 +180,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check_place(out: Path | None) -> None:
     """What would fail after hours fails now."""
-    if out is not None and not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.absolute().parent}")
+    if out is None:
+        return
+    place = out.absolute()
+    try:
+        if not place.parent.is_dir() or not place.name:
+            raise UserError(f"--out {out}: there is no folder {place.parent}")
+        if place.exists() and not place.is_file():
+            raise UserError(f"--out {out} is no file; give another place")
+        beside = place.with_name(f".{place.name}.try.{os.getpid()}")
+        beside.touch()
+        beside.unlink()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--out {out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
-def measured(
-    models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool
-) -> tuple[list[Line], list[Gap]]:
+def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool) -> Measured:
     """Every model on every text; what is done is kept beside `out` meanwhile."""
     lines: list[Line] = []
-    found: dict[tuple[str, str], Nats] = {}
+    found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
+    journals: list[Path] = []
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -189,9 +217,10 @@ def measured(
                     tell = _told(progress, f"{model} on {text.name}")
                     journal = _journal(out, lm, text, recipe)
                     nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
-                    found[model, text.name] = nats
+                    found[model, text.name] = nats, text
+                    journals += [] if journal is None else [journal]
                     lines.append(_line(model, lm, text, recipe, nats))
-    return lines, list(_gaps(list(models), found))
+    return Measured(lines, list(_gaps(list(models), found)), journals)
 
 
 def _told(progress: Progress, what: str) -> Callable[[int, int], None]:
@@ -199,11 +228,12 @@ def _told(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, in_all: progress.update(task, completed=done, total=in_all)
 
 
-def _gaps(models: list[str], found: dict[tuple[str, str], Nats]) -> Iterator[Gap]:
-    """Every later model against the first, where both cut the text alike."""
-    for (model, data), nats in found.items():
-        ours = found[models[0], data]
-        if model != models[0] and len(ours.tokens) == len(nats.tokens) and len(ours.groups) == len(nats.groups):
+def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Gap]:
+    """Every later model against the first, where both read the same ids, cut alike."""
+    for (model, data), (nats, text) in found.items():
+        ours, our_text = found[models[0], data]
+        cuts = [(each.digest, each.packing, each.rows.length) for each in (text, our_text)]
+        if model != models[0] and cuts[0] == cuts[1] and len(ours.tokens) == len(nats.tokens):
             gap = difference(ours, nats)
             yield Gap(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
 
@@ -218,7 +248,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         split=text.split,
         nats=found.nats,
         bits=found.bits,
-        perplexity=found.perplexity,
+        perplexity=found.perplexity if math.isfinite(found.perplexity) else None,
         monte_carlo_stderr=found.monte_carlo,
         document_stderr=found.over_documents,
         interval=found.interval(),
@@ -279,7 +309,8 @@ def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe)
     depends: dict[str, Any] = {
         "config": asdict(lm.config),
         "weights": fingerprint(lm.network),
-        "rows": (text.name, text.split, text.packing, len(text.rows), text.rows.length, text.rows.num_tokens),
+        "rows": (text.digest, text.split, text.packing, len(text.rows), text.rows.length),
+        "adlm": __version__,
         "recipe": {**asdict(recipe), "batch": 0},
     }
     digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -312,13 +343,13 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
     table = Table("model", "text", "nats a token", "bits", "perplexity", "+- draws", "+- documents", "tokens", box=None)
     for line in lines:
         table.add_row(
-            line.model,
-            f"{line.data} {line.split}",
+            Text(line.model),
+            Text(f"{line.data} {line.split}"),
             f"{line.nats:.4f}" + (" exact" if line.exact else ""),
             f"{line.bits:.4f}",
-            f"{line.perplexity:.3f}",
+            "too large" if line.perplexity is None else f"{line.perplexity:.3f}",
             *(
-                "unknown" if error is None else f"{error * line.perplexity:.3f}"
+                "unknown" if error is None or line.perplexity is None else f"{error * line.perplexity:.3f}"
                 for error in (line.monte_carlo_stderr, line.document_stderr)
             ),
             f"{line.tokens:,}",
@@ -327,7 +358,9 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
     for gap in gaps:
         both = ((gap.monte_carlo_stderr, "draws"), (gap.document_stderr, "documents"))
         errors = ", ".join(f"+- {error:.4f} {of}" for error, of in both if error is not None)
-        console.print(f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})")
+        console.print(
+            f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})", markup=False
+        )
     first = lines[0]
     console.print(
         f"estimator {first.estimator}, {first.samples} replicates, seed {first.seed}; rows of {first.length} tokens, "

@@ -130,8 +130,9 @@ def _measured(model: str, table: PublishedTable, arguments: argparse.Namespace, 
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
         batch = arguments.batch or (32 if device.type == "cuda" else 8)
         recipe = Recipe(estimator, arguments.samples, arguments.seed, batch, arguments.max_tokens)
-        lines, _ = measured({model: lm}, texts, recipe, arguments.out, first)
-        figures += [asdict(line) for line in lines]
+        found = measured({model: lm}, texts, recipe, arguments.out, first)
+        figures += [asdict(line) for line in found.lines]
+        found.forget()
     return {"adlm": __version__, "figures": figures}
 
 
