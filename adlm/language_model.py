@@ -15,6 +15,7 @@ from adlm.canvas import Canvas, canvas_of, ids_of
 from adlm.config.knobs import instead
 from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
+from adlm.data.packing import filler_of
 from adlm.errors import UserError
 from adlm.evaluation.likelihood import estimate
 from adlm.evaluation.perplexity import Recipe, measure
@@ -58,7 +59,7 @@ class Perplexity:
 
     value: float
     stderr: float
-    """Of the value: over texts, or where there is one text only, over draws."""
+    """Of the value: of the choice of texts and of the draws together, where each is known."""
     nats: float
     """A token: the logarithm of the value."""
     nats_stderr: float
@@ -195,10 +196,7 @@ class LanguageModel:
     @property
     def filling(self) -> int:
         """What stands past the end of a shorter row; it is never seen."""
-        vocabulary = vocabulary_of(self.config)
-        if vocabulary.pad_id is not None:
-            return vocabulary.pad_id
-        return 0 if vocabulary.mask_id else 1
+        return filler_of(vocabulary_of(self.config))
 
     def _texts(self, rows: Sequence[Sequence[int]], seed: int, knobs: SamplingKnobs) -> list[str]:
         tokenizer, sampling, texts = self._tokenizer(), self.sampling(**knobs), []

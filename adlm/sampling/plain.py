@@ -49,7 +49,6 @@ def plain_walk(
     steps: Steps,
     sampling: Sampling,
     draws: RowDraws,
-    pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """From the canvas to text by `one_step` after the other, a Frame each, then `final` for what is still masked.
 

@@ -20,7 +20,7 @@ from adlm.evaluation.perplexity import Recipe
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
 from adlm.evaluation.reproduction_figure import check_picture, plot
-from adlm.interfaces.commands.perplexity import Texts, check_place, measured, own_device, processes, with_tokenizer
+from adlm.interfaces.measuring import Texts, check_place, measured, own_device, processes, with_tokenizer
 from adlm.language_model import load
 from adlm.places import write_whole
 

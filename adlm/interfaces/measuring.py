@@ -1,0 +1,275 @@
+"""Models measured on texts, figure by figure: what `adlm perplexity` and `adlm reproduce` share. Draws no tables.
+
+Under torchrun every process measures its share of the groups, and the first speaks for all.
+"""
+
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from adlm import __version__
+from adlm.config.load import check
+from adlm.errors import UserError
+from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
+from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
+from adlm.evaluation.text_sets import TextSet, text_sets
+from adlm.language_model import LanguageModel, device_of
+from adlm.methods import method_of
+from adlm.methods.inputs import vocabulary_of
+from adlm.models.fingerprint import fingerprint
+from adlm.tokens import load_tokenizer
+from adlm.training.logbook import read_metrics
+
+
+@dataclass(frozen=True)
+class About:
+    """A model, as far as a reader of its figures asks."""
+
+    parameters: int
+    symbols: int
+    """Of its tokenizer, the mask included."""
+    gamma: float | None
+    tau: int | None
+    """Of the anchor term; None where the method has none, or where the config does not tell of training."""
+    trained_on: str
+    """A corpus or a path; empty where the config does not tell."""
+    tokens_trained: int | None
+    """Steps done x batch x length, padding included; None where there is no logbook of the run."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure, and everything that it depends on."""
+
+    model: str
+    method: str
+    data: str
+    corpus: str
+    """What the text is of: the same, or what a prepared folder was made from."""
+    split: str
+    nats: float
+    bits: float
+    perplexity: float | None
+    """None where no number is so large."""
+    monte_carlo_stderr: float | None
+    document_stderr: float | None
+    interval: tuple[float, float] | None
+    """Of 95% for the bound on this text, by the draws, in nats."""
+    exact: bool
+    tokens: int
+    documents: int
+    rows: int
+    length: int
+    packing: str
+    tokenizer: str
+    estimator: str
+    samples: int
+    seed: int
+    about: About
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The first model minus another, on the same rows and draws."""
+
+    model: str
+    against: str
+    data: str
+    nats: float
+    monte_carlo_stderr: float | None
+    document_stderr: float | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Which texts are read, and how; empty is as usual for each."""
+
+    names: tuple[str, ...]
+    packing: str = ""
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures, differences, and the journals that may go once the figures are where they belong."""
+
+    lines: list[Line]
+    gaps: list[Gap]
+    journals: list[Path]
+
+    def forget(self) -> None:
+        for journal in self.journals:
+            forget(journal)
+
+
+def check_place(out: Path | None) -> None:
+    """What would fail after hours fails now."""
+    if out is None:
+        return
+    place = out.absolute()
+    try:
+        if not place.parent.is_dir() or not place.name:
+            raise UserError(f"--out {out}: there is no folder {place.parent}")
+        if place.exists() and not place.is_file():
+            raise UserError(f"--out {out} is no file; give another place")
+        beside = place.with_name(f".{place.name}.try.{os.getpid()}")
+        beside.touch()
+        beside.unlink()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--out {out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool) -> Measured:
+    """Every model on every text; what is done is kept beside `out` meanwhile."""
+    lines: list[Line] = []
+    found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
+    journals: list[Path] = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not (first and sys.stderr.isatty()),
+        transient=True,
+    ) as progress:
+        for model, lm in models.items():
+            tokenizer = lm.tokenizer
+            assert tokenizer is not None
+            with text_sets(asked.names, tokenizer, lm.config.length, asked.packing, asked.split) as texts:
+                for text in texts:
+                    tell = _told(progress, f"{model} on {text.name}")
+                    journal = _journal(out, lm, text, recipe)
+                    nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
+                    found[model, text.name] = nats, text
+                    journals += [] if journal is None else [journal]
+                    lines.append(_line(model, lm, text, recipe, nats))
+    return Measured(lines, list(_gaps(list(models), found)), journals)
+
+
+def _told(progress: Progress, what: str) -> Callable[[int, int], None]:
+    task = progress.add_task(what, total=None)
+    return lambda done, in_all: progress.update(task, completed=done, total=in_all)
+
+
+def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Gap]:
+    """Every later model against the first, where both read the same ids, cut alike."""
+    for (model, data), (nats, text) in found.items():
+        ours, our_text = found[models[0], data]
+        cuts = [(each.digest, each.packing, each.rows.length) for each in (text, our_text)]
+        if model != models[0] and cuts[0] == cuts[1] and len(ours.tokens) == len(nats.tokens):
+            gap = difference(ours, nats)
+            yield Gap(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
+
+
+def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Nats) -> Line:
+    found: Estimate = estimate(nats)
+    return Line(
+        model=model,
+        method=lm.config.method,
+        data=text.name,
+        corpus=text.corpus,
+        split=text.split,
+        nats=found.nats,
+        bits=found.bits,
+        perplexity=found.perplexity if math.isfinite(found.perplexity) else None,
+        monte_carlo_stderr=found.monte_carlo,
+        document_stderr=found.over_documents,
+        interval=found.interval(),
+        exact=lm.method.exact,
+        tokens=found.tokens,
+        documents=found.documents,
+        rows=len(chosen_rows(text.rows, recipe.max_tokens)),
+        length=text.rows.length,
+        packing=text.packing,
+        tokenizer="" if lm.tokenizer is None else lm.tokenizer.name,
+        estimator="exact" if lm.method.exact else recipe.estimator,
+        samples=recipe.replicates(lm.method),
+        seed=recipe.seed,
+        about=_about(model, lm),
+        notes=text.notes,
+    )
+
+
+def _about(model: str, lm: LanguageModel) -> About:
+    config = lm.config
+    text = config.data.name or config.data.path or config.data.hub or config.data.prepared
+    anchored = bool(text) and config.method in ("adlm", "a2r")  # a checkpoint's config knows nothing of its training
+    place = Path(model)
+    run = place.parent if place.name == "model" else place
+    logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
+    return About(
+        parameters=sum(weight.numel() for weight in lm.network.parameters()),
+        symbols=vocabulary_of(config).size,
+        gamma=config.anchor.gamma if anchored else None,
+        tau=config.anchor.tau if anchored else None,
+        trained_on=text,
+        tokens_trained=logged[-1]["step"] * config.train.batch_size * config.length if logged else None,
+    )
+
+
+def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
+    if name is None and lm.tokenizer is None:
+        raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer")
+    if name is None:
+        return lm
+    tokenizer = load_tokenizer(name)
+    known = lm.config.vocabulary
+    if known is not None and tokenizer.vocabulary.size != known.size:
+        raise UserError(
+            f"--tokenizer {name} has {tokenizer.vocabulary.size} symbols and {model} was made for {known.size}; "
+            "it is not the one it was trained with"
+        )
+    if lm.tokenizer is not None and tokenizer.engine.to_str() != lm.tokenizer.engine.to_str():
+        raise UserError(f"--tokenizer {name} is not the one that {model} brings along; leave --tokenizer out")
+    config = check(replace(lm.config, vocabulary=tokenizer.vocabulary))
+    return replace(lm, config=config, method=method_of(config), tokenizer=tokenizer)
+
+
+def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe) -> Path | None:
+    """Where what is done is kept meanwhile: named after everything that it depends on."""
+    if out is None:
+        return None
+    depends: dict[str, Any] = {
+        "config": asdict(lm.config),
+        "weights": fingerprint(lm.network),
+        "rows": (text.digest, text.split, text.packing, len(text.rows), text.rows.length),
+        "adlm": __version__,
+        "recipe": {**asdict(recipe), "batch": 0},
+    }
+    digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return out.with_name(f".{out.name}.{digest}")
+
+
+@contextmanager
+def processes() -> Iterator[bool]:
+    """Joins the other processes under torchrun; whether this one speaks for all."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(name: str) -> torch.device:
+    """The device by this name; of several GPUs, this process's."""
+    wanted = device_of(name)
+    if "LOCAL_RANK" in os.environ and wanted.type == "cuda" and ":" not in str(wanted):
+        return device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+    return wanted
