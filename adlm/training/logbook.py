@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class Wandb:
         wandb: Any = importlib.import_module("wandb")
         marker = place / "wandb-id"
         if not marker.is_file():
-            write_whole(marker, str(wandb.util.generate_id()))
+            write_whole(marker, secrets.token_hex(4))
         self._run = wandb.init(
             project="adlm",
             name=place.name,
