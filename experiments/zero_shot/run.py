@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 SETS = ["ptb", "wikitext2", "lambada", "ag_news"]
-# The same start, rate and text for all; ADLM with the hidden bridge and a stronger anchor loss (see MEASURED in README)
+# The same start, rate and text for all; ADLM with the hidden bridge and a stronger anchor loss
 COMMON = [
     *("train.batch_size=64", "train.learning_rate=1e-3", "train.warm_up_steps=50", "train.decay=cosine"),
     *("train.ema=0.995", "train.log_every=50", "train.valid_every=0", "train.sample_every=0", "train.keep=1"),
