@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,6 +48,10 @@ class MadeBy:
     device: str
     dtype: str
     """Of weights and products."""
+    tokenizer_sha256: str | None = None
+    """Which tokenizer wrote the ids; None in files from before it was told."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What a reader asks of the model and no sample depends on: size, symbols, training; empty in those files."""
 
     @property
     def num_rows(self) -> int:
@@ -132,10 +136,10 @@ class Growing:
         self._file, self._path = file, path
         self._header = _line({"made_by": asdict(made_by)})
         file.seek(0)
-        beginning = file.read(len(self._header))
-        if not self._header.startswith(beginning):  # else it is a header that is whole, torn, or not there yet
-            _refuse_others(beginning + file.read(2**20), made_by, path)
-        if beginning == self._header:
+        first = file.readline(len(self._header) + 2**20)
+        if not self._header.startswith(first):  # else it is a header that is whole, torn, or not there yet
+            _refuse_others(first, made_by, path)
+        if first.endswith(b"\n"):
             file.seek(0)
             with open(file.fileno(), "rb", closefd=False) as buffered:
                 lines = _whole_lines(buffered, path)
@@ -170,17 +174,17 @@ def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _refuse_others(beginning: bytes, made_by: MadeBy, path: Path) -> None:
-    """The sentence for a file that was made by something else."""
+def _refuse_others(first: bytes, made_by: MadeBy, path: Path) -> None:
+    """The sentence for a file that was made by something else, as far as its first line tells."""
     try:
-        there = _made_by(json.loads(beginning.partition(b"\n")[0]), path)
+        there = _made_by(json.loads(first), path)
     except ValueError:  # a UserError too
         raise UserError(f"{path} exists already and is no file of samples; give another --out") from None
-    told = ", ".join(
-        f"{name} {_short(was)} -> {_short(now)}"
-        for name, (was, now) in differences(asdict(there), asdict(made_by)).items()
-    )
-    raise UserError(f"{path} holds samples that were made otherwise: {told}; give another --out, or move it away")
+    known = replace(there, tokenizer_sha256=there.tokenizer_sha256 or made_by.tokenizer_sha256, about=made_by.about)
+    apart = differences(asdict(known), asdict(made_by))
+    if apart:
+        told = ", ".join(f"{name} {_short(was)} -> {_short(now)}" for name, (was, now) in apart.items())
+        raise UserError(f"{path} holds samples that were made otherwise: {told}; give another --out, or move it away")
 
 
 def _short(value: Any) -> str:
@@ -203,13 +207,15 @@ def _whole_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
 
 def _made_by(content: Any, path: Path) -> MadeBy:
     entries = content.get("made_by") if isinstance(content, dict) else None
-    if not isinstance(entries, dict) or entries.keys() != {field.name for field in fields(MadeBy)}:
+    known = {each.name for each in fields(MadeBy)}
+    always = {each.name for each in fields(MadeBy) if each.default is MISSING and each.default_factory is MISSING}
+    if not isinstance(entries, dict) or not always <= entries.keys() <= known:
         raise UserError(f"{path} is no file of samples: its first line does not say how they were made")
     return MadeBy(**entries)
 
 
 def _rows(lines: Iterator[tuple[int, Any]], made_by: MadeBy, path: Path) -> Iterator[tuple[int, Sample]]:
-    names = {field.name for field in fields(Sample)}
+    names = {each.name for each in fields(Sample)}
     for row, (end, content) in enumerate(lines):
         if not isinstance(content, dict) or content.keys() != names or content["row"] != row:
             raise UserError(f"{path} is damaged: line {row + 2} is not row {row}; move it away")

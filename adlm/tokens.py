@@ -4,6 +4,7 @@ Every tokenizer is a Hugging Face `tokenizers` object underneath (the characters
 one class encodes, decodes and is saved as a tokenizer.json. A tokenizer without a mask (GPT-2) gets one more id for it.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -85,6 +86,11 @@ class Tokenizer:
         return str(self.engine.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
+    def sha256(self) -> str:
+        """What tells it from any other: see `symbols_sha256`."""
+        return symbols_sha256(self.engine.get_vocab())
+
+    @cached_property
     def joins_spaces(self) -> bool:
         """Whether a word and the space before it are one symbol: what GPT-2 writes as Ġ and SentencePiece as ▁."""
         return any(len(symbol) > 1 and symbol[0] in "Ġ▁" for symbol in self.engine.get_vocab())
@@ -108,6 +114,15 @@ class Tokenizer:
         ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
         named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
         (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=1), encoding="utf-8")
+
+
+def symbols_sha256(vocabulary: Mapping[str, int]) -> str:
+    """Of every symbol with its id but the mask, which one who reads whole texts need not have.
+
+    Two with the same one mean the same by an id, whichever library wrote them down.
+    """
+    symbols = sorted((symbol, index) for symbol, index in vocabulary.items() if symbol not in USUAL_NAMES["mask"])
+    return hashlib.sha256(json.dumps(symbols).encode()).hexdigest()
 
 
 def _byte_symbols() -> list[str]:

@@ -21,14 +21,11 @@ class KnownJudge:
     )
 
     def __init__(self, context: int = 8, bos_id: int | None = EOS_ID):
-        self.about = About("known", "test", "", "letters", context, bos_id, EOS_ID, "cpu", "float32")
+        self.about = About("known", "test", "", "letters", "", context, bos_id, EOS_ID, "cpu", "float32")
         self.shapes: list[tuple[int, ...]] = []
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [["abc.".index(letter) for letter in text] for text in texts]
-
-    def symbols(self) -> dict[str, int]:
-        return {symbol: index for index, symbol in enumerate("abc.")}
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         assert x.shape[1] <= self.about.context

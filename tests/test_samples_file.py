@@ -1,6 +1,7 @@
 """Laws of files of samples: they grow by whole batches, go on after any cut, and say how they were made."""
 
 import errno
+import json
 import random
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ MADE_BY = MadeBy(
     batch=2,
     device="cpu",
     dtype="float32",
+    tokenizer_sha256="abcd",
+    about={"parameters": 12, "tokens_trained": 34},
 )
 SAMPLES = [Sample(row, row // 5, 3, f"line\n{row} \u2028 é \x00", [row, 255]) for row in range(10)]
 
@@ -67,6 +70,43 @@ def test_a_file_that_was_made_otherwise_is_refused_with_the_difference_and_left_
     with pytest.raises(UserError, match=r"made otherwise: seed 3 -> 4, sampling.steps 8 -> 9; give another --out"):
         write(path, other)
     assert path.read_bytes() == before
+
+
+def as_it_was(path, *names):
+    """The same file with a first line from before these were told."""
+    first, _, rows = path.read_bytes().partition(b"\n")
+    made_by = {name: value for name, value in json.loads(first)["made_by"].items() if name not in names}
+    path.write_bytes(json.dumps({"made_by": made_by}, ensure_ascii=False).encode() + b"\n" + rows)
+
+
+def test_a_file_from_before_its_tokenizer_was_told_is_read_and_gone_on_with_as_it_is(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path, num=5)
+    as_it_was(path, "tokenizer_sha256", "about")
+    before = path.read_bytes()
+    assert read_samples(path).made_by == replace(MADE_BY, tokenizer_sha256=None, about={})
+    write(path)
+    assert path.read_bytes().startswith(before)
+    assert list(read_samples(path)) == SAMPLES
+    with pytest.raises(UserError, match=r"made otherwise: seed 3 -> 4; give"):
+        write(path, replace(MADE_BY, seed=4))
+
+
+def test_what_no_sample_depends_on_keeps_nobody_from_going_on_and_another_tokenizer_does(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path, num=5)
+    write(path, replace(MADE_BY, about={"parameters": 12, "tokens_trained": 40}))
+    assert read_samples(path).made_by == MADE_BY
+    with pytest.raises(UserError, match="made otherwise: tokenizer_sha256 abcd -> ef01"):
+        write(path, replace(MADE_BY, tokenizer_sha256="ef01"))
+
+
+def test_a_first_line_with_more_or_less_than_was_ever_told_is_refused(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    write(path)
+    as_it_was(path, "weights")
+    with pytest.raises(UserError, match="no file of samples"):
+        read_samples(path)
 
 
 @pytest.mark.parametrize("content", [b"my diary", b"my diary\n", b"{}\n", b'{"made_by": 1}\n', b"\x00" * 9, b"[1]\n"])

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.evaluation.card import FORMAT, GPT2_LARGE
 from adlm.evaluation.published_tables import Kind, Protocol, PublishedTable
 from adlm.evaluation.text_sets import INCOMPARABLE
 
-CARD = 1
-"""The format of a metric card."""
-GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
 ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
@@ -76,7 +74,7 @@ def kind_of(told: Any) -> Kind | None:
         return None
     if isinstance(told.get("figures"), list) and told["figures"]:
         return "perplexity"
-    if told.get("card") == CARD:
+    if told.get("card") == FORMAT:
         return "card"
     return "accuracy" if isinstance(told.get("accuracy"), dict) and isinstance(told.get("method"), str) else None
 
@@ -93,7 +91,7 @@ def findings_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> li
         if kind == "perplexity":
             found = list(_perplexities(told["figures"], table, name))
         elif kind == "card":
-            found = [*_generated(told), *_reference(told)]
+            found = [*_generated(told, table), *_reference(told)]
         else:
             found = list(_accuracies(told, table, name))
     except (KeyError, TypeError, ValueError) as error:
@@ -119,7 +117,8 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
     for figure in there or figures:
         column = columns.get(_corpus(figure), next(iter(protocol.corpora)))
         about = figure.get("about") or {}
-        trained = about.get("tokens_trained")
+        if figure["perplexity"] is None:
+            raise UserError(f"{name}: the perplexity of {figure['model']} on {_corpus(figure)} is too large a number")
         yield Finding(
             model=figure["model"],
             method=figure["method"],
@@ -133,9 +132,18 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
             incomparable=tuple(_other_text(figure, protocol, column)),
             differs=tuple(_other_settings(figure, protocol)),
             knobs={knob: about[knob] for knob in ("gamma", "tau") if about.get(knob) is not None},
-            tokens=None if trained is None else paper_count(trained, figure["method"]) / 1e9,
-            parameters=about["parameters"] / 1e6 if "parameters" in about else None,
+            tokens=_billions_trained(about, figure["method"]),
+            parameters=_millions_of_parameters(about),
         )
+
+
+def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
+    trained = about.get("tokens_trained")
+    return None if trained is None else paper_count(trained, method) / 1e9
+
+
+def _millions_of_parameters(about: Mapping[str, Any]) -> float | None:
+    return about["parameters"] / 1e6 if "parameters" in about else None
 
 
 def _corpus(figure: Mapping[str, Any]) -> str:
@@ -153,9 +161,7 @@ def _other_text(figure: Mapping[str, Any], protocol: Protocol, column: str) -> I
     elif figure["split"] != protocol.splits[column] and not any(INCOMPARABLE in note for note in figure["notes"]):
         yield f"the split is {figure['split']}, not {protocol.splits[column]}"
     yield from (note for note in figure["notes"] if INCOMPARABLE in note)
-    symbols = (figure.get("about") or {}).get("symbols")
-    if symbols is not None and symbols != protocol.symbols:
-        yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
+    yield from _other_tokenizer(figure.get("about") or {}, protocol)
     if figure["length"] != protocol.length:
         yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
 
@@ -165,32 +171,43 @@ def _other_settings(figure: Mapping[str, Any], protocol: Protocol) -> Iterator[s
         yield f"estimator {figure['estimator']}, not published"
     if figure["packing"] != protocol.packing:
         yield f"packing {figure['packing']}, not {protocol.packing}"
-    about = figure.get("about") or {}
+    yield from _other_model(figure.get("about") or {}, protocol)
+
+
+def _other_tokenizer(about: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
+    symbols = about.get("symbols")
+    if symbols is not None and symbols != protocol.symbols:
+        yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
+
+
+def _other_model(about: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
     if about.get("symbols") is None:
         yield f"whether the tokenizer is {protocol.tokenizer} is not told"
     if about.get("trained_on") != protocol.trained_on:
         yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
 
 
-def _generated(card: Mapping[str, Any]) -> Iterator[Finding]:
-    samples = card["samples"]
+def _generated(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Finding]:
+    protocol, samples = table.protocol, card["samples"]
+    assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
-    knobs = {"sampler": sampling["sampler"], "steps": sampling["steps"]}
+    about = made_by.get("about") or {}
+    others = (*_other_tokenizer(about, protocol), *_other_lengths(made_by["canvases"]))
     differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
-    differs.append("a card tells neither training nor tokenizer")
-    short = tuple(_other_lengths(made_by["canvases"]))
-    for column, value, errors, how, incomparable, partial in _judged(card, short):
+    for column, value, errors, how, incomparable, partial in _judged(card, others):
         yield Finding(
-            made_by["model"],
-            made_by["method"],
-            column,
-            value,
-            errors,
-            how,
-            incomparable,
-            tuple(differs),
-            partial,
-            knobs,
+            model=made_by["model"],
+            method=made_by["method"],
+            column=column,
+            value=value,
+            errors=errors,
+            how=how,
+            incomparable=incomparable,
+            differs=(*differs, *_other_model(about, protocol)),
+            partial=partial,
+            knobs={"sampler": sampling["sampler"], "steps": sampling["steps"]},
+            tokens=_billions_trained(about, made_by["method"]),
+            parameters=_millions_of_parameters(about),
         )
 
 

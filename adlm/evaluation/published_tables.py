@@ -23,7 +23,7 @@ Kind = Literal["perplexity", "card", "accuracy"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the perplexities of a table were measured."""
+    """How the figures of a table were measured, and of what models."""
 
     corpora: Mapping[str, tuple[str, ...]]
     """By column: the corpora that may stand under it, by the names of `adlm prepare --list`."""
@@ -105,29 +105,28 @@ SEVEN = {
 }
 ZERO_SHOT_SPLITS = dict.fromkeys(SEVEN, "valid") | dict.fromkeys(("lambada", "lm1b", "ag_news"), "test")
 ZERO_SHOT = Protocol(SEVEN, ZERO_SHOT_SPLITS, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
-ADLM_SIZE, MDLM_SIZE = 293.19, 170.0
+SIZES_OF = {"adlm": 293.19, "mdlm": 170.0}
+"""Millions of parameters."""
 TWO_AR = "the paper's tables give 17.54 and 17.53 for AR at 262B"
 
 
 def _perplexity(
     name: str, title: str, method: str, tokens: float, figure: float, caveats: tuple[str, ...] = (), **knobs: float
 ) -> Row:
-    parameters = {"adlm": ADLM_SIZE, "mdlm": MDLM_SIZE}.get(method)
-    return Row(name, title, {PPL: figure}, method, tokens, parameters, knobs, caveats)
+    return Row(name, title, {PPL: figure}, method, tokens, SIZES_OF.get(method), knobs, caveats)
 
 
 def _ablation(knob: str, value: float, figure: float) -> Row:
     knobs = {"gamma": 3e-3, "tau": 5.0, knob: value}
-    return Row(f"{knob}-{value:g}", f"ADLM, {knob} {value:g}", {PPL: figure}, "adlm", 78.6, ADLM_SIZE, knobs)
+    return Row(f"{knob}-{value:g}", f"ADLM, {knob} {value:g}", {PPL: figure}, "adlm", 78.6, SIZES_OF["adlm"], knobs)
 
 
 def _zero_shot(name: str, title: str, method: str, tokens: float | None, figures: tuple[float, ...]) -> Row:
-    parameters = {"adlm": ADLM_SIZE, "mdlm": MDLM_SIZE}.get(method)
-    return Row(name, title, dict(zip(SEVEN, figures, strict=True)), method, tokens, parameters)
+    return Row(name, title, dict(zip(SEVEN, figures, strict=True)), method, tokens, SIZES_OF.get(method))
 
 
 def _generated(name: str, title: str, method: str, figures: tuple[float, float, float], **knobs: float | str) -> Row:
-    return Row(name, title, dict(zip(GENERATION, figures, strict=True)), method, knobs=knobs)
+    return Row(name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), knobs)
 
 
 def _reasoning(name: str, title: str, *figures: float, **more: float) -> Row:
@@ -225,6 +224,7 @@ TABLES: dict[str, PublishedTable] = {
             "figures of another judge or featuriser than GPT-2 large do not compare",
             "a low perplexity alone is no merit: the data's own is 14.8; read it with the entropy",
         ),
+        OWT,
     ),
     "gamma": PublishedTable(
         "gamma",

@@ -14,9 +14,8 @@ from typing import Any
 from adlm.data.files import TextFile
 from adlm.data.prepared import is_prepared, open_prepared
 from adlm.errors import UserError
-from adlm.evaluation.writer import same, writer_of
+from adlm.evaluation.writer import Writer, writer_of
 from adlm.samples_file import read_samples
-from adlm.tokens import Tokenizer
 
 KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a file of samples"
 
@@ -39,7 +38,7 @@ class Wanted:
     field: str = "text"
 
 
-def read_reference(place: Path, wanted: Wanted, writer: Tokenizer | None, longest: int) -> Reference:
+def read_reference(place: Path, wanted: Wanted, writer: Writer | None, longest: int) -> Reference:
     """`num` texts of the place, or all where it has fewer; `about` says which.
 
     `writer` wrote the samples, if that is known, and the longest of them has `longest` ids.
@@ -57,10 +56,10 @@ def read_reference(place: Path, wanted: Wanted, writer: Tokenizer | None, longes
     return _of_samples(place, wanted, writer) if _is_samples(place) else _of_texts(place, wanted)
 
 
-def _of_prepared(place: Path, wanted: Wanted, writer: Tokenizer | None, longest: int) -> Reference:
+def _of_prepared(place: Path, wanted: Wanted, writer: Writer | None, longest: int) -> Reference:
     prepared = open_prepared(place, sums=False)
     split = wanted.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
-    agrees = same(prepared.tokenizer, writer)
+    agrees = writer is not None and writer.sha256 == prepared.tokenizer.sha256
     rows = prepared.rows(split, length=longest if agrees and longest else None)
     chosen = sorted(random.Random(wanted.seed).sample(range(len(rows)), min(wanted.num, len(rows))))
     x, pad = rows.read(chosen)
@@ -80,12 +79,13 @@ def _of_prepared(place: Path, wanted: Wanted, writer: Tokenizer | None, longest:
     )
 
 
-def _of_samples(place: Path, wanted: Wanted, writer: Tokenizer | None) -> Reference:
+def _of_samples(place: Path, wanted: Wanted, writer: Writer | None) -> Reference:
     found = read_samples(place)
     chosen, num = _drawn(found, wanted)
     if not chosen:
         raise UserError(f"--reference {place} holds no sample yet")
-    agrees = same(writer_of(found.made_by, chosen), writer)
+    theirs = writer_of(found.made_by, chosen)
+    agrees = writer is not None and theirs is not None and writer.sha256 == theirs.sha256
     about = {
         "kind": "samples",
         "place": str(place),

@@ -1,35 +1,55 @@
-"""Which tokenizer wrote a file of samples, and whether another is the same. Knows no models and no metric.
+"""Which tokenizer wrote a file of samples. Knows no models and no metric.
 
-That a tokenizer turns the ids into the text is not enough: of two that were learnt from one text the larger knows every
-symbol of the smaller, reads its ids as the same text, and would never write them so.
+The file tells, by sha256. Of a file from before they did, the model's own tokenizer is taken where its folder is still
+there. That a tokenizer turns the ids into the text is not enough: of two that were learnt from one text the larger knows
+every symbol of the smaller, reads its ids as the same text, and would never write them so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from adlm.errors import UserError
 from adlm.samples_file import MadeBy, Sample
-from adlm.tokens import BUILT_IN, USUAL_NAMES, Tokenizer, load_tokenizer
-
-Symbols = Mapping[str, int]
+from adlm.tokens import BUILT_IN, Tokenizer, load_tokenizer
 
 
-def writer_of(made_by: MadeBy, samples: Sequence[Sample], given: str | None = None) -> Tokenizer | None:
-    """The tokenizer by that name, or the model's own where its folder is still there; None where nobody knows."""
+@dataclass(frozen=True)
+class Writer:
+    """A tokenizer; two of one sha256 mean the same by an id."""
+
+    name: str
+    sha256: str
+
+
+def writer_of(made_by: MadeBy, samples: Sequence[Sample], given: str | None = None) -> Writer | None:
+    """Who wrote the samples; `given` is a name that must agree. None where nobody knows."""
+    told = None if made_by.tokenizer_sha256 is None else Writer(made_by.tokenizer, made_by.tokenizer_sha256)
     if given is not None:
-        tokenizer = load_tokenizer(given)
-        for sample in samples:
-            if not spells(tokenizer, sample):
-                raise UserError(
-                    f"--tokenizer {given} did not write these samples: row {sample.row} is another text to it"
-                )
-        return tokenizer
-    name = _name(made_by)
+        return _given(given, told, samples)
+    if told is not None:
+        return told
+    name = _in_the_models_folder(made_by)
     found = None if name is None else load_tokenizer(name)
-    return found if found is not None and all(spells(found, sample) for sample in samples) else None
+    if found is None or not all(spells(found, sample) for sample in samples):
+        return None
+    return Writer(found.name, found.sha256)
 
 
-def _name(made_by: MadeBy) -> str | None:
+def _given(name: str, told: Writer | None, samples: Sequence[Sample]) -> Writer:
+    tokenizer = load_tokenizer(name)
+    if told is not None and told.sha256 != tokenizer.sha256:
+        raise UserError(
+            f"--tokenizer {name} did not write these samples: their file names {told.name}, and its symbols are others "
+            f"(sha256 {told.sha256[:12]}, not {tokenizer.sha256[:12]}); leave --tokenizer out"
+        )
+    for sample in samples if told is None else ():
+        if not spells(tokenizer, sample):
+            raise UserError(f"--tokenizer {name} did not write these samples: row {sample.row} is another text to it")
+    return Writer(tokenizer.name, tokenizer.sha256)
+
+
+def _in_the_models_folder(made_by: MadeBy) -> str | None:
     for folder in (Path(made_by.model) / "model", Path(made_by.model)):
         if (folder / "tokenizer.json").is_file():
             return str(folder / "tokenizer.json")
@@ -40,14 +60,3 @@ def spells(tokenizer: Tokenizer, sample: Sample) -> bool:
     """Whether the ids are the text to this tokenizer."""
     known = all(0 <= index < tokenizer.vocabulary.size for index in sample.ids)
     return known and tokenizer.decode(sample.ids) == sample.text
-
-
-def symbols_of(vocabulary: Mapping[str, int]) -> Symbols:
-    """Every symbol and its id but the mask, which one who reads whole texts need not have."""
-    return {symbol: index for symbol, index in vocabulary.items() if symbol not in USUAL_NAMES["mask"]}
-
-
-def same(one: Tokenizer | None, other: Tokenizer | None) -> bool:
-    if one is None or other is None:
-        return False
-    return symbols_of(one.engine.get_vocab()) == symbols_of(other.engine.get_vocab())

@@ -11,6 +11,7 @@ from adlm.canvas import canvas_of, ids_of
 from adlm.config.load import asked
 from adlm.config.schema import ETA, Sampling
 from adlm.errors import UserError
+from adlm.interfaces.about import about_of
 from adlm.language_model import LanguageModel
 from adlm.models.fingerprint import fingerprint
 from adlm.samples_file import MadeBy, Sample
@@ -118,6 +119,8 @@ def made_by(lm: LanguageModel, model: str, wanted: Wanted) -> MadeBy:
         batch=wanted.batch,
         device=device_name(device),
         dtype=str(lm.frozen.dtype).removeprefix("torch."),
+        tokenizer_sha256=tokenizer_of(lm).sha256,
+        about=asdict(about_of(model, lm)),
     )
 
 

@@ -30,10 +30,9 @@ from adlm.evaluation.mauve import (
 )
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
-from adlm.evaluation.writer import symbols_of, writer_of
+from adlm.evaluation.writer import Writer, writer_of
 from adlm.language_model import device_of, load
 from adlm.samples_file import Sample, Samples, read_samples
-from adlm.tokens import Tokenizer
 
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
@@ -109,7 +108,7 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card:
     return card
 
 
-def _reference(asked: Asked, samples: Sequence[Sample], writer: Tokenizer | None) -> Reference | None:
+def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -> Reference | None:
     if asked.reference is not None:
         num = len(samples) if asked.num_reference is None else asked.num_reference
         wanted = Wanted(num, asked.reference_seed, asked.split, asked.field)
@@ -134,7 +133,7 @@ def _check(asked: Asked, samples: Sequence[Sample], reference: Reference | None)
         check_enough(sum(bool(sample.text) for sample in samples), sum(map(bool, reference.texts)), asked.clusters)
 
 
-def _described(file: Samples, samples: Sequence[Sample], writer: Tokenizer | None) -> dict[str, Any]:
+def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
     with file.path.open("rb") as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
@@ -143,7 +142,7 @@ def _described(file: Samples, samples: Sequence[Sample], writer: Tokenizer | Non
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),
-        "tokenizer": None if writer is None else {"name": writer.name, "symbols": writer.vocabulary.size},
+        "tokenizer": None if writer is None else asdict(writer),
         "made_by": asdict(file.made_by),
     }
 
@@ -159,7 +158,7 @@ def judge_of(name: str, device: torch.device) -> Judge:
 
 
 def _perplexity(
-    asked: Asked, judge: Judge, what: Texts, writer: Tokenizer | None, keep_in: Path | None, tell: Tell
+    asked: Asked, judge: Judge, what: Texts, writer: Writer | None, keep_in: Path | None, tell: Tell
 ) -> dict[str, Any]:
     read, how = _read_by(judge, what, asked.ids, writer)
     rows = rows_of(judge, read, asked.start, asked.longest)
@@ -191,10 +190,10 @@ def _perplexity(
     return figures | {"label": perplexity_label(figures)}
 
 
-def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Tokenizer | None) -> tuple[list[list[int]], str]:
+def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tuple[list[list[int]], str]:
     """The judge's ids: the sampled ones only where it has the tokenizer that wrote them."""
     wanted = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
-    agrees = writer is not None and symbols_of(writer.engine.get_vocab()) == judge.symbols()
+    agrees = writer is not None and writer.sha256 == judge.about.tokenizer_sha256
     if wanted == "as-sampled" and what.ids is not None and agrees:
         return what.ids, "as-sampled"
     if ids == "as-sampled":

@@ -25,28 +25,11 @@ from adlm.errors import UserError
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
 from adlm.evaluation.text_sets import TextSet, text_sets
+from adlm.interfaces.about import About, about_of
 from adlm.language_model import LanguageModel, device_of
 from adlm.methods import method_of
-from adlm.methods.inputs import vocabulary_of
 from adlm.models.fingerprint import fingerprint
 from adlm.tokens import load_tokenizer
-from adlm.training.logbook import read_metrics
-
-
-@dataclass(frozen=True)
-class About:
-    """A model, as far as a reader of its figures asks."""
-
-    parameters: int
-    symbols: int
-    """Of its tokenizer, the mask included."""
-    gamma: float | None
-    tau: int | None
-    """Of the anchor term; None where the method has none, or where the config does not tell of training."""
-    trained_on: str
-    """A corpus or a path; empty where the config does not tell."""
-    tokens_trained: int | None
-    """Steps done x batch x length, padding included; None where there is no logbook of the run."""
 
 
 @dataclass(frozen=True)
@@ -199,25 +182,8 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         estimator="exact" if lm.method.exact else recipe.estimator,
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
-        about=_about(model, lm),
+        about=about_of(model, lm),
         notes=text.notes,
-    )
-
-
-def _about(model: str, lm: LanguageModel) -> About:
-    config = lm.config
-    text = config.data.name or config.data.path or config.data.hub or config.data.prepared
-    anchored = bool(text) and config.method in ("adlm", "a2r")  # a checkpoint's config knows nothing of its training
-    place = Path(model)
-    run = place.parent if place.name == "model" else place
-    logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
-    return About(
-        parameters=sum(weight.numel() for weight in lm.network.parameters()),
-        symbols=vocabulary_of(config).size,
-        gamma=config.anchor.gamma if anchored else None,
-        tau=config.anchor.tau if anchored else None,
-        trained_on=text,
-        tokens_trained=logged[-1]["step"] * config.train.batch_size * config.length if logged else None,
     )
 
 

@@ -14,7 +14,6 @@ from adlm.errors import UserError
 from adlm.evaluation.hugging_face import HuggingFaceJudge
 from adlm.evaluation.judging import counted, generative_perplexity, rows_of, token_nats, windows_of
 from adlm.evaluation.own_judge import OwnJudge
-from adlm.evaluation.writer import symbols_of
 from adlm.tokens import load_tokenizer
 
 TEXTS = ["We the people", "of", "the United States<|endoftext|>in order", "to form a more perfect union, ä€", "!", ""]
@@ -174,7 +173,7 @@ def test_a_judge_of_the_hub_reads_eos_where_it_is_written_out(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
     ids = judge.encode(["a<|endoftext|>b"])[0]
     assert ids == [97, 256, 98]
-    assert judge.symbols() == symbols_of(load_tokenizer("bytes").engine.get_vocab())
+    assert judge.about.tokenizer_sha256 == load_tokenizer("bytes").sha256  # though it was saved by another library
 
 
 def test_a_model_that_lacks_the_head_of_a_judge_is_refused(gpt2, tmp_path):

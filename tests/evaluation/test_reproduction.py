@@ -110,6 +110,7 @@ def card(**more) -> dict:
     """A metric card by the published protocol, of the published figures."""
     sampling = {"sampler": "remdm-loop", "steps": 1024}
     made_by = {"model": "m", "method": "adlm", "canvases": ["[MASK*1024]"], "sampling": sampling}
+    made_by["about"] = figure()["about"]
     told = {
         "card": 1,
         "samples": {"num": 5000, "made_by": made_by},
@@ -201,6 +202,23 @@ def test_samples_of_another_length_do_not_compare():
     told = card()
     told["samples"]["made_by"]["canvases"] = ["[MASK*128]"]
     assert set(verdicts("generation", told).values()) == {"not comparable"}
+
+
+def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_does():
+    table = TABLES["generation"]
+    [found] = {each.differs for each in reproduced(table, [(findings_of(card(), table, "card.json"), "")]) if each.ours}
+    assert found == ()
+    told = card()
+    told["samples"]["made_by"]["about"] |= {"parameters": 11_000_000, "trained_on": "sotu", "symbols": 258}
+    ours = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    assert {each.verdict for each in ours} == {"not comparable"}
+    for each in ours:
+        assert "a tokenizer of 258 symbols, not GPT-2's 50,258" in each.because
+        assert each.differs == ("11M parameters, not 293.19M", "trained on sotu, not openwebtext")
+    told["samples"]["made_by"].pop("about")  # as cards were before
+    old = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    assert {each.verdict for each in old} == {"agrees"}
+    assert "parameters unknown, published 293.19M" in old[0].differs
 
 
 def test_the_reference_of_a_card_is_held_against_the_data():

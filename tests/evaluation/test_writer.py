@@ -7,10 +7,10 @@ from small_models import small_model
 from texts import prose
 
 from adlm.errors import UserError
-from adlm.evaluation.writer import same, spells, symbols_of, writer_of
+from adlm.evaluation.writer import spells, writer_of
 from adlm.interfaces.cli import main
 from adlm.samples_file import Sample, read_samples
-from adlm.tokens import load_tokenizer, train_bpe
+from adlm.tokens import load_tokenizer, symbols_sha256, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,15 @@ def file(tmp_path_factory):
     return read_samples(folder / "samples.jsonl")
 
 
+@pytest.fixture(scope="module")
+def untold(file):
+    """As files were before they told their tokenizer's sha256."""
+    return replace(file.made_by, tokenizer_sha256=None)
+
+
+TEXT8 = load_tokenizer("text8").sha256
+
+
 def test_a_larger_tokenizer_of_one_text_reads_what_a_smaller_wrote_and_is_another():
     texts = [prose(400, seed) for seed in range(4)]
     small, large = train_bpe(texts, 300), train_bpe(texts, 360)
@@ -28,29 +37,41 @@ def test_a_larger_tokenizer_of_one_text_reads_what_a_smaller_wrote_and_is_anothe
     sample = Sample(0, 0, 0, text, small.encode(text))
     assert spells(large, sample)
     assert large.encode(text) != sample.ids
-    assert not same(small, large)
-    assert same(small, train_bpe(texts, 300))
-    assert not same(small, None)
+    assert small.sha256 != large.sha256
+    assert small.sha256 == train_bpe(texts, 300).sha256
 
 
 def test_the_mask_makes_no_difference_to_who_reads_whole_texts():
     vocabulary = load_tokenizer("bytes").engine.get_vocab()
     assert "[MASK]" in vocabulary
-    assert symbols_of(vocabulary) == symbols_of({key: value for key, value in vocabulary.items() if key != "[MASK]"})
+    without = {key: value for key, value in vocabulary.items() if key != "[MASK]"}
+    assert symbols_sha256(vocabulary) == symbols_sha256(without)
+    assert symbols_sha256(vocabulary) != symbols_sha256(without | {"a": without["b"], "b": without["a"]})
 
 
-def test_the_models_own_tokenizer_wrote_them(file):
-    assert same(writer_of(file.made_by, list(file)), load_tokenizer("text8"))
+def test_the_file_tells_who_wrote_it_though_the_model_is_gone(file):
+    for model in (file.made_by.model, "nowhere"):
+        writer = writer_of(replace(file.made_by, model=model), list(file))
+        assert (writer.name, writer.sha256) == ("text8", TEXT8)
 
 
-def test_where_the_model_is_gone_a_built_in_name_is_enough_and_another_is_not(file):
-    gone = replace(file.made_by, model="nowhere")
-    assert same(writer_of(gone, list(file)), load_tokenizer("text8"))
+def test_a_model_that_has_another_tokenizer_by_now_wrote_nothing(file, tmp_path):
+    small_model(tmp_path / "model", "mdlm", tokenizer="bytes")
+    assert writer_of(replace(file.made_by, model=str(tmp_path / "model")), list(file)).sha256 == TEXT8
+
+
+def test_where_the_file_does_not_tell_the_models_own_tokenizer_wrote_it(file, untold):
+    assert writer_of(untold, list(file)).sha256 == TEXT8
+    gone = replace(untold, model="nowhere")
+    assert writer_of(gone, list(file)).sha256 == TEXT8  # a built-in name is enough
     assert writer_of(replace(gone, tokenizer="tokenizer.json"), list(file)) is None
     assert writer_of(replace(gone, tokenizer="bytes"), list(file)) is None  # to it the ids are another text
-    assert same(writer_of(replace(gone, tokenizer="?"), list(file), "text8"), load_tokenizer("text8"))
+    assert writer_of(replace(gone, tokenizer="?"), list(file), "text8").sha256 == TEXT8
 
 
-def test_a_given_tokenizer_must_have_written_them(file):
+def test_a_given_tokenizer_must_have_written_them(file, untold):
     with pytest.raises(UserError, match="--tokenizer bytes did not write these samples: row 0 is another text to it"):
+        writer_of(untold, list(file), "bytes")
+    with pytest.raises(UserError, match=f"their file names text8, and its symbols are others .sha256 {TEXT8[:12]}"):
         writer_of(file.made_by, list(file), "bytes")
+    assert writer_of(file.made_by, list(file), "text8").sha256 == TEXT8

@@ -144,6 +144,20 @@ def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_p
     assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # of single characters there is one reading
 
 
+def test_whose_ids_they_are_is_told_by_the_file_though_the_model_is_gone(place, capsys, tmp_path):
+    words = ["sample", str(small_model(tmp_path / "gone", "mdlm")), "--num", "3", "--out", str(tmp_path / "a.jsonl")]
+    assert main(words) == 0
+    (tmp_path / "gone").rename(tmp_path / "moved")
+    capsys.readouterr()
+    card = judged(capsys, tmp_path / "a.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    assert card["perplexity"]["ids"] == "as-sampled"
+    assert card["samples"]["tokenizer"] == {"name": "bytes", "sha256": card["perplexity"]["judge"]["tokenizer_sha256"]}
+    about = card["samples"]["made_by"]["about"]
+    weights = adlm.load(tmp_path / "moved").network.parameters()
+    assert about["parameters"] == sum(weight.numel() for weight in weights)
+    assert (about["symbols"], about["tokens_trained"]) == (258, None)
+
+
 @pytest.mark.parametrize("batch", [3, 64])
 def test_no_figure_depends_on_the_batch(place, capsys, batch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
