@@ -1,8 +1,8 @@
 """Which tokenizer wrote a file of samples. Knows no models and no metric.
 
 The file tells, by sha256. Of a file from before they did, the model's own tokenizer is taken where its folder is still
-there. That a tokenizer turns the ids into the text is not enough: of two that were learnt from one text the larger knows
-every symbol of the smaller, reads its ids as the same text, and would never write them so.
+there. That a tokenizer turns the ids into the text is not enough: of two learnt from one text the larger knows every
+symbol of the smaller, reads its ids as the same text, and would never write them so.
 """
 
 from collections.abc import Sequence

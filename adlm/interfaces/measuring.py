@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adlm import __version__
@@ -26,6 +25,8 @@ from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
 from adlm.evaluation.text_sets import TextSet, text_sets
 from adlm.interfaces.about import About, about_of
+from adlm.interfaces.console import Console
+from adlm.interfaces.drawing import tokenizer_of
 from adlm.language_model import LanguageModel, device_of
 from adlm.methods import method_of
 from adlm.models.fingerprint import fingerprint
@@ -57,6 +58,7 @@ class Line:
     length: int
     packing: str
     tokenizer: str
+    tokenizer_sha256: str
     estimator: str
     samples: int
     seed: int
@@ -130,9 +132,7 @@ def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out
         transient=True,
     ) as progress:
         for model, lm in models.items():
-            tokenizer = lm.tokenizer
-            assert tokenizer is not None
-            with text_sets(asked.names, tokenizer, lm.config.length, asked.packing, asked.split) as texts:
+            with text_sets(asked.names, tokenizer_of(lm), lm.config.length, asked.packing, asked.split) as texts:
                 for text in texts:
                     tell = _told(progress, f"{model} on {text.name}")
                     journal = _journal(out, lm, text, recipe)
@@ -178,7 +178,8 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         rows=len(chosen_rows(text.rows, recipe.max_tokens)),
         length=text.rows.length,
         packing=text.packing,
-        tokenizer="" if lm.tokenizer is None else lm.tokenizer.name,
+        tokenizer=lm.config.tokenizer,
+        tokenizer_sha256=tokenizer_of(lm).sha256,
         estimator="exact" if lm.method.exact else recipe.estimator,
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
@@ -201,7 +202,7 @@ def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageM
         )
     if lm.tokenizer is not None and tokenizer.engine.to_str() != lm.tokenizer.engine.to_str():
         raise UserError(f"--tokenizer {name} is not the one that {model} brings along; leave --tokenizer out")
-    config = check(replace(lm.config, vocabulary=tokenizer.vocabulary))
+    config = check(replace(lm.config, tokenizer=name, vocabulary=tokenizer.vocabulary))
     return replace(lm, config=config, method=method_of(config), tokenizer=tokenizer)
 
 

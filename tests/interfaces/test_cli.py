@@ -91,9 +91,25 @@ def test_the_installed_command_answers_without_waiting_for_torch():
     assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    command = [sys.executable, "-m", "adlm.interfaces.cli", "presets"]
+@pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    command = [sys.executable, "-m", "adlm.interfaces.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_what_is_no_terminal_has_no_edge(capsys, tmp_path, monkeypatch, test_vectors):
+    """Not even the narrow one that the environment tells of."""
+    long = "right" * 20
+    (tmp_path / long).write_text('{"method": "acot", "accuracy": {"gsm8k": {"right": 600, "of": 1319}}}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "30")
+    for words, row, ends in (
+        (["reproduce", "reasoning", long], f" acot  gsm8k  45.2  {long}  45.5 of 1,319  1.4 problems ", "agrees"),
+        (["parity", str(test_vectors)], "adlm denoiser_logits ", "agrees"),
+    ):
+        assert main(words) == 0
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert any(line.startswith(" ".join(row.split())) and line.endswith(ends) for line in lines), lines

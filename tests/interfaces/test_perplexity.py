@@ -113,8 +113,23 @@ def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
 def test_the_table_names_both_errors_and_the_protocol(world, capsys):
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("+- draws", "estimator nelbo, 4 replicates, seed 0", "packed", "18 documents"):
+    for words in ("+- draws", "estimator nelbo, 4 replicates, seed 0; rows of 16 tokens, packed"):
         assert words in shown
+
+
+def test_below_the_table_stands_how_each_figure_was_made_and_once_what_is_common(world, tmp_path, capsys):
+    small_model(tmp_path / "long", "mdlm", length=32)
+    words = [*map(str, (world / "adlm", world / "mdlm", world / "ar", tmp_path / "long"))]
+    texts = [str(world / "prepared"), str(world / "speech.txt")]
+    assert main(["perplexity", *words, "--data", *texts, "--samples", "2"]) == 0
+    footer = [line for line in capsys.readouterr().out.splitlines() if "tokenizer" in line]
+    tokenizer = f"tokenizer bytes (sha256 {load(world / 'ar').tokenizer.sha256[:8]})"
+    drawn = "estimator nelbo, 2 replicates, seed 0"
+    assert footer == [
+        f"{words[0]}, {words[1]}: {drawn}; rows of 16 tokens, packed; {tokenizer}",
+        f"{words[2]}: exact; rows of 16 tokens, packed; {tokenizer}",
+        f"{words[3]}: {drawn}; rows of 32 tokens, packed; {tokenizer}",
+    ]
 
 
 def test_figures_are_written_and_nothing_else_is_left(world, tmp_path, capsys):

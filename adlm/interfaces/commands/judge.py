@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from adlm.errors import UserError
 from adlm.evaluation.card import Card, labels, read_card, rows, write_card
 from adlm.evaluation.figure import plot
 from adlm.evaluation.judging import EOS, START
+from adlm.interfaces.console import Console
 from adlm.interfaces.judging import METRICS, Asked, card_of
 
 EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json

@@ -8,10 +8,10 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from adlm.evaluation.parity import Report, compare
+from adlm.interfaces.console import Console
 
 EXAMPLE = "adlm parity tests/golden"
 

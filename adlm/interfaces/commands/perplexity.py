@@ -3,10 +3,10 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +14,7 @@ from adlm import __version__
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.perplexity import Recipe
 from adlm.evaluation.text_sets import ZERO_SHOT
+from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Gap, Line, Texts, check_place, measured, own_device, processes, with_tokenizer
 from adlm.language_model import load
 from adlm.places import write_whole
@@ -82,34 +83,57 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(lines: list[Line], gaps: list[Gap]) -> None:
     console = Console()
-    table = Table("model", "text", "nats a token", "bits", "perplexity", "+- draws", "+- documents", "tokens", box=None)
+    columns = ("nats a token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "documents")
+    table = Table("model", "text", *columns, box=None)
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal breaks a figure and cuts none
     for line in lines:
         table.add_row(
             Text(line.model),
             Text(f"{line.data} {line.split}"),
             f"{line.nats:.4f}" + (" exact" if line.exact else ""),
             f"{line.bits:.4f}",
-            "too large" if line.perplexity is None else f"{line.perplexity:.3f}",
+            "too large" if line.perplexity is None else _number(line.perplexity),
             *(
-                "unknown" if error is None or line.perplexity is None else f"{error * line.perplexity:.3f}"
+                "unknown" if error is None or line.perplexity is None else _number(error * line.perplexity)
                 for error in (line.monte_carlo_stderr, line.document_stderr)
             ),
             f"{line.tokens:,}",
+            f"{line.documents:,}",
         )
     console.print(table)
     for gap in gaps:
         both = ((gap.monte_carlo_stderr, "draws"), (gap.document_stderr, "documents"))
         errors = ", ".join(f"+- {error:.4f} {of}" for error, of in both if error is not None)
         console.print(
-            f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})", markup=False
+            f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})",
+            markup=False,
+            soft_wrap=True,
         )
-    first = lines[0]
-    console.print(
-        f"estimator {first.estimator}, {first.samples} replicates, seed {first.seed}; rows of {first.length} tokens, "
-        f"{first.packing}; {first.documents:,} documents; tokenizer {first.tokenizer}; errors of the perplexity, one "
-        "standard error each",
-        style="dim",
-        highlight=False,
-    )
+    for sentence in (*_recipes(lines), "errors are of the perplexity, one standard error each"):
+        console.print(sentence, style="dim", highlight=False, markup=False, soft_wrap=True)
     for note in dict.fromkeys(note for line in lines for note in (f"{line.data}: {each}" for each in line.notes)):
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < 1e5 else f"{value:.3e}"
+
+
+def _recipes(lines: list[Line]) -> Iterator[str]:
+    """How the figures were made; where that is not the same for all, whose each is."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        how = "exact" if line.exact else f"estimator {line.estimator}, {line.samples} replicates, seed {line.seed}"
+        tokenizer = f"tokenizer {line.tokenizer} (sha256 {line.tokenizer_sha256[:8]})"
+        recipe = f"{how}; rows of {line.length:,} tokens, {line.packing}; {tokenizer}"
+        found.setdefault(recipe, []).append(line)
+    for recipe, its in found.items():
+        yield recipe if len(found) == 1 else f"{', '.join(_whose(its, lines))}: {recipe}"
+
+
+def _whose(some: list[Line], lines: list[Line]) -> Iterator[str]:
+    """The models of these lines, each with its texts where they are not all of them."""
+    for model in dict.fromkeys(line.model for line in some):
+        texts, every = ([line.data for line in each if line.model == model] for each in (some, lines))
+        yield model if texts == every else f"{model} on {', '.join(texts)}"

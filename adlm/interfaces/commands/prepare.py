@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,7 @@ from adlm.data.prepare import Progress as Reached
 from adlm.data.prepared import Prepared, open_prepared
 from adlm.data.statistics import Statistics, anchors_in, statistics_of
 from adlm.errors import UserError
+from adlm.interfaces.console import Console
 from adlm.interfaces.looking.pieces import visible
 from adlm.tokens import Tokenizer
 

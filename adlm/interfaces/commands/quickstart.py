@@ -7,12 +7,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from adlm.interfaces.commands.train import Screen
+from adlm.interfaces.console import Console
 from adlm.interfaces.quickstart.report import Findings
 from adlm.interfaces.quickstart.run import quickstart
 
@@ -55,7 +55,7 @@ def _tell(console: Console, findings: Findings, out: Path) -> None:
     console.print(table)
     console.print(findings.verdict, highlight=False)
     for text in findings.samples:
-        console.print(Panel(Text(text), title="a sample of ADLM", title_align="left", border_style="dim"))
+        console.print(Panel.fit(Text(text), title="a sample of ADLM", title_align="left", border_style="dim"))
     console.print(Text(f"given     {findings.canvas}\ninfilled  {findings.infilled}"))
     console.print(
         f"{findings.seconds:.0f} s in all; models, curves and report.html are in {out}", highlight=False, markup=False

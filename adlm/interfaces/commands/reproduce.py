@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from adlm import __version__
@@ -20,6 +19,7 @@ from adlm.evaluation.perplexity import Recipe
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
 from adlm.evaluation.reproduction_figure import check_picture, plot
+from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Texts, check_place, measured, own_device, processes, with_tokenizer
 from adlm.language_model import load
 from adlm.places import write_whole
@@ -233,7 +233,7 @@ def _caveats(table: PublishedTable, comparisons: Sequence[Comparison]) -> list[s
 
 def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
     console = Console()
-    columns = _columns(comparisons, wide=False)
+    columns = _columns(comparisons, wide=not console.is_terminal)
     console.print(f"{table.name}: {table.title}", style="bold", highlight=False)
     shown = Table(*columns, box=None)
     for column in (shown.columns[0], shown.columns[-1]):

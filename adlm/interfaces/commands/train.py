@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from adlm.config.load import resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
+from adlm.interfaces.console import Console
 from adlm.training.curves import plot
 from adlm.training.logbook import Line
 from adlm.training.run_folder import RunFolder
