@@ -16,6 +16,25 @@ def refuse_taken(folder: Path) -> None:
         raise UserError(f"{folder} exists already; give another place, or move it away")
 
 
+def check_place(path: Path | None, knob: str = "--out") -> None:
+    """What would fail after hours, when the file is written, fails now."""
+    if path is None:
+        return
+    place = path.absolute()
+    try:
+        if not place.parent.is_dir() or not place.name:
+            raise UserError(f"{knob} {path}: there is no folder {place.parent}")
+        if place.exists() and not place.is_file():
+            raise UserError(f"{knob} {path} is no file; give another place")
+        beside = place.with_name(f".{place.name}.try.{os.getpid()}")
+        beside.touch()
+        beside.unlink()
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(f"{knob} {path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place, then put it there in one move; through a link, where the link leads."""
     path = path.resolve()

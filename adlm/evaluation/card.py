@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from adlm import __version__
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.places import check_place, write_whole
 
 FORMAT = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
@@ -99,9 +99,19 @@ def notes(card: Card) -> Iterator[str]:
         yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not told{rows}"
 
 
-def write_card(card: Card, path: Path) -> None:
+def make_room(path: Path | None) -> None:
+    """A folder for the card, before anything is computed for it."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written: {error.strerror or error}; give another place") from None
+    check_place(path)
+
+
+def write_card(card: Card, path: Path) -> None:
+    try:
         write_whole(path, json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --out") from None

@@ -113,10 +113,14 @@ def rows_of(judge: Judge, rows: Sequence[Sequence[int]], start: Start, longest: 
     return [before + list(row[:longest]) for row in rows]
 
 
+def check_context(context: int) -> None:
+    if context < 2:
+        raise UserError(f"--context {context} is too short: a token is predicted from at least one before it; give 2")
+
+
 def windows_of(sample: int, num: int, context: int) -> list[Window]:
     """Windows of at most `context` tokens; each but the first reads half a context again before what is new to it."""
-    if context < 2:
-        raise UserError(f"--context {context} is too short: a token is predicted from at least one before it")
+    check_context(context)
     windows: list[Window] = []
     seen = 1  # the first token is given
     while seen < num:

@@ -1,4 +1,4 @@
-"""What took long, kept on disk in parts: a run that was cut, or wants one metric more, goes on. Knows no metric.
+"""What takes long, in parts: shared among processes, kept on disk, gone on with after a cut. Knows no metric.
 
 judged/nats-3f0c.../about.json   what it was made from: the name is its sha256
 judged/nats-3f0c.../00000.npz    arrays of the first PART texts
@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.evaluation import shares
 from adlm.places import write_whole
 
 PART = 64  # texts: at most so many are computed in vain
@@ -40,23 +41,25 @@ def in_parts(
     about: Mapping[str, Any],
     folder: Path | None,
     tell: Callable[[int], None],
-) -> Iterator[Arrays]:
+) -> list[Arrays]:
     """compute(items), PART at a time; what lies in the folder already, made from the same, is read instead.
 
-    `tell` is told how many items are done.
+    A part is one process's, so that their number changes nothing in it. `tell` is told about how many items are done.
     """
     place = None if folder is None else _place(folder / f"{kind}-{fingerprint_of(about)[:24]}", about)
-    for number, start in enumerate(range(0, len(items), PART)):
-        part = items[start : start + PART]
+    rank, ranks = shares.place()
+    done: list[tuple[int, Arrays]] = []
+    for number in range(rank, -(-len(items) // PART), ranks):
         path = None if place is None else place / f"{number:05}.npz"
         if path is not None and path.is_file():
             arrays = _read(path)
         else:
-            arrays = compute(part)
+            arrays = compute(items[number * PART : (number + 1) * PART])
             if path is not None:
                 _write(path, arrays)
-        tell(start + len(part))
-        yield arrays
+        done.append((number, arrays))
+        tell(min(len(items), (number + ranks) * PART))
+    return [arrays for _, arrays in sorted(shares.gathered(done), key=lambda part: part[0])]
 
 
 def _place(folder: Path, about: Mapping[str, Any]) -> Path:

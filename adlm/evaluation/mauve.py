@@ -7,7 +7,11 @@ two halves of one corpus it is near 1.
 Shapes: n texts, d numbers each.
 """
 
-from collections.abc import Sequence
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,17 +73,8 @@ def mauve_of(
     check_enough(len(samples), len(reference), num_clusters)
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
-    found = [
-        _package().compute_mauve(
-            p_features=reference,
-            q_features=samples,
-            num_buckets="auto" if num_clusters is None else num_clusters,
-            mauve_scaling_factor=scaling,
-            seed=seed,
-            verbose=False,
-        )
-        for seed in seeds
-    ]
+    check_installed()
+    found = [_scored(samples, reference, seed, num_clusters, scaling) for seed in seeds]
     scores = [float(each.mauve) for each in found]
     return Mauve(
         value=float(np.mean(scores)),
@@ -91,6 +86,14 @@ def mauve_of(
         num_clusters=int(found[0].num_buckets),
         scaling=scaling,
     )
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("mauve") is None:
+        raise UserError(
+            "MAUVE needs the package mauve-text, which is not installed; try pip install 'adlm[eval]', or leave it out "
+            "with --metrics"
+        )
 
 
 def check_enough(num_samples: int, num_reference: int, num_clusters: int | None = None) -> None:
@@ -125,12 +128,30 @@ def given_features(path: Path, num: int | None, what: str) -> Features:
     return found.astype(np.float32)
 
 
-def _package() -> Any:
+def _scored(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:
+    import mauve
+
+    with _quiet():
+        return mauve.compute_mauve(
+            p_features=reference,
+            q_features=samples,
+            num_buckets="auto" if num_clusters is None else num_clusters,
+            mauve_scaling_factor=scaling,
+            seed=seed,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """k-means warns on standard error, from C, of fewer points a cluster than MAUVE's own rule gives it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        import mauve
-    except ImportError:
-        raise UserError(
-            "MAUVE needs the package mauve-text, which is not installed; try pip install 'adlm[eval]', or leave it out "
-            "with --metrics"
-        ) from None
-    return mauve
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.evaluation import shares
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
 from adlm.methods.method import Method
@@ -66,22 +66,18 @@ def measure(
     replicates = recipe.replicates(method)
     numbers = chosen_rows(rows, recipe.max_tokens)
     in_all = num_groups(len(numbers), rows.length)
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = shares.place()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
     done = _read(own)
     todo = (group for group in range(rank, in_all, ranks) if group not in done)
-    tell(len(done), in_all)
+    tell(min(in_all, len(done) * ranks), in_all)
     for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, recipe.batch, todo):
         done[group.group] = group
         if own is not None:
             with own.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(group)) + "\n")
-        tell(len(done) * ranks, in_all)
-    shares: list[list[GroupNats]] = [list(done.values())]
-    if ranks > 1:
-        shares = [[]] * ranks
-        dist.all_gather_object(shares, list(done.values()))
-    return nats_of([group for share in shares for group in share], method.exact)
+        tell(min(in_all, len(done) * ranks), in_all)
+    return nats_of(shares.gathered(list(done.values())), method.exact)
 
 
 def forget(journal: Path) -> None:

@@ -46,7 +46,8 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"adlm: {error}", file=sys.stderr)  # noqa: T201
+        if _tells():
+            print(f"adlm: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         return 130
@@ -59,6 +60,15 @@ def main(words: Sequence[str] | None = None) -> int:
         _forget_output()
         print("adlm: there is no space left on the device that is written to", file=sys.stderr)  # noqa: T201
         return 2
+
+
+def _tells() -> bool:
+    """Of the processes that torchrun started, the first that finds a mistake: it is told once."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    from adlm.interfaces.processes import first_to_tell
+
+    return first_to_tell()
 
 
 def _forget_output() -> None:

@@ -1,10 +1,10 @@
-"""From a file of samples to its metric card: reads, asks, keeps what took long. Knows no screens and no flags."""
+"""From a file of samples to its metric card: reads, asks, keeps what took long. Knows no screens and no flags.
+
+Under torchrun every process does its share of what takes long, and the first makes the card.
+"""
 
 import hashlib
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +13,22 @@ import numpy as np
 import torch
 
 from adlm.errors import UserError
+from adlm.evaluation import shares
 from adlm.evaluation.card import FORMAT, Card, mauve_label, notes, perplexity_label, versions
 from adlm.evaluation.generation import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.hugging_face import HuggingFaceFeaturiser, HuggingFaceJudge, Pooling
-from adlm.evaluation.judging import EOS, START, Eos, Judge, Nats, Start, generative_perplexity, rows_of, token_nats
+from adlm.evaluation.judging import (
+    EOS,
+    START,
+    Eos,
+    Judge,
+    Nats,
+    Start,
+    check_context,
+    generative_perplexity,
+    rows_of,
+    token_nats,
+)
 from adlm.evaluation.kept import Arrays, in_parts, of_texts
 from adlm.evaluation.mauve import (
     PUBLISHED_LONGEST,
@@ -25,13 +37,15 @@ from adlm.evaluation.mauve import (
     AboutFeatures,
     Features,
     check_enough,
+    check_installed,
     given_features,
     mauve_of,
 )
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
 from adlm.evaluation.writer import Writer, writer_of
-from adlm.language_model import device_of, load
+from adlm.interfaces.processes import own_device
+from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
 
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
@@ -71,6 +85,40 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Work:
+    """A card to be made: what is asked, where what takes long is kept, if anywhere, and who hears how far it is."""
+
+    asked: Asked
+    keep_in: Path | None
+    tell: Tell
+    device: torch.device
+
+    @property
+    def batch(self) -> int:
+        if self.asked.batch is not None:
+            return self.asked.batch
+        return 16 if self.device.type == "cuda" else 4
+
+    def in_parts(
+        self,
+        items: Sequence[Any],
+        compute: Callable[[Sequence[Any]], Arrays],
+        kind: str,
+        about: Mapping[str, Any],
+        name: str,
+    ) -> list[Arrays]:
+        return in_parts(items, compute, kind, about, self.keep_in, lambda done: self.tell(name, done, len(items)))
+
+    def fitting(self, compute: Callable[[], Any]) -> Any:
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"--batch {self.batch} does not fit the memory of the device; try --batch {max(1, self.batch // 2)}"
+            ) from None
+
+
+@dataclass(frozen=True)
 class Texts:
     """Samples, or the reference, as they are judged."""
 
@@ -79,33 +127,63 @@ class Texts:
     ids: list[list[int]] | None
 
 
-def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card:
-    """The whole card. What takes long is kept in `keep_in`, if given, and read from there the next time."""
+@dataclass(frozen=True)
+class BothFeatures:
+    """Of the samples and of the reference, by one featuriser; empty texts have none."""
+
+    ours: Features
+    theirs: Features
+    by: AboutFeatures
+    num_empty: tuple[int, int] = (0, 0)
+
+
+def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
+    """The whole card, in the first process; the others have none. What is kept in `keep_in` is read the next time."""
+    work = Work(asked, keep_in, tell, own_device(asked.device))
+    _check(asked)
     file = read_samples(asked.samples)
     samples = list(file)
     if not samples:
         raise UserError(f"{asked.samples} holds no sample yet")
     writer = writer_of(file.made_by, samples, asked.tokenizer)
     reference = _reference(asked, samples, writer)
-    _check(asked, samples, reference)
     ours = Texts("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
+    theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
+    given = _given(asked, len(samples))
+    _check_mauve(asked, ours, reference, given)
+
+    judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
+    features = _features(work, ours, reference) if "mauve" in asked.metrics and given is None else given
+    if shares.place()[0] > 0:
+        return None
+
     card: Card = {"card": FORMAT, "made_with": versions(), "samples": _described(file, samples, writer)}
     if reference is not None:
         card["reference"] = reference.about
-    theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
-    if "perplexity" in asked.metrics:
-        judge = judge_of(asked.model, device_of(asked.device))
-        card["perplexity"] = _perplexity(asked, judge, ours, writer, keep_in, tell)
-        if theirs is not None:
-            card["reference_judged"] = {"perplexity": _perplexity(asked, judge, theirs, writer, keep_in, tell)}
-        del judge  # its memory is the featuriser's now
-    if "mauve" in asked.metrics:
-        card["mauve"] = _mauve(asked, ours.texts, reference, keep_in, tell)
+    card |= judged["samples"]
+    if features is not None:
+        card["mauve"] = _mauve(asked, features)
     card |= _counted(asked, ours)
-    if theirs is not None and theirs.ids is not None:
-        card.setdefault("reference_judged", {}).update(_counted(asked, theirs))
+    if theirs is not None:
+        card["reference_judged"] = judged["reference"] | _counted(asked, theirs)
     card["notes"] = list(notes(card))
     return card
+
+
+def _check(asked: Asked) -> None:
+    """What would fail after hours fails now."""
+    for name, value in (
+        ("batch", asked.batch),
+        ("max-tokens", asked.longest),
+        ("seeds", asked.num_seeds),
+        ("num-reference", asked.num_reference),
+    ):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value} must be at least 1")
+    if asked.context is not None:
+        check_context(asked.context)
+    if "mauve" in asked.metrics:
+        check_installed()
 
 
 def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -> Reference | None:
@@ -124,13 +202,24 @@ def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -
     return None
 
 
-def _check(asked: Asked, samples: Sequence[Sample], reference: Reference | None) -> None:
-    """What would fail after hours fails now."""
-    for name, value in (("batch", asked.batch), ("max-tokens", asked.longest), ("seeds", asked.num_seeds)):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value} must be at least 1")
-    if "mauve" in asked.metrics and asked.given is None and reference is not None:
-        check_enough(sum(bool(sample.text) for sample in samples), sum(map(bool, reference.texts)), asked.clusters)
+def _given(asked: Asked, num: int) -> BothFeatures | None:
+    if asked.given is None or "mauve" not in asked.metrics:
+        return None
+    first, second = asked.given
+    ours, theirs = given_features(first, num, "samples"), given_features(second, None, "reference texts")
+    if ours.shape[1] != theirs.shape[1]:
+        widths = f"{first} has {ours.shape[1]} numbers a text and {second} {theirs.shape[1]}"
+        raise UserError(f"--given-features: {widths}; use one featuriser for both")
+    digest = hashlib.sha256(ours.tobytes() + theirs.tobytes()).hexdigest()
+    name = f"given features {first.name} and {second.name}"
+    return BothFeatures(ours, theirs, AboutFeatures(name, digest, "given", None, "given", "float32"))
+
+
+def _check_mauve(asked: Asked, ours: Texts, reference: Reference | None, given: BothFeatures | None) -> None:
+    if given is not None:
+        check_enough(len(given.ours), len(given.theirs), asked.clusters)
+    elif "mauve" in asked.metrics and reference is not None:
+        check_enough(sum(map(bool, ours.texts)), sum(map(bool, reference.texts)), asked.clusters)
 
 
 def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
@@ -157,21 +246,27 @@ def judge_of(name: str, device: torch.device) -> Judge:
     return HuggingFaceJudge(name, device)
 
 
-def _perplexity(
-    asked: Asked, judge: Judge, what: Texts, writer: Writer | None, keep_in: Path | None, tell: Tell
-) -> dict[str, Any]:
+def _judged(work: Work, some: Sequence[Texts], writer: Writer | None) -> dict[str, dict[str, Any]]:
+    """The perplexity of each, by name; nothing where none is asked for."""
+    if "perplexity" not in work.asked.metrics:
+        return {what.name: {} for what in some}
+    judge = judge_of(work.asked.model, work.device)  # its memory is the featuriser's afterwards
+    return {what.name: {"perplexity": _perplexity(work, judge, what, writer)} for what in some}
+
+
+def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) -> dict[str, Any]:
+    asked = work.asked
     read, how = _read_by(judge, what, asked.ids, writer)
     rows = rows_of(judge, read, asked.start, asked.longest)
-    context = min(asked.context or judge.about.context, judge.about.context)
+    context = judge.about.context if asked.context is None else min(asked.context, judge.about.context)
     about = {"judge": asdict(judge.about), "context": context, "ids": of_texts(rows)}
-    batch = _batch(asked)
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        found = _fitting(lambda: token_nats(judge, part, batch, context), asked)
+        found = work.fitting(lambda: token_nats(judge, part, work.batch, context))
         return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
 
     nats: list[Nats] = []
-    for part in in_parts(rows, compute, "nats", about, keep_in, lambda n: tell(f"judging {what.name}", n, len(rows))):
+    for part in work.in_parts(rows, compute, "nats", about, f"judging {what.name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
     figures = {
         "judge": asdict(judge.about),
@@ -204,74 +299,40 @@ def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tu
     return judge.encode(what.texts), "retokenised"
 
 
-def _mauve(
-    asked: Asked, texts: Sequence[str], reference: Reference | None, keep_in: Path | None, tell: Tell
-) -> dict[str, Any]:
-    if asked.given is not None:
-        ours, theirs, about, dropped = _given(asked.given, len(texts))
-    else:
-        assert reference is not None
-        featuriser = HuggingFaceFeaturiser(asked.features, device_of(asked.device), asked.pooling)
-        sides = (("samples", texts), ("reference", reference.texts))
-        ours, theirs = (_features(featuriser, *side, asked, keep_in, tell) for side in sides)
-        about, dropped = featuriser.about, [sum(not text for text in side) for _, side in sides]
+def _features(work: Work, ours: Texts, reference: Reference | None) -> BothFeatures:
+    """Of the texts that are not empty; an empty one has no last token."""
+    assert reference is not None
+    featuriser = HuggingFaceFeaturiser(work.asked.features, work.device, work.asked.pooling)
+
+    def compute(part: Sequence[str]) -> Arrays:
+        return {"features": work.fitting(lambda: featuriser.features(part, work.batch))}
+
+    found = []
+    for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
+        there = [text for text in texts if text]
+        about = {"featuriser": asdict(featuriser.about), "texts": of_texts(there)}
+        parts = work.in_parts(there, compute, "features", about, f"features of {name}")
+        found.append(np.concatenate([part["features"] for part in parts]))
+    empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
+    return BothFeatures(found[0], found[1], featuriser.about, empty)
+
+
+def _mauve(asked: Asked, features: BothFeatures) -> dict[str, Any]:
     seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
-    with _quiet():
-        found = mauve_of(ours, theirs, seeds, asked.clusters)
     figures = {
-        "featuriser": asdict(about),
-        "num_empty_samples": dropped[0],
-        "num_empty_reference": dropped[1],
-        **asdict(found),
+        "featuriser": asdict(features.by),
+        "num_empty_samples": features.num_empty[0],
+        "num_empty_reference": features.num_empty[1],
+        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters)),
     }
     return figures | {"label": mauve_label(figures, PUBLISHED_LONGEST, SOUND)}
 
 
-def _given(places: tuple[Path, Path], num: int) -> tuple[Features, Features, AboutFeatures, list[int]]:
-    ours, theirs = given_features(places[0], num, "samples"), given_features(places[1], None, "reference texts")
-    if ours.shape[1] != theirs.shape[1]:
-        raise UserError(
-            f"{places[0]} has {ours.shape[1]} numbers a text and {places[1]} {theirs.shape[1]}; use one featuriser"
-        )
-    digest = hashlib.sha256(ours.tobytes() + theirs.tobytes()).hexdigest()
-    name = f"given features {places[0].name} and {places[1].name}"
-    return ours, theirs, AboutFeatures(name, digest, "given", None, "given", "float32"), [0, 0]
-
-
-def _features(
-    featuriser: HuggingFaceFeaturiser, name: str, texts: Sequence[str], asked: Asked, keep_in: Path | None, tell: Tell
-) -> Features:
-    """Of the texts that are not empty; an empty one has no last token."""
-    there = [text for text in texts if text]
-    about = {"featuriser": asdict(featuriser.about), "texts": of_texts(there)}
-    batch = _batch(asked)
-
-    def compute(part: Sequence[str]) -> Arrays:
-        return {"features": _fitting(lambda: featuriser.features(part, batch), asked)}
-
-    parts = in_parts(there, compute, "features", about, keep_in, lambda n: tell(f"features of {name}", n, len(there)))
-    return np.concatenate([part["features"] for part in parts])
-
-
-def _batch(asked: Asked) -> int:
-    if asked.batch is not None:
-        return asked.batch
-    return 16 if device_of(asked.device).type == "cuda" else 4
-
-
-def _fitting(compute: Callable[[], Any], asked: Asked) -> Any:
-    try:
-        return compute()
-    except torch.OutOfMemoryError:
-        raise UserError(
-            f"--batch {_batch(asked)} does not fit the memory of the device; try --batch {max(1, _batch(asked) // 2)}"
-        ) from None
-
-
 def _counted(asked: Asked, what: Texts) -> dict[str, Any]:
-    """What needs ids alone."""
-    assert what.ids is not None
+    """What needs ids alone: a reference of another tokenizer has none that compare."""
     figures: dict[str, Any] = {}
+    if what.ids is None:
+        return figures
     if "entropy" in asked.metrics:
         figures["entropy"] = asdict(entropy_of(what.ids))
     if "diversity" in asked.metrics:
@@ -280,18 +341,3 @@ def _counted(asked: Asked, what: Texts) -> dict[str, Any]:
             found[by_n] = {str(n): value for n, value in found[by_n].items()}  # as JSON has it
         figures["diversity"] = found | {"characters": asdict(lengths_of([len(text) for text in what.texts]))}
     return figures
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """k-means warns on standard error, from C, of fewer points a cluster than MAUVE's own rule gives it."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

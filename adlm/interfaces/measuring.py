@@ -6,28 +6,24 @@ Under torchrun every process measures its share of the groups, and the first spe
 import hashlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adlm import __version__
 from adlm.config.load import check
 from adlm.errors import UserError
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
-from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
+from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
 from adlm.evaluation.text_sets import TextSet, text_sets
 from adlm.interfaces.about import About, about_of
 from adlm.interfaces.console import Console
 from adlm.interfaces.drawing import tokenizer_of
-from adlm.language_model import LanguageModel, device_of
+from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.models.fingerprint import fingerprint
 from adlm.tokens import load_tokenizer
@@ -94,27 +90,6 @@ class Measured:
     lines: list[Line]
     gaps: list[Gap]
     journals: list[Path]
-
-    def forget(self) -> None:
-        for journal in self.journals:
-            forget(journal)
-
-
-def check_place(out: Path | None) -> None:
-    """What would fail after hours fails now."""
-    if out is None:
-        return
-    place = out.absolute()
-    try:
-        if not place.parent.is_dir() or not place.name:
-            raise UserError(f"--out {out}: there is no folder {place.parent}")
-        if place.exists() and not place.is_file():
-            raise UserError(f"--out {out} is no file; give another place")
-        beside = place.with_name(f".{place.name}.try.{os.getpid()}")
-        beside.touch()
-        beside.unlink()
-    except (OSError, ValueError) as error:
-        raise UserError(f"--out {out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool) -> Measured:
@@ -219,24 +194,3 @@ def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe)
     }
     digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return out.with_name(f".{out.name}.{digest}")
-
-
-@contextmanager
-def processes() -> Iterator[bool]:
-    """Joins the other processes under torchrun; whether this one speaks for all."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield True
-        return
-    dist.init_process_group("gloo")
-    try:
-        yield dist.get_rank() == 0
-    finally:
-        dist.destroy_process_group()
-
-
-def own_device(name: str) -> torch.device:
-    """The device by this name; of several GPUs, this process's."""
-    wanted = device_of(name)
-    if "LOCAL_RANK" in os.environ and wanted.type == "cuda" and ":" not in str(wanted):
-        return device_of(f"cuda:{os.environ['LOCAL_RANK']}")
-    return wanted

@@ -89,6 +89,7 @@ def test_without_its_package_the_offline_embedder_says_how_to_get_it(monkeypatch
 def test_without_a_package_one_sentence_says_how_to_get_it(monkeypatch, clouds):
     for package in ("transformers", "mauve"):
         monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'adlm\[eval\]'"):
         mauve_of(*clouds, [25])
     with pytest.raises(UserError, match=r"pip install 'adlm\[eval\]'"):

@@ -8,6 +8,7 @@ import pytest
 from judges import tiny_gpt2
 from small_models import small_model
 from texts import prose
+from torchrun import close, on_two
 
 import adlm
 from adlm.evaluation.generation import unigram_entropy
@@ -218,6 +219,60 @@ def test_interrupted_work_goes_on(place, capsys, tmp_path, monkeypatch):
     assert "run the same command again to go on" in capsys.readouterr().err
     assert judged(capsys, *words)["perplexity"]["num_samples"] == 150
     assert len(asked) == 4  # three parts, one of them begun twice
+
+
+SMALL_PARTS = """
+import os, adlm.evaluation.kept as kept, adlm.interfaces.judging as judging
+kept.PART = 4
+ask = judging.token_nats
+def counted(judge, part, *more):
+    with open(f"{__file__}.{os.environ['RANK']}", "a") as file:
+        file.write("x")
+    return ask(judge, part, *more)
+judging.token_nats = counted
+"""
+
+
+@pytest.mark.processes
+def test_two_processes_share_the_work_and_make_the_card_that_one_makes(
+    place, gpt2, mauve, capsys, tmp_path, monkeypatch
+):
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
+    words += ("--reference", place / "texts.txt", "--judge-reference")
+    monkeypatch.setattr("adlm.evaluation.kept.PART", 4)
+    one = judged(capsys, *words, "--out", tmp_path / "one" / "card.json")
+    two = tmp_path / "two" / "card.json"
+    run = on_two(tmp_path, "judge", *words, "--json", "--out", two, first=SMALL_PARTS)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert json.loads(run.stdout) == json.loads(two.read_text())
+    assert close(json.loads(run.stdout), one)
+    assert [len((tmp_path / f"two.py.{rank}").read_text()) for rank in (0, 1)] == [8, 6]  # 7 parts of each of two
+    parts = [{path.relative_to(folder) for path in folder.rglob("*.npz")} for folder in (tmp_path / "one", two.parent)]
+    assert parts[0] == parts[1]
+    monkeypatch.setattr(judging, "token_nats", None)  # what two kept, one takes up
+    assert close(judged(capsys, *words, "--out", two), one)
+
+
+@pytest.mark.processes
+def test_a_mistake_that_only_one_of_two_processes_finds_is_told_once(place, capsys, tmp_path, monkeypatch):
+    words = (
+        place / "samples-4.jsonl",
+        "--model",
+        place / "ar",
+        "--metrics",
+        "perplexity",
+        "--out",
+        tmp_path / "c.json",
+    )
+    monkeypatch.setattr("adlm.evaluation.kept.PART", 4)
+    judged(capsys, *words)
+    part = next(tmp_path.glob("judged/*/00001.npz"))
+    part.write_bytes(part.read_bytes()[:40])
+    run = on_two(tmp_path, "judge", *words, first="import adlm.evaluation.kept as kept; kept.PART = 4")
+    mistakes = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
+    assert len(mistakes) == 1
+    assert "00001.npz is damaged; delete it" in mistakes[0]
+    assert "all_gather" not in run.stderr
 
 
 def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path):

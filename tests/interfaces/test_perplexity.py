@@ -1,13 +1,12 @@
 """Laws of `adlm perplexity`: figures with their errors, whatever the batch and the number of processes."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from small_models import small_model
+from torchrun import on_two
 
 from adlm.config.load import resolve
 from adlm.data.prepare import prepare
@@ -88,20 +87,13 @@ def test_the_left_to_right_figure_is_the_likelihood_itself(world, capsys):
     assert figure["nats"] * figure["tokens"] == pytest.approx(nats, rel=1e-5)
 
 
+@pytest.mark.processes
 def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
     monkeypatch.setattr("adlm.evaluation.likelihood.TOKENS_A_GROUP", 160)
     words = [str(world / "adlm"), str(world / "ar"), "--data", str(world / "prepared"), "--samples", "2"]
     one, seven = (told(capsys, *words, "--batch", batch)["figures"] for batch in (1, 7))
-    program = (
-        "import sys, adlm.evaluation.likelihood as l; l.TOKENS_A_GROUP = 160;"
-        "from adlm.interfaces.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    script = world / "two.py"
-    script.write_text(program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    run = subprocess.run(
-        [*command, "perplexity", *words, "--json"], capture_output=True, text=True, check=False, timeout=120
-    )
+    small_groups = "import adlm.evaluation.likelihood as l; l.TOKENS_A_GROUP = 160"
+    run = on_two(world, "perplexity", *words, "--json", first=small_groups)
     assert run.returncode == 0, run.stderr[-2000:]
     two = json.loads(run.stdout)["figures"]
     for other in (seven, two):

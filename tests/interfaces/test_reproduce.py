@@ -5,11 +5,14 @@ import struct
 
 import pytest
 from small_models import small_model
+from torchrun import close, on_two
 
 from adlm.config.load import resolve
 from adlm.data.prepare import prepare
 from adlm.evaluation.published_tables import TABLES
 from adlm.interfaces.cli import main
+from adlm.interfaces.commands import reproduce
+from adlm.model_folder import load_model_folder, save_model_folder
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,65 @@ def test_what_is_written_is_what_is_told(world, tmp_path, capsys):
     shown = told(capsys, "zero-shot", world / "ar", "--out", out)
     assert json.loads(out.read_text()) == shown
     assert list(tmp_path.iterdir()) == [out]
+
+
+SMALL_GROUPS = "import adlm.evaluation.likelihood as l; l.TOKENS_A_GROUP = 96"
+
+
+@pytest.mark.processes
+def test_two_processes_tell_once_what_one_does(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("adlm.evaluation.likelihood.TOKENS_A_GROUP", 96)
+    words = ("zero-shot", world / "adlm", world / "ar", "--samples", 2)
+    one, out = told(capsys, *words), tmp_path / "two.json"
+    run = on_two(tmp_path, "reproduce", *words, "--json", "--out", out, first=SMALL_GROUPS)
+    assert run.returncode == 0, run.stderr[-2000:]
+    two = json.loads(run.stdout)
+    assert json.loads(out.read_text()) == two
+    assert {path.name for path in tmp_path.iterdir()} == {"two.py", "two.json"}
+    assert close(two, one)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("zero-shot", "{nan}", "--data", "{prepared}"), "nats are not finite"),
+        (("zero-shot", "nowhere"), "is neither a model folder nor a .ckpt file"),
+    ],
+)
+def test_two_processes_tell_a_mistake_once(world, tmp_path, words, sentence):
+    model = load_model_folder(world / "adlm")
+    next(iter(model.weights.values())).fill_(float("nan"))
+    save_model_folder(model, tmp_path / "nan")
+    places = {"nan": tmp_path / "nan", "prepared": world / "prepared"}
+    run = on_two(tmp_path, "reproduce", *(word.format(**places) for word in words), first=SMALL_GROUPS)
+    mistakes = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
+    assert len(mistakes) == 1
+    assert sentence in mistakes[0]
+    assert run.stdout == ""
+    assert "exitcode  : 2" in run.stderr  # torchrun's own is 1
+
+
+def test_what_was_measured_is_kept_until_it_is_written(world, tmp_path, capsys, monkeypatch):
+    """The published estimator's share is not measured again where ours was interrupted."""
+    words = ["reproduce", "zero-shot", str(world / "adlm"), "--out", str(tmp_path / "table.json")]
+    with monkeypatch.context() as patched:
+        measured = reproduce.measured
+        asked = []
+
+        def until_tired(models, texts, recipe, *more):
+            asked.append(recipe.estimator)
+            if recipe.estimator == "nelbo":
+                raise KeyboardInterrupt
+            return measured(models, texts, recipe, *more)
+
+        patched.setattr(reproduce, "measured", until_tired)
+        assert main(words) == 130
+    assert asked == ["published", "nelbo"]
+    kept = len(list(tmp_path.iterdir()))
+    assert kept == 2  # a journal for each text
+    assert main(words) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
 
 
 def test_the_picture_is_one(world, tmp_path, capsys):

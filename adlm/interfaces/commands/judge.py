@@ -13,11 +13,12 @@ from rich.text import Text
 
 from adlm.config.knobs import instead
 from adlm.errors import UserError
-from adlm.evaluation.card import Card, labels, read_card, rows, write_card
+from adlm.evaluation.card import Card, labels, make_room, read_card, rows, write_card
 from adlm.evaluation.figure import plot
 from adlm.evaluation.judging import EOS, START
 from adlm.interfaces.console import Console
 from adlm.interfaces.judging import METRICS, Asked, card_of
+from adlm.interfaces.processes import processes
 
 EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
   adlm judge samples.jsonl --model runs/judge --reference prepared/own --features minilm --out cards/own.json
@@ -104,31 +105,39 @@ def _choices(meanings: Mapping[Any, str], default: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.plot:
-        return _plot(arguments)
+    with processes() as first:
+        if not arguments.plot:
+            _judge(arguments, first)
+        elif first:
+            _plot(arguments)
+    return 0
+
+
+def _judge(arguments: argparse.Namespace, first: bool) -> None:
     if len(arguments.samples) != 1:
         raise UserError(f"one file of samples is judged at a time, and {len(arguments.samples) or 'none'} is given")
     asked = _asked(arguments)
+    make_room(arguments.out)
     keep_in = None if arguments.out is None else arguments.out.parent / "judged"
-    bars = Bars()
+    bars = Bars(first)
     try:
         card = card_of(asked, keep_in, bars.tell)
     except KeyboardInterrupt:
         bars.close()
-        went = (
-            "what was done is kept; run the same command again to go on" if keep_in else "nothing is kept without --out"
-        )
-        sys.stderr.write(f"adlm: interrupted; {went}\n")
+        if first:
+            kept = "what was done is kept; run the same command again to go on"
+            sys.stderr.write(f"adlm: interrupted; {kept if keep_in else 'nothing is kept without --out'}\n")
         raise
     finally:
         bars.close()
+    if card is None:
+        return
     if arguments.out is not None:
         write_card(card, arguments.out)
     if arguments.json:
         sys.stdout.write(f"{json.dumps(card, ensure_ascii=False, allow_nan=False)}\n")
     else:
         _tell(card, arguments.out)
-    return 0
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:
@@ -164,14 +173,13 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def _plot(arguments: argparse.Namespace) -> int:
+def _plot(arguments: argparse.Namespace) -> None:
     if not arguments.samples:
         raise UserError("--plot draws cards, and none is given")
     if arguments.out is None:
         raise UserError("--plot: --out is not given; say where the picture goes")
     plot([read_card(path) for path in arguments.samples], arguments.out)
     sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else arguments.out}\n")
-    return 0
 
 
 def _tell(card: Card, out: Path | None) -> None:
@@ -194,12 +202,11 @@ def _tell(card: Card, out: Path | None) -> None:
 class Bars:
     """How far each part of the work is, on standard error where that is a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bool) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} "))
-        self.progress = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
+        hidden = not (first and console.is_terminal)
+        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
         self.tasks: dict[str, TaskID] = {}
 
     def tell(self, name: str, done: int, total: int) -> None:

@@ -12,12 +12,13 @@ from rich.text import Text
 
 from adlm import __version__
 from adlm.evaluation.estimators import ESTIMATORS
-from adlm.evaluation.perplexity import Recipe
+from adlm.evaluation.perplexity import Recipe, forget
 from adlm.evaluation.text_sets import ZERO_SHOT
 from adlm.interfaces.console import Console
-from adlm.interfaces.measuring import Gap, Line, Texts, check_place, measured, own_device, processes, with_tokenizer
+from adlm.interfaces.measuring import Gap, Line, Texts, measured, with_tokenizer
+from adlm.interfaces.processes import own_device, processes
 from adlm.language_model import load
-from adlm.places import write_whole
+from adlm.places import check_place, write_whole
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
   adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
@@ -73,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         told = {"adlm": __version__, "figures": figures, "differences": differences}
         if arguments.out is not None:
             write_whole(arguments.out, json.dumps(told, indent=1))
-            found.forget()
+            for journal in found.journals:
+                forget(journal)
         if arguments.json:
             sys.stdout.write(json.dumps(told) + "\n")
         else:

@@ -15,14 +15,15 @@ from adlm.config.knobs import instead
 from adlm.errors import UserError
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.findings import ACCURACIES, Finding, findings_of, read_results
-from adlm.evaluation.perplexity import Recipe
+from adlm.evaluation.perplexity import Recipe, forget
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
 from adlm.evaluation.reproduction_figure import check_picture, plot
 from adlm.interfaces.console import Console
-from adlm.interfaces.measuring import Texts, check_place, measured, own_device, processes, with_tokenizer
+from adlm.interfaces.measuring import Texts, measured, with_tokenizer
+from adlm.interfaces.processes import own_device, processes
 from adlm.language_model import load
-from adlm.places import write_whole
+from adlm.places import check_place, write_whole
 
 EXAMPLE = """adlm reproduce owt-ppl                                        the published figures alone
   adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
@@ -73,14 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_picture(arguments.plot)
     with processes() as first:
-        held = [
-            each
-            for model, row in zip(arguments.models, rows, strict=True)
-            for each in _by_model(_findings(model, table, arguments, first), row)
-        ]
+        held: list[tuple[list[Finding], str]] = []
+        journals: list[Path] = []
+        for model, row in zip(arguments.models, rows, strict=True):
+            findings, kept = _findings(model, table, arguments, first)
+            held += _by_model(findings, row)
+            journals += kept
         comparisons = reproduced(table, held)
         if first:
             _tell(table, comparisons, arguments)
+            for journal in journals:
+                forget(journal)
     return 0
 
 
@@ -103,10 +107,13 @@ def _rows(asked: list[str], num: int, table: PublishedTable) -> list[str]:
     return asked if len(asked) > 1 else (asked or [""]) * num
 
 
-def _findings(model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool) -> list[Finding]:
+def _findings(
+    model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
+) -> tuple[list[Finding], list[Path]]:
+    """Read or measured; and the journals of what was measured, which may go once it is written."""
     path = Path(model)
     if path.suffix == ".json" or (path.is_file() and path.suffix != ".ckpt"):
-        return findings_of(read_results(path), table, model)
+        return findings_of(read_results(path), table, model), []
     if table.kind == "card":
         raise UserError(
             f"{model}: table {table.name} is held against cards; make one with `adlm sample {model} --out S.jsonl`, "
@@ -116,24 +123,28 @@ def _findings(model: str, table: PublishedTable, arguments: argparse.Namespace, 
         raise UserError(
             f"{model}: nothing here scores a model on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
         )
-    return findings_of(_measured(model, table, arguments, first), table, model)
+    figures, journals = _measured(model, table, arguments, first)
+    return findings_of({"adlm": __version__, "figures": figures}, table, model), journals
 
 
-def _measured(model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool) -> dict[str, Any]:
+def _measured(
+    model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
+) -> tuple[list[dict[str, Any]], list[Path]]:
     """As `adlm perplexity` writes it: by the published estimator, and by ours on the same rows."""
     protocol, device = table.protocol, own_device(arguments.device)
     assert protocol is not None
     lm = with_tokenizer(load(model, str(device)), arguments.tokenizer, model)
     names = tuple(arguments.data or (["zero-shot"] if len(protocol.corpora) > 1 else protocol.corpora["perplexity"]))
     texts = Texts(names, arguments.packing or protocol.packing)
-    figures = []
+    figures: list[dict[str, Any]] = []
+    journals: list[Path] = []
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
-        batch = arguments.batch or (32 if device.type == "cuda" else 8)
+        batch = (32 if device.type == "cuda" else 8) if arguments.batch is None else arguments.batch
         recipe = Recipe(estimator, arguments.samples, arguments.seed, batch, arguments.max_tokens)
         found = measured({model: lm}, texts, recipe, arguments.out, first)
         figures += [asdict(line) for line in found.lines]
-        found.forget()
-    return {"adlm": __version__, "figures": figures}
+        journals += found.journals
+    return figures, journals
 
 
 def _by_model(findings: list[Finding], row: str) -> Iterator[tuple[list[Finding], str]]:

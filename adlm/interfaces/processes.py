@@ -1,0 +1,46 @@
+"""The processes that torchrun started, or this one alone: who speaks, and who has which device. Knows no command."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from adlm.language_model import device_of
+
+PATIENCE = timedelta(days=1)  # what one waits for another's share: not all are equally fast
+ANSWER = timedelta(seconds=10)  # what the store takes at most
+
+
+@contextmanager
+def processes() -> Iterator[bool]:
+    """Joins the others; whether this process speaks and writes for all."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def first_to_tell() -> bool:
+    """Whether no other process has told a mistake yet. Where they cannot be asked, each tells its own."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*address, is_master=False, timeout=ANSWER)  # type: ignore[attr-defined]
+        return bool(store.add(f"adlm-mistakes-{attempt}", 1) == 1)
+    except (KeyError, ValueError, RuntimeError):
+        return True
+
+
+def own_device(name: str) -> torch.device:
+    """The device by this name; of several GPUs, this process's."""
+    wanted = device_of(name)
+    if "LOCAL_RANK" in os.environ and wanted.type == "cuda" and ":" not in str(wanted):
+        return device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+    return wanted
