@@ -1,11 +1,13 @@
 """One model on one text, measured group by group: shared among processes, kept as it goes, the same however it is run.
 
-Knows no command line. A journal holds a line for every group that is done, so that what was interrupted goes on.
+Knows no command line. A journal holds a line for every group that is done, so that what was interrupted goes on, with
+any number of processes: each writes a file of its own and reads those of all.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -68,33 +70,37 @@ def measure(
     in_all = num_groups(len(numbers), rows.length)
     rank, ranks = shares.place()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
-    done = _read(own)
+    kept = {} if journal is None else _read(journal)
+    done = {number: group for number, group in kept.items() if number % ranks == rank}
     todo = (group for group in range(rank, in_all, ranks) if group not in done)
     tell(min(in_all, len(done) * ranks), in_all)
     for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, recipe.batch, todo):
         done[group.group] = group
         if own is not None:
             with own.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(group)) + "\n")
+                file.write(f"\n{json.dumps(asdict(group))}")  # on a new line, whatever was cut off before it
         tell(min(in_all, len(done) * ranks), in_all)
     return nats_of(shares.gathered(list(done.values())), method.exact)
 
 
 def forget(journal: Path) -> None:
     """What the journal's processes kept, once the figures are where they belong."""
-    for own in journal.parent.glob(f"{journal.name}.*-of-*"):
-        own.unlink(missing_ok=True)
+    for file in _files(journal):
+        file.unlink(missing_ok=True)
 
 
-def _read(journal: Path | None) -> dict[int, GroupNats]:
+def _files(journal: Path) -> list[Path]:
+    return sorted(journal.parent.glob(f"{escape(journal.name)}.*-of-*"))
+
+
+def _read(journal: Path) -> dict[int, GroupNats]:
     """The groups that a journal holds; a line that was cut off while it was written is none."""
-    if journal is None or not journal.is_file():
-        return {}
     groups = {}
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        try:
-            group = GroupNats(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        groups[group.group] = group
+    for file in _files(journal):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                group = GroupNats(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+            groups[group.group] = group
     return groups

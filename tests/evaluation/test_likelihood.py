@@ -13,7 +13,7 @@ from adlm.config.schema import Anchor, Config, Data, Model, Schedule, Time, Voca
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
-from adlm.evaluation import likelihood
+from adlm.evaluation import likelihood, shares
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate, quantile
 from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
 from adlm.methods import METHODS, method_of
@@ -256,7 +256,7 @@ def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch)
     with pytest.raises(Enough):
         measure(method, network, texts, recipe, journal, tell)
     [kept] = tmp_path.iterdir()
-    kept.write_text(kept.read_text() + '{"group": 3, "nats"')  # cut off while it was written
+    kept.write_text(kept.read_text() + '\n{"group": 3, "nats"')  # cut off while it was written
 
     class Counting(Texts):
         def read(self, rows):
@@ -267,6 +267,22 @@ def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch)
     assert np.array_equal(again.groups, whole.groups)
     assert np.array_equal(again.documents, whole.documents)
     assert sum(read) == 24  # three of five groups
+    forget(journal)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_of_two_processes_did_another_number_takes_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
+    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Recipe()
+    whole, journal, done = measure(method, network, texts, recipe), tmp_path / "journal[1]", []
+    with monkeypatch.context() as patched:
+        patched.setattr(shares, "place", lambda: (1, 2))
+        measure(method, network, texts, recipe, journal)
+        [kept] = tmp_path.iterdir()
+        kept.write_text(kept.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left
+    again = measure(method, network, texts, recipe, journal, lambda each, in_all: done.append((each, in_all)))
+    assert done == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    assert np.array_equal(again.groups, whole.groups)
     forget(journal)
     assert list(tmp_path.iterdir()) == []
 
