@@ -39,8 +39,10 @@ def first_to_tell() -> bool:
 
 
 def own_device(name: str) -> torch.device:
-    """The device by this name; of several GPUs, this process's."""
+    """The device by this name; of several GPUs, this process's, and the one that is meant where none is named."""
     wanted = device_of(name)
-    if "LOCAL_RANK" in os.environ and wanted.type == "cuda" and ":" not in str(wanted):
-        return device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+    if "LOCAL_RANK" in os.environ and str(wanted) == "cuda":
+        wanted = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+    if wanted.type == "cuda":
+        torch.cuda.set_device(wanted)
     return wanted

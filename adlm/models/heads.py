@@ -48,7 +48,7 @@ class Positions:
             self._num = torch.empty((), dtype=torch.int64, pin_memory=True)
             self._num.copy_(self.selected.sum(), non_blocking=True)
             self._told = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._told.record()
+            self._told.record(torch.cuda.current_stream(weight.device))  # which need not be the current device
 
     def index(self) -> Tensor:
         """(N,), the places in order, counted along the batch."""
