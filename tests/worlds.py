@@ -146,9 +146,8 @@ class Told:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def for_places(self, row: int, *shape: int) -> np.ndarray:
-        num = int(np.prod(shape))
-        return np.array([next(self._places[row], 0.5) for _ in range(num)]).reshape(shape)
+    def for_places(self, row: int, num: int) -> np.ndarray:
+        return np.array([next(self._places[row]) for _ in range(num)])
 
     def for_tokens(self, row: int, num: int) -> np.ndarray:
         return np.array([next(self._tokens[row]) for _ in range(num)])

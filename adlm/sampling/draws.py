@@ -35,9 +35,9 @@ class RowDraws:
     def __len__(self) -> int:
         return len(self._places)
 
-    def for_places(self, row: int, *shape: int) -> NDArray[np.float64]:
+    def for_places(self, row: int, num: int) -> NDArray[np.float64]:
         """Numbers from [0, 1), 53 bits each."""
-        return self._places[row].random(shape)
+        return self._places[row].random(num)
 
     def for_tokens(self, row: int, num: int) -> NDArray[np.float64]:
         return self._tokens[row].random(num)

@@ -8,7 +8,9 @@ before its own c-th reveal.
 Shapes: B rows, L places, K steps, C calls, R reveals in all.
 """
 
+import itertools
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.steps import Steps
 
-STEPS_AT_ONCE = 64  # whose uniform numbers are held at a time: for 1024 places 0.5 MB a row
+CERTAIN = 37.0  # minus the log of less than 2^-53: no uniform number is as near to 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Call:
     rows: int
     """How many rows have this call: the first so many."""
     alpha: Tensor
-    """(rows,), the share of visible tokens that the network is told."""
+    """(B,), the share of visible tokens that the network is told; beyond `rows` it is told to nobody."""
     t: Tensor
     """(B,), the time each row has come to by it."""
 
@@ -52,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Happenings:
-    """What happens at one place of one row, an entry each, in the order of steps."""
+    """What happens at one place of one row, an entry each: row by row, in the order of steps, then of places."""
 
     call: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -81,13 +83,16 @@ def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
         by_call(reveals, rank[reveals.row] * length + reveals.place),
         by_call(reveals, _points(reveals, draws)),
         by_call(reveals, last),
-        np.bincount(reveals.call[last], minlength=most),
+        np.bincount(reveals.call[last], minlength=most).tolist(),
+        (num_calls > np.arange(most)[:, None]).sum(axis=1).tolist(),
+        alpha,
+        t,
         strict=True,
     )
-    calls = []
-    for number, (hidden, revealed, points, ends, any_ends) in enumerate(parts):
-        rows = int((num_calls > number).sum())
-        calls.append(Call(hidden, revealed, points, ends if any_ends else None, rows, alpha[number, :rows], t[number]))
+    calls = [
+        Call(hidden, revealed, points, ends if num_ends else None, rows, its_alpha, its_t)
+        for hidden, revealed, points, ends, num_ends, rows, its_alpha, its_t in parts
+    ]
     return Plan(torch.from_numpy(order), calls)
 
 
@@ -96,48 +101,48 @@ def happenings(
 ) -> tuple[Happenings, Happenings, NDArray[np.int64]]:
     """Reveals, remaskings, and the number of calls each row needs.
 
-    A place masked again by a step is hidden before the row's next call: that step's own reveals were read with it.
+    What happens at a place is drawn as the wait until it does, so steps in which nothing happens cost nothing. A place
+    masked again by a step is hidden before the row's next call: that step's own reveals were read with it.
     """
-    reveal, remask = steps.reveal.numpy(), steps.remask.numpy()
-    masked, num_calls = open_.copy(), np.zeros(len(open_), dtype=np.int64)
-    found: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])  # reveals, remaskings
+    num_rows, end = len(open_), len(steps.reveal)
+    found: tuple[list[NDArray[np.int64]], ...] = ([], [])
+    row, place = open_.nonzero()
+    step = np.full_like(row, -1)
+    for hazard, kind in itertools.cycle(zip((_hazard(steps.reveal), _hazard(steps.remask)), found, strict=True)):
+        if len(row) == 0:
+            break
+        counts = np.bincount(row, minlength=num_rows)
+        numbers = np.concatenate([draws.for_places(each, int(count)) for each, count in enumerate(counts)])
+        step = _first_step(hazard, step + 1, numbers)
+        kind.append(np.stack([row, step, place]))
+        row, step, place = kind[-1][:, step < end]
+    reveals, hides = (np.concatenate([np.zeros((3, 0), dtype=np.int64), *kind], axis=1) for kind in found)
+    calls = np.unique(reveals[0] * (end + 1) + reveals[1])  # what is masked after the last step is revealed at step K
+    before = np.searchsorted(calls, np.arange(num_rows + 1) * (end + 1))
 
-    def note(kind: int, where: NDArray[np.bool_], step: int) -> None:
-        row, place = where.nonzero()
-        found[kind].append(np.stack([num_calls[row], row, place, np.full_like(row, step)]))
+    def numbered(kind: NDArray[np.int64], side: Literal["left", "right"]) -> Happenings:
+        row, step, place = kind[:, np.lexsort(kind[::-1])]
+        return Happenings(np.searchsorted(calls, row * (end + 1) + step, side) - before[row], row, place, step)
 
-    for step in range(len(reveal)):
-        if step % STEPS_AT_ONCE == 0:
-            points = _numbers(open_, draws)
-        below = points[:, step % STEPS_AT_ONCE]
-        reveals = masked & (below < reveal[step])
-        remasks = open_ & ~masked & (below < remask[step])
-        if reveals.any():
-            note(0, reveals, step)
-            num_calls += reveals.any(axis=1)
-        if remasks.any():
-            note(1, remasks, step)
-        masked = (masked & ~reveals) | remasks
-    if masked.any():
-        note(0, masked, len(reveal))
-        num_calls += masked.any(axis=1)
-    nothing = np.zeros((4, 0), dtype=np.int64)
-    told = [Happenings(*np.concatenate([nothing, *each], axis=1)) for each in found]
-    return told[0], told[1], num_calls
+    return numbered(reveals, "left"), numbered(hides[:, hides[1] < end], "right"), np.diff(before)
 
 
-def _numbers(open_: NDArray[np.bool_], draws: RowDraws) -> NDArray[np.float64]:
-    """(B, STEPS_AT_ONCE, L), uniform at open places; 1 elsewhere, which is below no chance."""
-    points = np.ones((len(open_), STEPS_AT_ONCE, open_.shape[1]))
-    for row, places in enumerate(open_):
-        points[row][:, places] = draws.for_places(row, STEPS_AT_ONCE, int(places.sum()))
-    return points
+def _hazard(chance: Tensor) -> NDArray[np.float64]:
+    """(K + 1,), minus the log of the chance that nothing happens before each step; a certain step adds enough."""
+    return np.concatenate([[0.0], torch.log1p(-chance).neg().clamp(max=CERTAIN).cumsum(dim=0).numpy()])
+
+
+def _first_step(
+    hazard: NDArray[np.float64], start: NDArray[np.int64], numbers: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The first step from `start` on at which something happens, K if nothing does, by a uniform number each.
+
+    P(nothing happens from `start` to k) = exp(-(hazard[k + 1] - hazard[start])), and it happens by k with the rest.
+    """
+    return np.searchsorted(hazard[1:], hazard[start] - np.log1p(-numbers), side="right")
 
 
 def _points(reveals: Happenings, draws: RowDraws) -> NDArray[np.float64]:
     """For every reveal a uniform number of its row's own, in the order of the row's reveals."""
-    points = np.empty(len(reveals.row))
     counts = np.bincount(reveals.row, minlength=len(draws))
-    drawn = [draws.for_tokens(row, int(count)) for row, count in enumerate(counts)]
-    points[np.argsort(reveals.row, kind="stable")] = np.concatenate(drawn)
-    return points
+    return np.concatenate([draws.for_tokens(row, int(count)) for row, count in enumerate(counts)])

@@ -39,8 +39,8 @@ def walk(
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.hidden, mask_id)
         rows = _rows_to_read(call.rows, len(z))
-        alpha = torch.cat([call.alpha, call.alpha[-1:].expand(rows - call.rows)])
-        log_beliefs = denoiser(z[:rows], alpha, None if pad is None else pad[:rows]).log_beliefs(call.revealed)
+        reading = denoiser(z[:rows], call.alpha[:rows], None if pad is None else pad[:rows])
+        log_beliefs = reading.log_beliefs(call.revealed)
         drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling, pad)
         if call.last is not None and sampling.final == "argmax":
             drawn = drawn.but_likeliest(call.last, log_beliefs)

@@ -6,6 +6,7 @@ quarters; so all walks of a small world fit in one batch, each with its probabil
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from worlds import Table, Told, World, chi_square, quarters, seeded
@@ -15,7 +16,7 @@ from adlm.diffusion.masking import transition
 from adlm.diffusion.schedules import LogLinear
 from adlm.sampling.draws import RowDraws, draw
 from adlm.sampling.plain import plain_transition, plain_walk
-from adlm.sampling.plan import STEPS_AT_ONCE, happenings
+from adlm.sampling.plan import happenings
 from adlm.sampling.steps import Steps, steps_of
 from adlm.sampling.walk import walk
 
@@ -53,26 +54,41 @@ def draw_walk(world, beliefs, sampling, canvas, seed=0):
 
 
 def every_walk(world: World, steps: Steps):
-    """Numbers for places, numbers for tokens and the probability of every walk that can be."""
+    """Numbers for places, numbers for tokens and the probability of every walk that can be.
+
+    A walk comes twice, with the least and with the largest numbers that give it, up to a billionth: half of it each.
+    """
     num, length = len(steps.reveal), world.length
     places, tokens, weights = [], [], []
     for pattern in itertools.product((True, False), repeat=num * length):
-        happens = [pattern[step * length : (step + 1) * length] for step in range(num)]
-        masked, weight, reveals = [True] * length, 1.0, 0
-        for step, events in enumerate(happens):
-            for place, event in enumerate(events):
-                chance = float((steps.reveal if masked[place] else steps.remask)[step])
-                weight *= chance if event else 1 - chance
-                reveals += event and masked[place]
-                masked[place] ^= event
-        if weight <= 0:
+        happens = [[step for step in range(num) if pattern[step * length + place]] for place in range(length)]
+        waits = [intervals(each, steps) for each in happens]
+        weight = np.prod([high - low for each in waits for low, high in each])
+        if weight < 1e-15:  # a chance of the schedule that is 0, or 1, but for rounding
             continue
-        reveals += sum(masked)
+        rounds = [each for each in itertools.chain(*itertools.zip_longest(*waits)) if each]
+        reveals = sum(len(each) // 2 + 1 for each in happens)  # every other event, and what is masked at the end
         for points in itertools.product(POINTS, repeat=reveals):
-            places.append([0.0 if event else 1 - 2**-53 for event in pattern])
-            tokens.append(list(points))
-            weights.append(weight * 4.0**-reveals)
+            for near, far in ((1, 1e-9), (1e-9, 1)):
+                places.append([(low * near + high * far) / (near + far) for low, high in rounds])
+                tokens.append(list(points))
+                weights.append(weight * 4.0**-reveals / 2)
     return places, tokens, torch.tensor(weights, dtype=torch.float64)
+
+
+def intervals(happens: list[int], steps: Steps):
+    """Of the numbers that let a place change at these steps and at no others: one for every wait, to the last of all.
+
+    A number below the chance that something happens by a step, and not by the step before it, names that step.
+    """
+    found, start = [], 0
+    for number, step in enumerate([*happens, None]):
+        chance = (steps.remask if number % 2 else steps.reveal).numpy()
+        quiet = np.cumprod(np.concatenate([[1.0], 1 - chance[start:]]))
+        after = len(chance) - start if step is None else step - start
+        found.append((1 - quiet[after], 1.0 if step is None else 1 - quiet[after + 1]))
+        start = len(chance) if step is None else step + 1
+    return found
 
 
 def text_law(world: World, texts, weights):
@@ -168,22 +184,14 @@ def test_skipping_steps_without_events_changes_nothing(sampler):
     frames = list(walk(table, canvas, world.mask_id, steps, sampling, RowDraws(0, range(rows))))
     calls = table.calls
     for row in range(rows):
-        draws = RowDraws(0, [row])
-        z = canvas[row : row + 1].clone()
-        open_ = (z == world.mask_id)[0]
+        draws, z = RowDraws(0, [row]), canvas[row : row + 1].clone()
+        reveals, hides, _ = happenings(steps, (z == world.mask_id).numpy(), draws)
         for step in range(len(steps.reveal) + 1):
-            if step % STEPS_AT_ONCE == 0:
-                numbers = torch.from_numpy(draws.for_places(0, STEPS_AT_ONCE, int(open_.sum())))
             log_beliefs = table(z, None, None).log_beliefs(torch.arange(4))
-            masked = z[0] == world.mask_id
-            if step == len(steps.reveal):
-                z[0, masked] = log_beliefs[masked].argmax(dim=-1)
-                break
-            points = torch.ones(4, dtype=torch.float64)
-            points[open_] = numbers[step % STEPS_AT_ONCE]
-            reveals, remasks = masked & (points < steps.reveal[step]), open_ & ~masked & (points < steps.remask[step])
-            z[0, reveals] = draw(log_beliefs[reveals].exp(), torch.from_numpy(draws.for_tokens(0, int(reveals.sum()))))
-            z[0, remasks] = world.mask_id
+            shown, hidden = (torch.from_numpy(each.place[each.step == step]) for each in (reveals, hides))
+            drawn = draw(log_beliefs[shown].exp(), torch.from_numpy(draws.for_tokens(0, len(shown))))
+            z[0, shown] = log_beliefs[shown].argmax(dim=-1) if step == len(steps.reveal) else drawn
+            z[0, hidden] = world.mask_id
         assert torch.equal(z[0], frames[-1].ids[row])
     assert calls < len(steps.reveal)
 
@@ -258,6 +266,31 @@ def test_places_happen_with_their_chances():
             deviation = (rows * chance * (1 - chance)).sqrt() if isinstance(chance, torch.Tensor) else 0
             assert abs(int(happened) - rows * float(chance)) <= 4 * float(deviation) + 1e-9
         masked = float(masked * (1 - steps.reveal[step]) + (1 - masked) * steps.remask[step])
+
+
+def test_a_certain_step_happens_whatever_the_number_and_an_impossible_one_never():
+    chance = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 1, 0, 0]], dtype=torch.float64)
+    t = torch.linspace(1, 0, 6, dtype=torch.float64)
+    steps = Steps(t, 1 - t[:-1], 1 - t[1:], *chance)
+    numbers = [[low] * 4 for low in (0.0, 0.5, 1 - 2**-53)]
+    reveals, remasks, num_calls = happenings(steps, np.ones((3, 1), dtype=bool), Told(numbers, numbers))
+    assert reveals.step.tolist() == [1, 3] * 3
+    assert remasks.step.tolist() == [2] * 3
+    assert num_calls.tolist() == [2] * 3
+
+
+def test_steps_in_which_nothing_happens_cost_nothing():
+    drawn = []
+
+    class Counting(RowDraws):
+        def for_places(self, row, num):
+            drawn.append(num)
+            return super().for_places(row, num)
+
+    steps = steps_of(LogLinear(), Sampling(steps=100_000))
+    reveals, _, _ = happenings(steps, np.ones((2, 8), dtype=bool), Counting(0, range(2)))
+    assert len(reveals.step) == 16
+    assert sum(drawn) == 2 * 16  # until it is revealed, and that it is not masked again
 
 
 def test_the_network_is_told_the_noise_at_which_each_row_stands():
