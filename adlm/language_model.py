@@ -22,6 +22,7 @@ from adlm.evaluation.perplexity import Recipe, measure
 from adlm.evaluation.text_sets import OwnTexts
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_ids, vocabulary_of
+from adlm.methods.masked_diffusion import told_of
 from adlm.methods.method import Method
 from adlm.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.models.inference import Frozen
@@ -94,23 +95,23 @@ class LanguageModel:
     def mask_id(self) -> int:
         return vocabulary_of(self.config).mask_id
 
-    def log_probs(self, z: Tensor, t: float | None = None) -> Tensor:
+    def log_probs(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
         """log beliefs (B, L, V): of the clean token at each place, or, left to right, of the token after it.
 
-        `t` matters only to a network that is told the time; without it the share of masks in a row stands for it.
+        `alpha`, the share of visible tokens, for all rows or for each (B,), matters only to a network that is told the
+        noise; without it the share of masks in each row stands for the time. A `Frame` has both: `read` and `alpha`.
         """
         check_ids(z, self.config, "text")
-        if t is not None and not 0 <= t <= 1:
-            raise UserError(f"t {t} must be a time from 0 to 1")
-        return self.method.log_beliefs(self.network, z, t)
+        return self.method.log_beliefs(self.network, z, self._shares(alpha, len(z)))
 
-    def anchor_logits(self, z: Tensor) -> Tensor:
+    def anchor_logits(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
         """The anchor network's logits (B, L, V)."""
         if not hasattr(self.network, "anchor_logits"):
             raise UserError(f"method {self.config.method} has no anchor network; adlm and a2r have one")
         check_ids(z, self.config, "text")
+        sigma = told_of(self.config, z, self._shares(alpha, len(z)))
         with torch.no_grad():
-            return self.network.anchor_logits(z)  # type: ignore[no-any-return]
+            return self.network.anchor_logits(z, sigma)  # type: ignore[no-any-return]
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
         """nats (B, L): one unbiased draw of the bound on -log p(x); exact left to right."""
@@ -197,6 +198,16 @@ class LanguageModel:
     def filling(self) -> int:
         """What stands past the end of a shorter row; it is never seen."""
         return filler_of(vocabulary_of(self.config))
+
+    def _shares(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
+        """(B,), in double precision. One that is told the noise is not told an infinite one."""
+        if alpha is None:
+            return None
+        shares = torch.as_tensor(alpha, dtype=torch.float64).expand(rows)
+        least = shares.min().item()
+        if not 0 <= least <= shares.max().item() <= 1 or (least == 0 and self.config.model.time_conditioning):
+            raise UserError(f"alpha {least:g} must be a share of visible tokens, above 0 and at most 1")
+        return shares
 
     def _texts(self, rows: Sequence[Sequence[int]], seed: int, knobs: SamplingKnobs) -> list[str]:
         tokenizer, sampling, texts = self._tokenizer(), self.sampling(**knobs), []

@@ -158,8 +158,8 @@ def test_a_model_says_what_it_cannot_do(model):
             verb(torch.tensor([[999]]))
         with pytest.raises(UserError, match="must be a torch tensor of int64 ids"):
             verb([[1, 2]])
-    with pytest.raises(UserError, match="t 2 must be a time from 0 to 1"):
-        lm.log_probs(torch.tensor([[1]]), t=2)
+    with pytest.raises(UserError, match="alpha 2 must be a share of visible tokens, above 0 and at most 1"):
+        lm.log_probs(torch.tensor([[1]]), alpha=2)
     with pytest.raises(UserError, match="num_samples 0 must be at least 1"):
         lm.complete(torch.tensor([MASK]), num_samples=0)
     with pytest.raises(UserError, match=r"sampling.sampler 'fast' is not one of"):

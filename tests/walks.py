@@ -43,11 +43,11 @@ class Knowing:
         if tokenizer is not None:  # nobody expects a lone byte
             self.rare[[i for i in range(size) if len(tokenizer.piece(i)) < 2 and i not in set(ids)]] = -6.0
 
-    def log_probs(self, z: Tensor, t: float | None = None) -> Tensor:
+    def log_probs(self, z: Tensor, alpha: float | None = None) -> Tensor:
         known = 1 - (z == self.mask_id).double().mean()
         return self._logits(z, 7.0 + 9.0 * float(known) + torch.where(self.important, 0.0, 1.5), seed=1).log_softmax(-1)
 
-    def anchor_logits(self, z: Tensor) -> Tensor:
+    def anchor_logits(self, z: Tensor, alpha: float | None = None) -> Tensor:
         if not self.anchors:
             raise UserError("method mdlm has no anchor network; adlm and a2r have one")
         known = 1 - (z == self.mask_id).double().mean()
@@ -71,20 +71,21 @@ def walk(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: 
     generator = torch.Generator().manual_seed(seed)
     z, chance = canvas, (canvas != lm.mask_id).float()
     nothing, open_ = torch.zeros_like(canvas, dtype=torch.bool), canvas == lm.mask_id
-    yield Frame(z, torch.ones(len(z), dtype=torch.float64), nothing, nothing, chance)
+    yield Frame(z, torch.ones(len(z), dtype=torch.float64), nothing, nothing, chance, z, None)
     for step in range(steps):
         left = steps - step
         drawable = z == lm.mask_id
         remasked = open_ & ~drawable & (torch.rand(z.shape, generator=generator) < (remasking if left > 1 else 0))
         masks = drawable | remasked
         revealed = masks & (torch.rand(z.shape, generator=generator) < 1 / left)
-        probabilities = lm.log_probs(z.masked_fill(remasked & revealed, lm.mask_id)).exp()
+        read = z.masked_fill(remasked & revealed, lm.mask_id)
+        probabilities = lm.log_probs(read).exp()
         drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator).view(z.shape)
         z = torch.where(revealed, drawn, torch.where(masks, lm.mask_id, z))
         told = probabilities.gather(-1, drawn[..., None])[..., 0].float()
         chance = torch.where(revealed, told, torch.where(masks, 0.0, chance))
         t = torch.full((len(z),), 1 - (step + 1) / steps, dtype=torch.float64)
-        yield Frame(z, t, revealed, remasked, chance)
+        yield Frame(z, t, revealed, remasked, chance, read, None)
 
 
 def lighthouse(

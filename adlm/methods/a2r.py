@@ -74,7 +74,7 @@ class A2r:
         with evaluating(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 
-    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
+    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         return left_to_right.log_beliefs(self.config, network, z)
 
     def generate(

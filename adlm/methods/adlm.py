@@ -99,8 +99,8 @@ class Adlm:
         masked = diffusion.masked_positions(self.config, noised.z, pad)
         return self._score(network, x, noised, masked.float(), None, pad)[0].nats
 
-    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, t: float | None = None) -> Tensor:
-        return diffusion.log_beliefs(self.config, network, z, t)
+    def log_beliefs(self, network: AnchoredTransformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, alpha)
 
     def generate(
         self,

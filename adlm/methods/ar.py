@@ -64,7 +64,7 @@ class Ar:
         with evaluating(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 
-    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
+    def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         return left_to_right.log_beliefs(self.config, network, z)
 
     def generate(

@@ -90,9 +90,9 @@ class D3pm:
             nats = diffusion.bound(self.config, nats_at, x, pad, generator, portion=portion)
             return nats + self._last(network, x, pad)
 
-    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
+    def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""
-        return diffusion.logits_at(self.config, network, z, t).log_softmax(dim=-1)
+        return diffusion.logits_at(self.config, network, z, alpha).log_softmax(dim=-1)
 
     def generate(
         self,

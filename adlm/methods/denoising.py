@@ -105,7 +105,7 @@ def denoiser_of(config: Config, network: nn.Module | Frozen) -> Denoiser:
     mask_id = vocabulary_of(config).mask_id
 
     def read(z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> Reading:
-        sigma = told_alpha(config, z, alpha, pad)
+        sigma = diffusion.told_of(config, z, alpha, pad)
         if isinstance(network, Frozen):
             return FrozenReading(network, network.hidden(z, sigma, pad), mask_id)
         return WholeReading(network, z, sigma, pad, mask_id)
@@ -120,17 +120,10 @@ def logits_everywhere(
 
     @torch.no_grad()
     def logits(z: Tensor, alpha: Tensor) -> Tensor:
-        sigma = told_alpha(config, z, alpha, pad)
+        sigma = diffusion.told_of(config, z, alpha, pad)
         if isinstance(network, Frozen):
             return network.logits(network.hidden(z, sigma, pad).last.flatten(0, 1)).view(*z.shape, -1)
         with evaluating(network):
             return network(z, sigma, pad)  # type: ignore[no-any-return]
 
     return logits
-
-
-def told_alpha(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> Tensor | None:
-    """(B,), the noise the network is told in a walk, if it is told any: -log alpha, or by the share of masks."""
-    if alpha is None or not config.model.time_conditioning:
-        return diffusion.told_sigma(config, diffusion.times_of(config, z, None, pad), z.device)
-    return -torch.log(alpha).float().to(z.device)

@@ -140,21 +140,23 @@ def _noised_evenly(
     return Noised(_laid_on(config, x, pad, t, generator, portion), t), torch.where(early, share, slope)
 
 
-def log_beliefs(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:
+def log_beliefs(config: Config, network: nn.Module, z: Tensor, alpha: Tensor | None) -> Tensor:
     """SUBS log beliefs (B, L, V)."""
-    return subs(logits_at(config, network, z, t), z, vocabulary_of(config).mask_id)
+    return subs(logits_at(config, network, z, alpha), z, vocabulary_of(config).mask_id)
 
 
 @torch.no_grad()
-def logits_at(config: Config, network: nn.Module, z: Tensor, t: float | None) -> Tensor:
-    """Logits (B, L, V) at a time, or at the share of masks in each row; dropout off."""
+def logits_at(config: Config, network: nn.Module, z: Tensor, alpha: Tensor | None) -> Tensor:
+    """Logits (B, L, V), dropout off."""
     with evaluating(network):
-        return network(z, told_sigma(config, times_of(config, z, t), z.device))  # type: ignore[no-any-return]
+        return network(z, told_of(config, z, alpha))  # type: ignore[no-any-return]
 
 
-def times_of(config: Config, z: Tensor, t: float | None, pad: Tensor | None = None) -> Tensor:
-    """(B,), the time given, or the share of masks in each row's text."""
-    if t is not None:
-        return torch.full((len(z),), t, dtype=torch.float64)
-    masked = (z == vocabulary_of(config).mask_id) & not_pad(z, pad)
-    return (masked.sum(dim=1).double() / not_pad(z, pad).sum(dim=1)).cpu()
+def told_of(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+    """(B,), the noise the network is told of z, if it is told any: -log alpha (B,), or that of the share of masks."""
+    if not config.model.time_conditioning:
+        return None
+    if alpha is not None:
+        return -torch.log(alpha).float().to(z.device)
+    share = masked_positions(config, z, pad).sum(dim=1).double() / not_pad(z, pad).sum(dim=1)
+    return told_sigma(config, share, z.device)

@@ -77,8 +77,8 @@ class Mdlm:
         masked = diffusion.masked_positions(self.config, noised.z, pad)
         return self._score(network, x, noised, masked.float(), pad).nats
 
-    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
-        return diffusion.log_beliefs(self.config, network, z, t)
+    def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, alpha)
 
     def generate(
         self,

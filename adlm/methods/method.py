@@ -80,10 +80,11 @@ class Method(Protocol):
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
         ...
 
-    def log_beliefs(self, network: Any, z: Tensor, t: float | None = None) -> Tensor:
+    def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """(B, L, V): of the clean token at each place given noisy ids z; left to right, of the token after it.
 
-        `t` matters only to a network that is told the time; without it the share of masks in a row stands for it.
+        `alpha` (B,), the share of visible tokens, matters only to a network that is told the noise; without it the
+        share of masks in each row stands for the time.
         """
         ...
 

@@ -94,8 +94,8 @@ class Sedd:
         with evaluating(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
-    def log_beliefs(self, network: Transformer, z: Tensor, t: float | None = None) -> Tensor:
-        return diffusion.log_beliefs(self.config, network, z, t)
+    def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return diffusion.log_beliefs(self.config, network, z, alpha)
 
     def generate(
         self,

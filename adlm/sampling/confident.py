@@ -73,11 +73,11 @@ def _changed(
     last: bool = False,
 ) -> Frame:
     ids, chance = frame.ids.masked_fill(remasks, mask_id), frame.chance.masked_fill(remasks, 0.0)
-    places = reveals.flatten().nonzero()[:, 0]
+    places, told = reveals.flatten().nonzero()[:, 0], alpha.expand(len(ids))
     if len(places):
-        log_beliefs = denoiser(frame.ids, alpha.expand(len(ids)), pad).log_beliefs(places)
+        log_beliefs = denoiser(frame.ids, told, pad).log_beliefs(places)
         drawn = draw_tokens(log_beliefs, frame.ids, places, draws.at_tokens(reveals), sampling, pad)
         if last and sampling.final == "argmax":
             drawn = drawn.but_likeliest(torch.ones_like(places, dtype=torch.bool), log_beliefs)
         ids.view(-1)[places], chance.view(-1)[places] = drawn.tokens, drawn.chance
-    return Frame(ids, t.expand(len(ids)), reveals, remasks, chance)
+    return Frame(ids, t.expand(len(ids)), reveals, remasks, chance, frame.ids, told)

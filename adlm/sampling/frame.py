@@ -27,6 +27,10 @@ class Frame:
     """(B, L), True where a token was masked again since the frame before; it may have been revealed anew since."""
     chance: Tensor
     """(B, L), the probability each drawn token had where it was drawn; 1 at tokens that were given, 0 at masks."""
+    read: Tensor
+    """(B, L), the ids that the network read to reveal what is revealed here; the canvas on the first frame."""
+    alpha: Tensor | None
+    """(B,), the share of visible tokens that it was told meanwhile; None if it goes by its own count, or by none."""
 
 
 def last_of(frames: Iterator[Frame]) -> Frame:
@@ -41,4 +45,4 @@ def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     """The canvas itself, before any step."""
     nothing = torch.zeros_like(canvas, dtype=torch.bool)
     start = torch.ones(len(canvas), dtype=torch.float64)
-    return Frame(canvas, start, nothing, nothing, (canvas != mask_id).float())
+    return Frame(canvas, start, nothing, nothing, (canvas != mask_id).float(), canvas, None)

@@ -70,4 +70,6 @@ def _with_column(frame: Frame, place: int, hole: Tensor, drawn: Drawn) -> Frame:
         revealed=revealed,
         remasked=frame.remasked,
         chance=torch.where(revealed, drawn.chance[:, None], frame.chance),
+        read=frame.ids,
+        alpha=None,
     )

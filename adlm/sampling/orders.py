@@ -134,4 +134,4 @@ def _revealed(frame: Frame, chosen: Tensor, places: Tensor, drawn: Drawn, mask_i
     ids.view(-1)[places[taken]] = drawn.tokens[taken]
     chance.view(-1)[places[taken]] = drawn.chance[taken]
     left = (ids == mask_id).sum(dim=1).double() / num_masks.clamp(min=1)
-    return Frame(ids, left.cpu(), chosen, torch.zeros_like(chosen), chance)
+    return Frame(ids, left.cpu(), chosen, torch.zeros_like(chosen), chance, frame.ids, None)

@@ -38,6 +38,7 @@ def walk(
     pad = None if pad is None else pad[order]
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.hidden, mask_id)
+        read = z[back]
         rows = _rows_to_read(call.rows, len(z))
         reading = denoiser(z[:rows], call.alpha[:rows], None if pad is None else pad[:rows])
         log_beliefs = reading.log_beliefs(call.revealed)
@@ -47,7 +48,8 @@ def walk(
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.hidden, 0.0).index_copy_(0, call.revealed, drawn.chance)
         revealed, remasked = (_flags(z, places)[back] for places in (call.revealed, call.hidden))
-        yield Frame(z[back], call.t[host_back], revealed, remasked, chance[back])
+        t, alpha = call.t[host_back], call.alpha[host_back]
+        yield Frame(z[back], t, revealed, remasked, chance[back], read, alpha)
 
 
 def _rows_to_read(needed: int, rows: int) -> int:

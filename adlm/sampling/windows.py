@@ -54,4 +54,6 @@ def _laid_over(before: Frame, frame: Frame, part: slice) -> Frame:
         lay(nothing, frame.revealed),
         lay(nothing, frame.remasked),
         lay(before.chance, drawn),
+        lay(before.ids, frame.read),
+        frame.alpha,
     )

@@ -19,12 +19,12 @@ from rich.console import Console
 from walks import TEXT, Knowing, lighthouse, walk
 from worlds import wake
 
-from adlm.config.schema import Config, Model, Vocabulary
+from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.interfaces.looking.moments import OTHERS
 from adlm.interfaces.looking.page import as_page, write_trace
 from adlm.interfaces.looking.pieces import side_by_side, text_of
-from adlm.interfaces.looking.predictions import GUESSES, drawn_from
+from adlm.interfaces.looking.predictions import GUESSES
 from adlm.interfaces.looking.trace import About, Recording, Trace, record
 from adlm.interfaces.looking.watch import Screen, show
 from adlm.language_model import LanguageModel
@@ -117,11 +117,11 @@ def test_a_character_cut_by_a_mask_is_shown_as_its_bytes():
     assert side_by_side([b"caf", first, None, b"!"]) == ["caf", "\\xc3", "", "!"]
 
 
-def test_predictions_are_those_of_the_state_before():
+def test_predictions_are_those_of_what_was_read():
     lm, canvas = lighthouse()
-    frames = list(walk(lm, canvas, 30))
+    frames = list(walk(lm, canvas, 30, remasking=0.05))
     for moment in record(lm, frames, ABOUT).moments[1:]:
-        before = frames[moment.frame - 1].ids
+        before = frames[moment.frame].read
         expected = {"denoiser": lm.log_probs(before)[0].exp(), "anchor": lm.anchor_logits(before)[0].softmax(-1)}
         for name, beliefs in expected.items():
             table = getattr(moment, name)
@@ -137,8 +137,7 @@ def test_predictions_are_those_of_the_state_before():
 def test_an_anchor_is_what_the_anchor_network_said_first_and_kept_saying():
     lm, canvas = lighthouse()
     frames = list(walk(lm, canvas, 30, remasking=0.03))
-    states = [drawn_from(before, frame, 0, lm.mask_id) for before, frame in itertools.pairwise(frames)]
-    best = [lm.anchor_logits(state[None])[0].argmax(-1) for state in states]
+    best = [lm.anchor_logits(frame.read)[0].argmax(-1) for frame in frames[1:]]
     seen = 0
     anew = 0
     for moment in record(lm, frames, ABOUT).moments[1:]:
@@ -232,6 +231,48 @@ def test_every_method_is_traced_with_what_it_drew_from(method):
             beliefs = lm.log_probs(frames[-1].ids[:, :place])[0, -1].exp()
             for index, probability in moment.denoiser[place]:
                 assert probability == pytest.approx(float(beliefs[index]), rel=0.01)
+
+
+TOLD = [
+    *[("adlm", sampler) for sampler in ("ancestral", "remdm-cap", "remdm-conf", "remdm-loop", "dfm", "anchor-first")],
+    ("mdlm", "remdm-rescale"),
+    ("mdlm", "semi-autoregressive"),
+    ("sedd", "ancestral"),
+    ("sedd", "analytic"),
+    ("d3pm", "ancestral"),
+]
+
+
+@pytest.mark.parametrize(("method", "sampler"), TOLD)
+def test_a_network_told_the_noise_is_traced_with_the_beliefs_that_it_drew_from(method, sampler):
+    """So the chance that a token had where it was drawn is the one that the trace tells of it."""
+    model = Model(hidden=16, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
+    config = Config(
+        method=method,
+        vocabulary=Vocabulary(size=GUESSES, mask_id=4, bos_id=0),
+        length=12,
+        model=model,
+        schedule=Schedule(eps=1e-3),
+        time=Time(steps=1000 if method == "d3pm" else 0),
+        sampling=Sampling(sampler, steps=40, t_end=0.1, eta=0.5 if sampler in ("remdm-cap", "remdm-rescale") else None),
+    )
+    lm = LanguageModel(config, method_of(config), wake(method_of(config).build().double()))
+    frames = list(lm.watch(torch.full((2, 12), 4), seed=1))
+    seen, again = 0, 0
+    for moment in record(lm, frames, ABOUT, row=1).moments[1:]:
+        frame = frames[moment.frame]
+        for place in moment.revealed:
+            told, (index, chance) = dict(moment.denoiser[place]), moment.changed[place]
+            clean = sum(probability for symbol, probability in told.items() if symbol != lm.mask_id)
+            assert chance == pytest.approx(told[index] / clean, abs=0.003)
+            seen += 1
+        again += len(moment.remasked)
+        if method == "adlm":
+            anchor = lm.anchor_logits(frame.read, frame.alpha)[1].softmax(-1)
+            for place, guesses in moment.anchor.items():
+                assert dict(guesses)[0] == pytest.approx(float(anchor[place, 0]), abs=0.003)
+    assert seen >= 12
+    assert (again > 0) == (sampler in ("remdm-cap", "remdm-conf", "remdm-loop", "remdm-rescale", "dfm"))
 
 
 class Elements(HTMLParser):

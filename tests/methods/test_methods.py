@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import real, seeded, wake
 
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.masked_diffusion import Noised, told_of
 from adlm.models.inference import Frozen
 from adlm.models.layers import TimeCondition
 from adlm.sampling.draws import RowDraws
@@ -284,11 +284,16 @@ def test_a_network_told_the_time_answers_by_it(name):
     config = settings(name, model=model, schedule=Schedule(eps=1e-3))
     method, network = method_of(config), awake(config)
     z = torch.full((2, 8), MASK)
-    early, late = (method.log_beliefs(network, z, t).exp() for t in (0.3, 1.0))
+    early, late = (method.log_beliefs(network, z, real([alpha] * 2)).exp() for alpha in (0.7, 1e-3))
     assert (early - late).abs().max() > 1e-3
-    assert torch.equal(method.log_beliefs(network, z).exp(), late)  # all masked: it must be late
+    assert torch.allclose(method.log_beliefs(network, z).exp(), late)  # all masked: it must be late
     frames = list(method.generate(network, z, Sampling(steps=3), rows(2)))
     assert (frames[-1].ids != MASK).all()
+
+
+@every_diffusion
+def test_for_a_network_told_nothing_no_masks_are_counted(name):
+    assert told_of(settings(name), torch.full((2, 8), MASK, device="meta"), None) is None
 
 
 @every_diffusion

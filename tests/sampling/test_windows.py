@@ -18,7 +18,8 @@ def counting_walk(seen):
         masked = canvas == MASK
         ids = torch.where(masked, len(seen), canvas)
         chance = torch.where(masked, 0.5, 1.0)
-        yield Frame(ids, torch.zeros(len(canvas)).double(), masked, torch.zeros_like(masked), chance)
+        zero = torch.zeros(len(canvas), dtype=torch.float64)
+        yield Frame(ids, zero, masked, torch.zeros_like(masked), chance, canvas, zero)
 
     return walk
 

@@ -32,8 +32,7 @@ class Moment:
     remasked: tuple[int, ...]
     """Places where a token was masked again since the moment before."""
     denoiser: dict[int, Guesses]
-    """place -> what the denoiser expected there: at the state that the token was drawn from or, at other masks, at
-    the moment before."""
+    """place -> what the denoiser expected there when the tokens were drawn: at their places, and at other masks."""
     anchor: dict[int, Guesses]
     """The same of the anchor network."""
     anchored: dict[int, int]
@@ -62,7 +61,7 @@ class Anchoring:
 
 
 def moment(number: int, frame: Frame, row: int, expected: Predictions, anchoring: Anchoring) -> Moment:
-    """What frame `number` did to a row, with what was expected at the state before it."""
+    """What frame `number` did to a row, with what was expected of it."""
     ids, chance = frame.ids[row].tolist(), frame.chance[row].tolist()
     revealed, remasked = _places(frame.revealed[row]), _places(frame.remasked[row])
     kept = _kept(number, expected.places, revealed)

@@ -1,4 +1,4 @@
-"""What the networks expect at the masks of one state. Knows a model by its calls, nothing of walks or pages.
+"""What the networks expected when a frame's tokens were drawn. Knows a model by its calls, nothing of pages.
 
 Shapes: L tokens, n masks, V symbols, k guesses.
 """
@@ -20,7 +20,7 @@ Guesses = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Predictions:
-    """Log probabilities of the clean token at the masks of one state."""
+    """Log probabilities of the clean token at the masks of what was read."""
 
     places: tuple[int, ...]
     """The n masks that are predicted: all or, from left to right, the first."""
@@ -34,25 +34,17 @@ class Predictions:
         return {} if self.anchor is None else _best(self.places, self.anchor)
 
 
-def drawn_from(before: Frame, frame: Frame, row: int, mask_id: int) -> Tensor:
-    """ids (L,): the state that a row's tokens were drawn from.
-
-    It is that of the frame before, and a token that was masked again and drawn anew within one frame is a mask in it.
-    """
-    anew = frame.remasked[row] & frame.revealed[row]
-    return before.ids[row].masked_fill(anew, mask_id)
+def predict(lm: LanguageModel, frame: Frame, row: int) -> Predictions:
+    """What the networks expected at the masks of what they read, and were told, for a row: a call of each."""
+    seen, rows, places = _asked(lm, frame.read[row])
+    alpha = _told(frame, row)
+    return Predictions(places, lm.log_probs(seen, alpha)[0, rows].float().cpu(), _anchor(lm, seen, alpha, rows))
 
 
-def predict(lm: LanguageModel, z: Tensor, t: float) -> Predictions:
-    """What the networks expect at the masks of ids z (L,) at time t: a call of each."""
-    seen, rows, places = _asked(lm, z)
-    return Predictions(places, lm.log_probs(seen, t)[0, rows].float().cpu(), _anchor(lm, seen, rows))
-
-
-def anchors_at(lm: LanguageModel, z: Tensor) -> dict[int, int]:
-    """The anchor network's first guess at each mask of ids z (L,), without the denoiser; empty where there is none."""
-    seen, rows, places = _asked(lm, z)
-    anchor = _anchor(lm, seen, rows)
+def anchors_of(lm: LanguageModel, frame: Frame, row: int) -> dict[int, int]:
+    """The anchor network's first guess at each of those masks, without the denoiser; empty where there is none."""
+    seen, rows, places = _asked(lm, frame.read[row])
+    anchor = _anchor(lm, seen, _told(frame, row), rows)
     return {} if anchor is None else _best(places, anchor)
 
 
@@ -85,9 +77,13 @@ def _asked(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, 
     return z[None], masks, tuple(masks)
 
 
-def _anchor(lm: LanguageModel, seen: Tensor, rows: list[int]) -> Tensor | None:
+def _told(frame: Frame, row: int) -> float | None:
+    return None if frame.alpha is None else float(frame.alpha[row])
+
+
+def _anchor(lm: LanguageModel, seen: Tensor, alpha: float | None, rows: list[int]) -> Tensor | None:
     try:
-        return lm.anchor_logits(seen)[0, rows].float().log_softmax(-1).cpu()
+        return lm.anchor_logits(seen, alpha)[0, rows].float().log_softmax(-1).cpu()
     except UserError:  # the method has no anchor network
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from adlm.errors import UserError
 from adlm.interfaces.looking.moments import MOMENTS, Anchoring, Moment, Thinning, moment
 from adlm.interfaces.looking.pieces import piece, readable, text_of, whole
-from adlm.interfaces.looking.predictions import Guesses, drawn_from, predict
+from adlm.interfaces.looking.predictions import Guesses, predict
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer
@@ -107,7 +107,6 @@ class Recording:
     def __init__(self, lm: LanguageModel, about: About, row: int = 0, limit: int = MOMENTS):
         self._lm, self._about, self._row = lm, about, row
         self._first: Frame | None = None
-        self._before: Frame | None = None
         self._thinning, self._anchoring = Thinning(limit), Anchoring()
         self._frames, self._changed_at = 0, 0
 
@@ -133,16 +132,15 @@ class Recording:
         )
 
     def _see(self, frame: Frame) -> None:
-        row, number, before = self._row, self._frames, self._before
-        if before is None:
+        row, number = self._row, self._frames
+        if self._first is None:
             self._first = frame
         elif (frame.revealed[row] | frame.remasked[row]).any():
-            state = drawn_from(before, frame, row, self._lm.mask_id)
-            expected = predict(self._lm, state, float(before.t[row]))
+            expected = predict(self._lm, frame, row)
             self._anchoring.see(self._changed_at, expected.best_anchors())
             self._thinning.add(moment(number, frame, row, expected, self._anchoring))
             self._changed_at = number
-        self._before, self._frames = frame, number + 1
+        self._frames = number + 1
 
 
 def record(lm: LanguageModel, frames: Iterable[Frame], about: About, row: int = 0) -> Trace:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from adlm.interfaces.looking.pieces import piece, side_by_side, text_of, visible
-from adlm.interfaces.looking.predictions import anchors_at, drawn_from
+from adlm.interfaces.looking.predictions import anchors_of
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 
@@ -39,7 +39,7 @@ def show(
 
     Where the console is no terminal only the final text is printed. `steps` and `calls`, how many network calls there
     were so far, go into the line below the text. A token is an anchor if the anchor network's first guess was the same
-    token, at the state that it was drawn from: that costs a call a frame, of the anchor network alone.
+    token, at what the network had read: that costs a call a frame, of the anchor network alone.
     """
     if not console.is_terminal:
         yield from _printed(lm, frames, console, row)
@@ -82,7 +82,7 @@ class Screen:
         if self._frame is None:
             self._given = set((ids != self._lm.mask_id).nonzero().flatten().tolist())
         elif frame.revealed[row].any():
-            best = anchors_at(self._lm, drawn_from(self._frame, frame, row, self._lm.mask_id))
+            best = anchors_of(self._lm, frame, row)
             for place in frame.revealed[row].nonzero().flatten().tolist():
                 (self._anchors.add if best.get(place) == int(ids[place]) else self._anchors.discard)(place)
         self._frame = frame
