@@ -1,7 +1,6 @@
 """Laws of traces and of watching: deltas replay the walk, its text is its ids', and no token breaks out of the page."""
 
 import io
-import itertools
 import json
 import os
 import pty
@@ -358,7 +357,7 @@ def test_watching_and_tracing_pass_every_frame_on():
     frames = list(walk(lm, canvas, 20))
     for console in (terminal(height=30), Console(file=io.StringIO())):
         recording = Recording(lm, ABOUT)
-        passed = list(show(lm, recording.through(frames), console, steps=20))
+        passed = list(show(lm, recording.through(frames), console))
         assert all(one is other for one, other in zip(passed, frames, strict=True))
         assert recording.trace.last == frames[-1].ids[0].tolist()
 
@@ -373,17 +372,17 @@ def test_a_pipe_gets_the_final_text_alone():
 def test_a_terminal_keeps_the_whole_text_however_low_it_is():
     lm, canvas = lighthouse()
     console = terminal(height=8, color_system=None)
-    *_, last = show(lm, walk(lm, canvas, 20), console, steps=20, calls=lambda: 1234)
+    *_, last = show(lm, walk(lm, canvas, 20), console)
     told = console.file.getvalue()
     rest = told[told.rindex("\x1b[2K") + 4 :]
     assert "".join(rest.split()).startswith("".join(lm.tokenizer.decode(last.ids[0].tolist()).split()))
-    assert "step 20/20  1,234 calls  0% masked" in rest
+    assert "t 0.000  frame 20  0% masked" in rest
     assert "more lines" in told
 
 
 def test_colours_tell_what_became_of_a_token():
     lm, canvas = lighthouse()
-    screen, seen = Screen(lm, 0, None, None), set()
+    screen, seen = Screen(lm, 0), set()
     for frame in walk(lm, canvas, 20, remasking=0.1):
         screen.see(frame)
         for span in screen.text().spans:

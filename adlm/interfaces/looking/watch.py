@@ -4,7 +4,7 @@ Knows nothing of samplers; whoever calls may record the same frames, or take onl
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -27,24 +27,16 @@ STYLES = {
 }
 
 
-def show(
-    lm: LanguageModel,
-    frames: Iterable[Frame],
-    console: Console,
-    row: int = 0,
-    steps: int | None = None,
-    calls: Callable[[], int] | None = None,
-) -> Iterator[Frame]:
+def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int = 0) -> Iterator[Frame]:
     """The frames themselves, one row of them drawn on the console as they pass, the last one to stay there.
 
-    Where the console is no terminal only the final text is printed. `steps` and `calls`, how many network calls there
-    were so far, go into the line below the text. A token is an anchor if the anchor network's first guess was the same
-    token, at what the network had read: that costs a call a frame, of the anchor network alone.
+    Where the console is no terminal only the final text is printed. A token is an anchor if the anchor network's first
+    guess was the same token, at what the network had read: that costs a call a frame, of the anchor network alone.
     """
     if not console.is_terminal:
         yield from _printed(lm, frames, console, row)
         return
-    screen = Screen(lm, row, steps, calls)
+    screen = Screen(lm, row)
     with Live(screen, console=console, auto_refresh=False, transient=True) as live:
         drawn = 0.0
         for frame in frames:
@@ -68,8 +60,8 @@ def _printed(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: 
 class Screen:
     """One row as it stands, coloured, with a line below that says how far the walk is."""
 
-    def __init__(self, lm: LanguageModel, row: int, steps: int | None, calls: Callable[[], int] | None):
-        self._lm, self._row, self._steps, self._calls = lm, row, steps, calls
+    def __init__(self, lm: LanguageModel, row: int):
+        self._lm, self._row = lm, row
         self._frame: Frame | None = None
         self._number = -1
         self._given: set[int] = set()
@@ -109,11 +101,9 @@ class Screen:
         """How far the walk is, and what the colours mean."""
         line = Text(no_wrap=True, overflow="ellipsis")
         if self._frame is not None:
-            of = "" if self._steps is None else f"/{self._steps}"
             share = float((self._frame.ids[self._row] == self._lm.mask_id).double().mean())
-            calls = "" if self._calls is None else f"  {self._calls():,} calls"
-            time_ = f"t {float(self._frame.t[self._row]):.3f}"
-            line.append(f"{time_}  step {self._number}{of}{calls}  {share:.0%} masked ", "dim")
+            t = float(self._frame.t[self._row])
+            line.append(f"t {t:.3f}  frame {self._number}  {share:.0%} masked ", "dim")
         passing = ("masked", "new", "again") if at_rest else ()
         absent = {name for name, there in (("given", self._given), ("anchor", self._anchors)) if not there}
         for name, style in STYLES.items():
