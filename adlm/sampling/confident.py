@@ -38,46 +38,37 @@ def confident_walk(
     draws: RowDraws,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """A Frame for every step in which something changes. Masked tokens are revealed as in ancestral sampling."""
+    """A Frame for every step in which something changes. Masked tokens are revealed as in ancestral sampling.
+
+    Which tokens are masked, and how likely each was, is the host's to know: it waits once a step, for the new chances.
+    """
     frame = first_frame(canvas, mask_id)
     yield frame
-    open_ = canvas == mask_id
-    ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
-    for step, t in enumerate(steps.t[1:]):
-        z, points = frame.ids, draws.at_places(open_)
-        masked = z == mask_id
-        reveals = masked & (points < steps.reveal[step])
-        remasks = points < confident_remasking(frame.chance, open_ & ~masked, ceilings[step])
+    (num_rows, _), device, end = canvas.shape, canvas.device, len(steps.reveal)
+    open_ = (canvas == mask_id).cpu()
+    masked, chance = open_, (~open_).float()
+    ceilings, told, times = remasking_ceiling(steps.alpha_s, steps.alpha_t), steps.told, steps.reached
+    for step in range(end + 1):
+        if step < end:
+            points = draws.at_places(open_)
+            reveals = masked & (points < steps.reveal[step])
+            remasks = points < confident_remasking(chance, open_ & ~masked, ceilings[step])
+        else:
+            reveals, remasks = masked, torch.zeros_like(masked)
         if not (reveals | remasks).any():
             continue
-        frame = _changed(frame, reveals, remasks, t, denoiser, steps.alpha_t[step], mask_id, sampling, draws, pad)
+        t, alpha = times[step].expand(num_rows), told[step].expand(num_rows)
+        shown, hidden = reveals.to(device), remasks.to(device)
+        ids, chance = frame.ids.masked_fill(hidden, mask_id), chance.masked_fill(remasks, 0.0)
+        places = reveals.flatten().nonzero()[:, 0].to(device)
+        if len(places):
+            log_beliefs = denoiser(frame.ids, alpha, pad).log_beliefs(places)
+            numbers = draws.at_tokens(reveals).to(device)
+            drawn = draw_tokens(log_beliefs, frame.ids, places, numbers, sampling, pad)
+            if step == end and sampling.final == "argmax":
+                drawn = drawn.but_likeliest(torch.ones_like(places, dtype=torch.bool), log_beliefs)
+            ids.view(-1).index_copy_(0, places, drawn.tokens)
+            chance[reveals] = drawn.chance.cpu()
+        masked = masked ^ reveals ^ remasks
+        frame = Frame(ids, t, shown, hidden, chance.to(device), frame.ids, alpha)
         yield frame
-    if (frame.ids == mask_id).any():
-        last = frame.ids == mask_id
-        nothing = torch.zeros_like(last)
-        alpha = steps.alpha_s[-1]
-        yield _changed(frame, last, nothing, steps.t[-1], denoiser, alpha, mask_id, sampling, draws, pad, last=True)
-
-
-def _changed(
-    frame: Frame,
-    reveals: Tensor,
-    remasks: Tensor,
-    t: Tensor,
-    denoiser: Denoiser,
-    alpha: Tensor,
-    mask_id: int,
-    sampling: Sampling,
-    draws: RowDraws,
-    pad: Tensor | None,
-    last: bool = False,
-) -> Frame:
-    ids, chance = frame.ids.masked_fill(remasks, mask_id), frame.chance.masked_fill(remasks, 0.0)
-    places, told = reveals.flatten().nonzero()[:, 0], alpha.expand(len(ids))
-    if len(places):
-        log_beliefs = denoiser(frame.ids, told, pad).log_beliefs(places)
-        drawn = draw_tokens(log_beliefs, frame.ids, places, draws.at_tokens(reveals), sampling, pad)
-        if last and sampling.final == "argmax":
-            drawn = drawn.but_likeliest(torch.ones_like(places, dtype=torch.bool), log_beliefs)
-        ids.view(-1)[places], chance.view(-1)[places] = drawn.tokens, drawn.chance
-    return Frame(ids, t.expand(len(ids)), reveals, remasks, chance, frame.ids, told)

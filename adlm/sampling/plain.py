@@ -57,20 +57,20 @@ def plain_walk(
     frame = first_frame(canvas, mask_id)
     yield frame
     open_ = canvas == mask_id
-    for step, s in enumerate(steps.t[1:]):
+    for step in range(len(steps.reveal)):
         chances = one_step(frame.ids, step)
         drawn = torch.where(open_, draw(chances, _everywhere(draws, open_)), canvas)
-        frame = _after(frame, drawn, s, steps.alpha_t[step], chances, mask_id)
+        frame = _after(frame, drawn, steps, step, chances, mask_id)
         yield frame
     if (frame.ids == mask_id).any():
-        last = beliefs(frame.ids, steps.alpha_s[-1].expand(len(canvas)))
+        last = beliefs(frame.ids, steps.told[-1].expand(len(canvas)))
         if sampling.final == "argmax":
             chances, guess = last.exp(), last.argmax(dim=-1)
         else:
             chances = shape_everywhere(last, frame.ids, sampling)
             guess = draw(chances, _everywhere(draws, open_))
         ids = torch.where(frame.ids == mask_id, guess, frame.ids)
-        yield _after(frame, ids, steps.t[-1], steps.alpha_s[-1], chances, mask_id)
+        yield _after(frame, ids, steps, len(steps.reveal), chances, mask_id)
 
 
 def _everywhere(draws: RowDraws, open_: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def _everywhere(draws: RowDraws, open_: Tensor) -> Tensor:
     )
 
 
-def _after(before: Frame, ids: Tensor, t: Tensor, alpha: Tensor, chances: Tensor, mask_id: int) -> Frame:
+def _after(before: Frame, ids: Tensor, steps: Steps, step: int, chances: Tensor, mask_id: int) -> Frame:
     was, now = before.ids == mask_id, ids == mask_id
     revealed = was & ~now
     whole = chances.index_fill(-1, torch.tensor(mask_id, device=ids.device), 0.0).sum(dim=-1)
     drawn = chances.gather(-1, ids[..., None])[..., 0] / whole  # among tokens, not against staying masked
     chance = torch.where(revealed, drawn.to(before.chance), before.chance.masked_fill(now, 0.0))
-    rows = len(ids)
-    return Frame(ids, t.expand(rows), revealed, ~was & now, chance, before.ids, alpha.expand(rows))
+    t, alpha = (each[step].expand(len(ids)) for each in (steps.reached, steps.told))
+    return Frame(ids, t, revealed, ~was & now, chance, before.ids, alpha)

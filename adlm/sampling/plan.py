@@ -68,10 +68,8 @@ def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
     num_rows, length = open_.shape
     order = np.argsort(-num_calls, kind="stable")
     rank, most = np.argsort(order), int(num_calls.max())
-    at_step = np.full((most, num_rows), len(steps.reveal))
-    at_step[reveals.call, rank[reveals.row]] = reveals.step
-    alpha = torch.cat([steps.alpha_t, steps.alpha_s[-1:]])[torch.from_numpy(at_step)]
-    t = torch.cat([steps.t[1:], steps.t[-1:]])[torch.from_numpy(at_step)]
+    at_step = torch.full((most, num_rows), len(steps.reveal))
+    at_step.numpy()[reveals.call, rank[reveals.row]] = reveals.step
     last = reveals.step == len(steps.reveal)
 
     def by_call(of: Happenings, what: NDArray[np.generic]) -> tuple[Tensor, ...]:
@@ -85,13 +83,13 @@ def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
         by_call(reveals, last),
         np.bincount(reveals.call[last], minlength=most).tolist(),
         (num_calls > np.arange(most)[:, None]).sum(axis=1).tolist(),
-        alpha,
-        t,
+        steps.told[at_step],
+        steps.reached[at_step],
         strict=True,
     )
     calls = [
-        Call(hidden, revealed, points, ends if num_ends else None, rows, its_alpha, its_t)
-        for hidden, revealed, points, ends, num_ends, rows, its_alpha, its_t in parts
+        Call(hidden, revealed, points, ends if num_ends else None, rows, alpha, t)
+        for hidden, revealed, points, ends, num_ends, rows, alpha, t in parts
     ]
     return Plan(torch.from_numpy(order), calls)
 

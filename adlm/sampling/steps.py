@@ -25,13 +25,23 @@ class Steps:
     t: Tensor
     """(K + 1,), the times between which they lie."""
     alpha_t: Tensor
-    """(K,), the share of visible tokens before each step: the noise a network is told is -log of it."""
+    """(K,), the share of visible tokens before each step."""
     alpha_s: Tensor
     """(K,), the share after it."""
     reveal: Tensor
     """(K,), P(a masked token is revealed)."""
     remask: Tensor
     """(K,), P(a visible token that was drawn is masked again)."""
+
+    @property
+    def told(self) -> Tensor:
+        """(K + 1,), the share of visible tokens a network is told at each step, and for what is masked after them."""
+        return torch.cat([self.alpha_t, self.alpha_s[-1:]])
+
+    @property
+    def reached(self) -> Tensor:
+        """(K + 1,), the time that each step ends at; what is masked after them is revealed at the same time."""
+        return torch.cat([self.t[1:], self.t[-1:]])
 
 
 Sigma = Callable[[Tensor, Tensor, float], Tensor]

@@ -77,6 +77,31 @@ def test_a_row_that_shows_no_drawn_token_masks_nothing():
     assert (sigma == 0).all()
 
 
+class Remote(torch.Tensor):
+    """A tensor as if it were on a device: what makes the host wait for it is counted."""
+
+    waits = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function.__name__ in ("cpu", "item", "tolist", "nonzero", "__bool__"):
+            cls.waits += 1
+            return function(*(arg.as_subclass(torch.Tensor) for arg in args))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_the_host_waits_for_its_device_once_a_step():
+    world = World.random(words=2, length=3)
+    sampling = Sampling("remdm-conf", steps=200)
+    table = Table(world, quarters(world))
+    table.log_beliefs = table.log_beliefs.as_subclass(Remote)
+    canvas = torch.full((2, 3), world.mask_id).as_subclass(Remote)
+    Remote.waits = 0
+    steps, draws = steps_of(LogLinear(), sampling), RowDraws(0, range(2))
+    frames = list(confident_walk(table, canvas, world.mask_id, steps, sampling, draws))
+    assert Remote.waits == 1 + sum(bool(frame.revealed.any()) for frame in frames)  # 1 for the canvas
+
+
 def test_steps_in_which_nothing_happens_need_no_network():
     world = World.random(words=2, length=3)
     table, sampling = Table(world, quarters(world)), Sampling("remdm-conf", steps=200)
