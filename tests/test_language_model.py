@@ -135,12 +135,16 @@ def test_a_network_that_says_nothing_finite_writes_nothing():
         lm.sample(steps=2)
 
 
-@pytest.mark.parametrize("knobs", [{"repetition_penalty": 3.0}, {"sampler": "confidence", "repetition_penalty": 3.0}])
-def test_padding_is_no_token_that_was_said_before(knobs):
-    """The id that fills up shorter rows pays no penalty for it."""
-    canvas = ["[MASK*4]", "[MASK*20]"]
-    for seed in range(5):
-        assert LM.fill(canvas, seed=seed, steps=4, **knobs)[0] == LM.fill(canvas[0], seed=seed, steps=4, **knobs)
+@pytest.mark.parametrize(
+    ("name", "sampler"), [("adlm", "ancestral"), ("adlm", "confidence"), ("ar", "ancestral"), ("a2r", "ancestral")]
+)
+def test_padding_is_no_token_that_was_said_before(name, sampler, monkeypatch):
+    """An id that fills up shorter rows pays no penalty for it."""
+    lm, knobs = model(name), {"sampler": sampler, "steps": 4, "repetition_penalty": 3.0}
+    alone = [lm.fill("a[MASK*4]", seed=seed, **knobs) for seed in range(5)]
+    for filling in range(40, 120, 8):
+        monkeypatch.setattr(LanguageModel, "filling", filling)
+        assert [lm.fill(["a[MASK*4]", "[MASK*20]"], seed=seed, **knobs)[0] for seed in range(5)] == alone
 
 
 def test_texts_longer_than_the_model_are_written_through_a_window():

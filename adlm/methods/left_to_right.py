@@ -62,7 +62,7 @@ def generate(
             masked & (torch.arange(canvas.shape[1], device=canvas.device) == 0), vocabulary.bos_id, canvas
         )
     writer = writer_of(config, network, sampling, *canvas.shape)
-    return left_to_right_walk(writer, canvas, vocabulary.mask_id, draws)
+    return left_to_right_walk(writer, canvas, vocabulary.mask_id, draws, pad)
 
 
 def writer_of(config: Config, network: nn.Module | Frozen, sampling: Sampling, rows: int, length: int) -> Writer:

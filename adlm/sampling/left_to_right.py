@@ -11,7 +11,7 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.shaping import Drawn, draw_shaped, shape, symbols_of
+from adlm.sampling.shaping import Drawn, draw_shaped, shape, shown, symbols_of
 
 Reader = Callable[[Tensor], Tensor]
 """The next ids (B, n) of every row -> log beliefs (B, V) in the token after them. It remembers what it was given."""
@@ -39,7 +39,9 @@ def looks_back(sampling: Sampling) -> bool:
     return sampling.repetition_penalty > 1
 
 
-def left_to_right_walk(writer: Writer, canvas: Tensor, mask_id: int, draws: RowDraws) -> Iterator[Frame]:
+def left_to_right_walk(
+    writer: Writer, canvas: Tensor, mask_id: int, draws: RowDraws, pad: Tensor | None = None
+) -> Iterator[Frame]:
     """Every mask of the canvas (B, L) in order, a Frame for each column that has one; given tokens stay.
 
     The first token of every row must be given. What all rows are given first is read at once.
@@ -54,7 +56,7 @@ def left_to_right_walk(writer: Writer, canvas: Tensor, mask_id: int, draws: RowD
     num_read = 0
     for place in range(first, canvas.shape[1]):
         if has_hole[place]:
-            drawn = writer(frame.ids[:, num_read:place], frame.ids, points[:, place])
+            drawn = writer(frame.ids[:, num_read:place], shown(frame.ids, pad), points[:, place])
             num_read = place
             frame = _with_column(frame, place, holes[:, place], drawn)
             yield frame

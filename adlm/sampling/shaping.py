@@ -71,8 +71,7 @@ def draw_tokens(
     log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None = None
 ) -> Drawn:
     """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,); padding shows no symbol."""
-    shown = z if pad is None else torch.where(pad, z[:, :1], z)  # the first is shown anyway
-    seen = seen_symbols(shown, places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
+    seen = seen_symbols(shown(z, pad), places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
     return draw_shaped(shape(log_beliefs, sampling, seen), points)
 
 
@@ -80,6 +79,11 @@ def draw_shaped(beliefs: Tensor, points: Tensor) -> Drawn:
     """One token from each row of beliefs (N, V), by its uniform number (N,)."""
     tokens = draw(beliefs, points)
     return Drawn(tokens, beliefs.gather(-1, tokens[:, None])[:, 0].float())
+
+
+def shown(z: Tensor, pad: Tensor | None) -> Tensor:
+    """z (B, L) with the first token of its row, which it shows anyway, in place of padding."""
+    return z if pad is None else torch.where(pad, z[:, :1], z)
 
 
 def seen_symbols(z: Tensor, places: Tensor, num_symbols: int) -> Tensor:
