@@ -44,5 +44,5 @@ def own_device(name: str) -> torch.device:
     if "LOCAL_RANK" in os.environ and str(wanted) == "cuda":
         wanted = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
     if wanted.type == "cuda":
-        torch.cuda.set_device(wanted)
+        torch.cuda.set_device(wanted.index or 0)
     return wanted
