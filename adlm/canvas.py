@@ -23,13 +23,16 @@ class Canvas:
 
     ids: Tensor
     """(B, L), the mask id where text is wanted."""
-    pad: Tensor | None
+    pad: Tensor | None = None
     """(B, L), True past the end of a row; None where all rows are as long."""
+    starts: tuple[int, ...] = ()
+    """Where the text of each row begins: what stands before it, bos, is read and not told; () is 0 everywhere."""
 
-    @property
-    def lengths(self) -> list[int]:
-        width = self.ids.shape[1]
-        return [width] * len(self.ids) if self.pad is None else (~self.pad).sum(dim=1).tolist()
+    def texts(self, ids: Tensor) -> list[list[int]]:
+        """What ids (B, L) on this canvas say, row by row: without what stands before a text, and without padding."""
+        width, starts = ids.shape[1], self.starts or (0,) * len(ids)
+        ends = [width] * len(ids) if self.pad is None else (~self.pad).sum(dim=1).tolist()
+        return [row[start:end] for row, start, end in zip(ids.tolist(), starts, ends, strict=True)]
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -80,7 +83,7 @@ def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) ->
     return f"{prompt}[MASK*{num}]{suffix}"
 
 
-def canvas_of(rows: Sequence[Sequence[int]], filling: int) -> Canvas:
+def canvas_of(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
     """Rows of ids, those that are shorter filled up at the end and marked as padding there."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), filling)
@@ -88,4 +91,4 @@ def canvas_of(rows: Sequence[Sequence[int]], filling: int) -> Canvas:
     for number, row in enumerate(rows):
         ids[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
         pad[number, : len(row)] = False
-    return Canvas(ids, pad if pad.any() else None)
+    return Canvas(ids, pad if pad.any() else None, tuple(starts))

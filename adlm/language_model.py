@@ -15,7 +15,7 @@ from adlm.canvas import Canvas, canvas_of, ids_of
 from adlm.config.knobs import instead
 from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.data.packing import filler_of
+from adlm.data.packing import filler_of, frame_of
 from adlm.errors import UserError
 from adlm.evaluation.likelihood import estimate
 from adlm.evaluation.perplexity import Recipe, measure
@@ -134,8 +134,8 @@ class LanguageModel:
             raise UserError(f"num_samples {num_samples} must be at least 1")
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
         sampling = self.sampling(**knobs)
-        check_canvas(self.config, rows, sampling)
-        walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0), None), sampling, seed)
+        self.walk(Canvas(rows), sampling, seed)  # what cannot be walked is refused by its own row
+        walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
         return last_of(walk).ids.to(rows.device)
 
     def sample(
@@ -146,8 +146,7 @@ class LanguageModel:
             raise UserError(f"num {num} must be at least 1")
         if length is not None and length < 1:
             raise UserError(f"length {length} must be at least 1")
-        mask = self.mask_id
-        return self._texts([[mask] * (self.config.length if length is None else length)] * num, seed, knobs)
+        return self._texts([f"[MASK*{self.config.length if length is None else length}]"] * num, seed, knobs)
 
     @overload
     def fill(self, text: str, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str: ...
@@ -158,23 +157,43 @@ class LanguageModel:
 
         A prompt is a text that ends with a hole, a suffix one that begins with one. What was given stays as it was.
         """
-        texts = [text] if isinstance(text, str) else text
-        if not texts:
-            return []
-        tokenizer = self._tokenizer()
-        filled = self._texts([ids_of(each, tokenizer) for each in texts], seed, knobs)
+        filled = self._texts([text] if isinstance(text, str) else text, seed, knobs)
         return filled[0] if isinstance(text, str) else filled
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Iterator[Frame]:
         """Every state on the way from a text with holes, or ids (B, L) or (L,), to text; the first is the canvas."""
         if isinstance(canvas, str):
-            return self.walk(canvas_of([ids_of(canvas, self._tokenizer())], self.filling), self.sampling(**knobs), seed)
+            return self.walk(self.canvas([canvas]), self.sampling(**knobs), seed)
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        return self.walk(Canvas(rows, None), self.sampling(**knobs), seed)
+        return self.walk(Canvas(rows), self.sampling(**knobs), seed)
+
+    def canvas(self, texts: Sequence[str]) -> Canvas:
+        """Texts with holes, side by side, each after its `opening`."""
+        rows = [ids_of(text, self._tokenizer()) for text in texts]
+        openings = [self.opening(row) for row in rows]
+        opened = [opening + row for opening, row in zip(openings, rows, strict=True)]
+        return canvas_of(opened, self.filling, [len(opening) for opening in openings])
+
+    def opening(self, ids: Sequence[int]) -> list[int]:
+        """What ids are read after: bos from left to right, as in training, where they begin with a word.
+
+        A mask that comes first becomes bos itself, and a diffusion model reads a text as it is.
+        """
+        bos, _ = frame_of(vocabulary_of(self.config))
+        given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
+        return bos if given and self.left_to_right else []
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether the first token of a row is given, and every other predicted from those before it."""
+        return not self.method.predicted(torch.zeros(1, 1, dtype=torch.int64), None).item()
 
     def walk(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
-        """A canvas's walk; row i of it draws the numbers of (seed, first_row + i)."""
-        check_canvas(self.config, canvas.ids, sampling, canvas.pad)
+        """A canvas's walk; row i of it draws the numbers of (seed, first_row + i).
+
+        What cannot be walked is refused at once, before the first frame is asked for.
+        """
+        check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
         draws = RowDraws(seed, range(first_row, first_row + len(canvas.ids)))
         device = next(self.network.parameters()).device
         pad = None if canvas.pad is None else canvas.pad.to(device)
@@ -209,14 +228,18 @@ class LanguageModel:
             raise UserError(f"alpha {least:g} must be a share of visible tokens, above 0 and at most 1")
         return shares
 
-    def _texts(self, rows: Sequence[Sequence[int]], seed: int, knobs: SamplingKnobs) -> list[str]:
-        tokenizer, sampling, texts = self._tokenizer(), self.sampling(**knobs), []
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            canvas = canvas_of(rows[start : start + ROWS_AT_ONCE], self.filling)
+    def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs) -> list[str]:
+        """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""
+        tokenizer, sampling = self._tokenizer(), self.sampling(**knobs)
+        starts = range(0, len(texts), ROWS_AT_ONCE)
+        canvases = [self.canvas(texts[start : start + ROWS_AT_ONCE]) for start in starts]
+        for canvas, start in zip(canvases, starts, strict=True):
+            self.walk(canvas, sampling, seed, start)
+        filled: list[str] = []
+        for canvas, start in zip(canvases, starts, strict=True):
             last = last_of(self.walk(canvas, sampling, seed, start))
-            filled = zip(last.ids.tolist(), canvas.lengths, strict=True)
-            texts += [tokenizer.decode(ids[:length]) for ids, length in filled]
-        return texts
+            filled += map(tokenizer.decode, canvas.texts(last.ids))
+        return filled
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -43,11 +43,16 @@ def test_shorter_rows_are_padded_at_the_end():
     canvas = canvas_of([[1, 2, 3], [4]], filling=9)
     assert canvas.ids.tolist() == [[1, 2, 3], [4, 9, 9]]
     assert canvas.pad.tolist() == [[False, False, False], [False, True, True]]
-    assert canvas.lengths == [3, 1]
+    assert canvas.texts(canvas.ids) == [[1, 2, 3], [4]]
+
+
+def test_what_stands_before_a_text_is_no_part_of_it():
+    canvas = canvas_of([[0, 1, 2, 3], [4]], filling=9, starts=[1, 0])
+    assert canvas.texts(canvas.ids) == [[1, 2, 3], [4]]
 
 
 def test_rows_as_long_have_no_padding():
     canvas = canvas_of([[1, 2], [3, 4]], filling=9)
     assert canvas.pad is None
-    assert canvas.lengths == [2, 2]
+    assert canvas.texts(canvas.ids) == [[1, 2], [3, 4]]
     assert canvas.ids.dtype == torch.int64

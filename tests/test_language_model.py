@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import wake
 
-from adlm.config.schema import Config, Model, Sampling
+from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
@@ -15,9 +15,9 @@ from adlm.tokens import load_tokenizer
 BYTES = load_tokenizer("bytes")
 
 
-def model(name="adlm", length=24, tokenizer=BYTES, **knobs) -> LanguageModel:
+def model(name="adlm", length=24, tokenizer=BYTES, vocabulary=BYTES.vocabulary, **knobs) -> LanguageModel:
     sizes = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
-    config = Config(method=name, vocabulary=BYTES.vocabulary, length=length, model=sizes, **knobs)
+    config = Config(method=name, vocabulary=vocabulary, length=length, model=sizes, **knobs)
     method = method_of(config)
     return LanguageModel(config, method, wake(method.build().double(), scale=0.2), tokenizer)
 
@@ -87,6 +87,56 @@ def test_a_weight_that_changes_is_noticed():
         for weight in lm.network.parameters():
             weight.mul_(-1.0)
     assert not torch.equal(lm.complete(canvas, steps=4), before)
+
+
+@pytest.mark.parametrize("name", ["ar", "a2r"])
+def test_from_left_to_right_words_are_read_after_bos_as_in_training(name):
+    lm = model(name)
+    bos, words, holes = BYTES.vocabulary.bos_id, BYTES.encode("We"), [lm.mask_id] * 6
+    after = lm.complete(torch.tensor([[bos, *words, *holes]]), seed=3)[0].tolist()
+    assert lm.fill("We[MASK*6]", seed=3) == BYTES.decode(after[1:])
+    *_, last = lm.watch("We[MASK*6]", seed=3)
+    assert last.ids[0].tolist() == after
+    *_, without = lm.watch(torch.tensor([*words, *holes]), seed=3)
+    assert without.ids.shape == (1, 8)
+    assert not torch.equal(without.chance[0], last.chance[0, 1:]), "ids are taken as they are"
+    both = lm.fill(["[MASK*6]", "We[MASK*6]"], seed=3)
+    assert both[0] == BYTES.decode(lm.complete(torch.tensor([holes]), seed=3)[0].tolist()), "a first mask is bos"
+
+
+def test_a_diffusion_model_and_a_language_without_bos_read_a_text_as_it_is():
+    words, holes = BYTES.encode("We"), [LM.mask_id] * 6
+    ids = LM.complete(torch.tensor([[*words, *holes]]), steps=4)[0].tolist()
+    assert LM.fill("We[MASK*6]", steps=4) == BYTES.decode(ids)
+    nameless = model("ar", vocabulary=replace(BYTES.vocabulary, bos_id=None))
+    ids = nameless.complete(torch.tensor([[*words, *holes]]))[0].tolist()
+    assert nameless.fill("We[MASK*6]") == BYTES.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "sentence"),
+    [
+        ("adlm", "no hole", r"row 5 of the canvas has no mask id"),
+        ("adlm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .*; shorten it, or sample with semi-auto"),
+        ("d3pm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .* made for length 24; shorten it$"),
+        ("ar", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .* made for length 24; shorten it$"),
+        ("ar", "a[MASK*24]", r"row 5 of the canvas is 26 tokens long with bos and the model was made for"),
+        ("ar", "[MASK]b", r"row 5 of the canvas gives a token after a mask"),
+    ],
+)
+def test_of_many_texts_the_wrong_one_is_named_before_anything_is_drawn(name, wrong, sentence, monkeypatch):
+    monkeypatch.setattr("adlm.language_model.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("adlm.language_model.last_of", lambda frames: pytest.fail("something was drawn"))
+    lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
+    with pytest.raises(UserError, match=sentence):
+        lm.fill([*["a[MASK]"] * 5, wrong, "a[MASK]"])
+
+
+def test_of_many_canvases_the_wrong_one_is_named_however_many_samples_are_drawn():
+    canvas = torch.full((2, 3), LM.mask_id)
+    canvas[1, 2] = 66
+    with pytest.raises(UserError, match=r"row 1 of the canvas gives a token after a mask"):
+        model("ar").complete(canvas, num_samples=3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from adlm import __version__
-from adlm.canvas import canvas_of, ids_of
+from adlm.canvas import ids_of
 from adlm.config.load import asked
 from adlm.config.schema import ETA, Sampling
 from adlm.errors import UserError
@@ -73,32 +73,29 @@ def check_wanted(lm: LanguageModel, wanted: Wanted) -> None:
         if getattr(wanted, name) < 1:
             raise UserError(f"--{name} {getattr(wanted, name)} must be at least 1")
     for text in wanted.canvases:
-        ids = ids_of(text, tokenizer_of(lm))
-        if lm.mask_id not in ids:
+        if lm.mask_id not in ids_of(text, tokenizer_of(lm)):
             raise UserError(f"{text!r} has no hole to fill in; write [MASK] for one token, [MASK*12] for twelve")
-        lm.walk(canvas_of([ids], lm.filling), wanted.sampling, wanted.seed)
+        lm.walk(lm.canvas([text]), wanted.sampling, wanted.seed)
 
 
 def draw_batch(lm: LanguageModel, wanted: Wanted, start: int, through: Sequence[Through] = ()) -> list[Sample]:
     """The samples of the batch that begins with row `start`."""
     tokenizer = tokenizer_of(lm)
     rows = range(start, min(start + wanted.batch, wanted.num_rows))
-    first, last = rows[0] // wanted.num, rows[-1] // wanted.num
-    given = [ids_of(text, tokenizer) for text in wanted.canvases[first : last + 1]]
-    canvas = canvas_of([given[row // wanted.num - first] for row in rows], lm.filling)
+    canvas = lm.canvas([wanted.canvases[row // wanted.num] for row in rows])
     try:
         frames = lm.walk(canvas, wanted.sampling, wanted.seed, start)
         for look in through:
             frames = look(frames)
-        ids = last_of(frames).ids.tolist()
+        texts = canvas.texts(last_of(frames).ids)
     except torch.OutOfMemoryError:
         fewer = f"--batch {len(rows) // 2}" if len(rows) > 1 else "a shorter text"
         raise UserError(
             f"--batch {wanted.batch} of {canvas.ids.shape[1]} tokens does not fit the memory of the device; try {fewer}"
         ) from None
     return [
-        Sample(row, row // wanted.num, wanted.seed, tokenizer.decode(its_ids[:length]), its_ids[:length])
-        for row, its_ids, length in zip(rows, ids, canvas.lengths, strict=True)
+        Sample(row, row // wanted.num, wanted.seed, tokenizer.decode(ids), ids)
+        for row, ids in zip(rows, texts, strict=True)
     ]
 
 

@@ -26,6 +26,9 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return config.vocabulary
 
 
+SLIDING = ("adlm", "mdlm", "sedd")
+"""Methods that write texts longer than the model, through a window that slides."""
+
 _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
 
 
@@ -58,28 +61,52 @@ def check_clean(config: Config, x: Tensor, pad: Tensor | None) -> None:
         )
 
 
-def check_canvas(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None) -> None:
-    """A canvas fits the model and has something to fill in, and the sampling is one."""
+def check_canvas(
+    config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
+) -> None:
+    """A canvas fits the model and has something to fill in, and the sampling is one; rows count from `first_row`."""
     check(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
-    windowed = sampling.sampler == "semi-autoregressive" and isinstance(canvas, Tensor) and canvas.ndim == 2
-    check_ids(canvas, config, "canvas", max(config.length, canvas.shape[1]) if windowed else None)
-    if windowed and pad is not None and canvas.shape[1] > config.length:
-        raise UserError("rows of unequal lengths would share windows; sample longer texts of one length at a time")
+    _check_are_ids(canvas, config, "canvas")
     if pad is not None:
         _check_pad(pad, canvas)
         if ((canvas == mask_id) & pad).any():
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
+    if canvas.shape[1] > config.length:
+        _check_windows(config, canvas, sampling, pad, first_row)
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
-            f"row {int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to fill in; "
-            "put the mask where text is wanted"
+            f"row {first_row + int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to "
+            "fill in; put the mask where text is wanted"
         )
 
 
-def check_ids(ids: Any, config: Config, what: str, longest: int | None = None) -> None:
-    """Ids are a tensor (B, L) of ids, no longer than the model, or than `longest`."""
+def _check_windows(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
+    """A canvas longer than the model is one that a window can slide over."""
+    if sampling.sampler == "semi-autoregressive":
+        if pad is not None:
+            raise UserError("rows of unequal lengths would share windows; sample longer texts of one length at a time")
+        return
+    row = 0 if pad is None else int(pad.sum(dim=1).argmin())
+    counted = " with bos" if canvas[row, 0] == vocabulary_of(config).bos_id else ""
+    remedy = ", or sample with semi-autoregressive" if config.method in SLIDING else ""
+    raise UserError(
+        f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{counted} and the model was made for "
+        f"length {config.length}; shorten it{remedy}"
+    )
+
+
+def check_ids(ids: Any, config: Config, what: str) -> None:
+    """Ids are a tensor (B, L) of ids, no longer than the model."""
+    _check_are_ids(ids, config, what)
+    if ids.shape[1] > config.length:
+        raise UserError(
+            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; shorten it"
+        )
+
+
+def _check_are_ids(ids: Any, config: Config, what: str) -> None:
     vocabulary = vocabulary_of(config)
     if not isinstance(ids, Tensor):
         raise UserError(
@@ -89,12 +116,6 @@ def check_ids(ids: Any, config: Config, what: str, longest: int | None = None) -
         raise UserError(
             f"the {what} must be int64 ids of shape (sequences, length), not {str(ids.dtype).removeprefix('torch.')} "
             f"of shape {tuple(ids.shape)}"
-        )
-    if ids.shape[1] > (longest or config.length):
-        longer = ", or sample with semi-autoregressive" if what == "canvas" else ""
-        raise UserError(
-            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; "
-            f"shorten it{longer}"
         )
     outside = (ids < 0) | (ids >= vocabulary.size)
     if outside.any():

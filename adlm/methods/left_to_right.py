@@ -3,6 +3,7 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -47,10 +48,11 @@ def generate(
             "use left-to-right"
         )
     masked = canvas == vocabulary.mask_id
-    if (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any():
+    ahead = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
+    if ahead.any():
         raise UserError(
-            f"the canvas gives a token after a mask, and {config.method} writes from left to right without looking "
-            "ahead; give the prompt first, or use a diffusion model"
+            f"row {draws.rows[int(ahead.nonzero()[0])]} of the canvas gives a token after a mask, and {config.method} "
+            "writes from left to right without looking ahead; give the prompt first, or use a diffusion model"
         )
     if masked[:, 0].any():
         if vocabulary.bos_id is None:
@@ -79,14 +81,17 @@ def writer_of(config: Config, network: nn.Module | Frozen, sampling: Sampling, r
 
 
 def _with_cache(network: Frozen, mask_id: int, rows: int, length: int, sampling: Sampling) -> Writer:
-    """Reading and drawing are one call of the network, so that a device is given a whole token at once."""
-    cache, hand_over = network.cache(rows, length), looks_back(sampling)
+    """Reading and drawing are one call of the network, so that a device is given a whole token at once.
+
+    Room for what is read is taken with the first word: a walk that is only checked needs none.
+    """
+    room, hand_over = functools.cache(lambda: network.cache(rows, length)), looks_back(sampling)
 
     def draw_after(hidden: Hidden, points: Tensor, z: Tensor | None) -> Drawn:
         beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
         return draw_next(beliefs, z, points, sampling)
 
-    return lambda ids, z, points: network.read_and(draw_after, ids, cache, points, z if hand_over else None)
+    return lambda ids, z, points: network.read_and(draw_after, ids, room(), points, z if hand_over else None)
 
 
 @torch.no_grad()

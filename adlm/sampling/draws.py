@@ -24,6 +24,7 @@ class RowDraws:
     def __init__(self, seed: int, rows: Sequence[int]):
         if seed < 0:
             raise UserError(f"seed {seed} must be 0 or more")
+        self.rows = rows
         self._places, self._tokens = (
             [
                 np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, stream))))

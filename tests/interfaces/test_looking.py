@@ -369,6 +369,18 @@ def test_a_pipe_gets_the_final_text_alone():
         assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0].tolist()) + "\n"
 
 
+def test_what_is_only_read_is_not_shown():
+    lm, canvas = lighthouse()
+    console = Console(file=io.StringIO())
+    *_, last = show(lm, walk(lm, canvas, 20), console, start=3)
+    assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0, 3:].tolist()) + "\n"
+    whole, screen = Screen(lm, 0), Screen(lm, 0, start=3)
+    for each in (whole, screen):
+        each.see(last)
+    before = text_of(lm.tokenizer, last.ids[0, :3].tolist())
+    assert whole.text().plain == before + screen.text().plain
+
+
 def test_a_terminal_keeps_the_whole_text_however_low_it_is():
     lm, canvas = lighthouse()
     console = terminal(height=8, color_system=None)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with")
     parser.add_argument("--suffix", metavar="TEXT", help="what it ends with")
-    parser.add_argument("--length", type=int, metavar="L", help="tokens in all (the model's length)")
+    parser.add_argument("--length", type=int, metavar="L", help="tokens in all (as many as the model has room for)")
     parser.add_argument("--num", type=int, default=1, metavar="N", help="samples, of each --fill (1)")
     parser.add_argument("--sampler", metavar="NAME", help="short for sampling.sampler=NAME")
     parser.add_argument("--steps", type=int, metavar="T", help="short for sampling.steps=T")
@@ -100,8 +100,10 @@ def _wanted(lm: LanguageModel, arguments: argparse.Namespace) -> Wanted:
 
 def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     if arguments.fill is None:
-        length = lm.config.length if arguments.length is None else arguments.length
-        return [hole_between(arguments.prompt or "", arguments.suffix or "", length, tokenizer_of(lm))]
+        prompt, suffix, length = arguments.prompt or "", arguments.suffix or "", arguments.length
+        if length is None:
+            length = lm.config.length - len(lm.opening(ids_of(prompt, tokenizer_of(lm))))
+        return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
     for name in ("prompt", "suffix", "length"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--fill says all that is given and how long the text is; leave out --{name}, or --fill")
@@ -123,7 +125,8 @@ def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: 
     looking: list[Through] = [] if arguments.trace is None else [recording.through]
     if screen is not None:
         screen.rule(0)
-        looking.append(lambda frames: show(lm, frames, screen.console))
+        start = len(lm.opening(ids_of(wanted.canvases[0], tokenizer_of(lm))))
+        looking.append(lambda frames: show(lm, frames, screen.console, start=start))
     samples = draw_batch(lm, wanted.first_alone, 0, looking)
     if arguments.trace is not None:
         write_trace(recording.trace, arguments.trace)

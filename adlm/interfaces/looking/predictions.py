@@ -69,10 +69,10 @@ def guesses(log_probs: Tensor | None, places: tuple[int, ...], wanted: Iterable[
 def _asked(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
     """What the networks are shown (1, l), the rows of their answer, and the places in z that those are about.
 
-    From left to right, where a method does not predict the first token, an answer is about the place after it.
+    From left to right an answer is about the place after it.
     """
     masks = (z == lm.mask_id).nonzero().flatten().tolist()
-    if masks and not lm.method.predicted(z[None], None)[0, 0]:
+    if masks and lm.left_to_right:
         return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
     return z[None], masks, tuple(masks)
 

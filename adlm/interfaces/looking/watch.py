@@ -27,16 +27,17 @@ STYLES = {
 }
 
 
-def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int = 0) -> Iterator[Frame]:
+def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int = 0, start: int = 0) -> Iterator[Frame]:
     """The frames themselves, one row of them drawn on the console as they pass, the last one to stay there.
 
-    Where the console is no terminal only the final text is printed. A token is an anchor if the anchor network's first
-    guess was the same token, at what the network had read: that costs a call a frame, of the anchor network alone.
+    The row's text begins at `start`; before it stands what is only read (`LanguageModel.opening`). Where the console is
+    no terminal only the final text is printed. A token is an anchor if the anchor network's first guess was the same
+    token, at what the network had read: that costs a call a frame, of the anchor network alone.
     """
     if not console.is_terminal:
-        yield from _printed(lm, frames, console, row)
+        yield from _printed(lm, frames, console, row, start)
         return
-    screen = Screen(lm, row)
+    screen = Screen(lm, row, start)
     with Live(screen, console=console, auto_refresh=False, transient=True) as live:
         drawn = 0.0
         for frame in frames:
@@ -49,19 +50,19 @@ def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int 
     console.print(screen.told(at_rest=True), no_wrap=True, overflow="ellipsis")
 
 
-def _printed(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int) -> Iterator[Frame]:
+def _printed(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int, start: int) -> Iterator[Frame]:
     last = None
     for last in frames:
         yield last
     if last is not None:
-        console.file.write(text_of(lm.tokenizer, last.ids[row].tolist()) + "\n")
+        console.file.write(text_of(lm.tokenizer, last.ids[row, start:].tolist()) + "\n")
 
 
 class Screen:
     """One row as it stands, coloured, with a line below that says how far the walk is."""
 
-    def __init__(self, lm: LanguageModel, row: int):
-        self._lm, self._row = lm, row
+    def __init__(self, lm: LanguageModel, row: int, start: int = 0):
+        self._lm, self._row, self._start = lm, row, start
         self._frame: Frame | None = None
         self._number = -1
         self._given: set[int] = set()
@@ -88,7 +89,8 @@ class Screen:
         ids, revealed, remasked = (
             part[self._row].tolist() for part in (self._frame.ids, self._frame.revealed, self._frame.remasked)
         )
-        for place, words in enumerate(side_by_side([self._piece(index) for index in ids])):
+        pieces = side_by_side([self._piece(index) for index in ids])
+        for place, words in enumerate(pieces[self._start :], self._start):
             fresh, again = revealed[place] and not at_rest, remasked[place] and not at_rest
             if ids[place] == self._lm.mask_id:
                 text.append(self._mask, STYLES["again" if again else "masked"])
