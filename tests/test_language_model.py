@@ -79,13 +79,15 @@ def test_knobs_not_given_are_the_models_own():
     assert (ancestral.eta, ancestral.top_p, ancestral.steps) == (None, 0.8, 77)
 
 
-def test_a_weight_that_changes_is_noticed():
+@pytest.mark.parametrize("behind_torch", [False, True])
+def test_a_weight_that_changes_is_noticed_even_if_torch_does_not(behind_torch):
     lm = model()
     canvas = torch.full((4, 10), lm.mask_id)
-    before = lm.complete(canvas, steps=4)
+    before, frozen = lm.complete(canvas, steps=4), lm.frozen
+    assert lm.frozen is frozen, "made once as long as nothing changes"
     with torch.no_grad():
         for weight in lm.network.parameters():
-            weight.mul_(-1.0)
+            (weight.data if behind_torch else weight).mul_(-1.0)
     assert not torch.equal(lm.complete(canvas, steps=4), before)
 
 
