@@ -3,6 +3,7 @@
 import errno
 import json
 import stat
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -249,3 +250,9 @@ def test_an_import_does_not_write_over_a_folder(test_vectors, tmp_path, capsys):
 def test_a_vocabulary_of_bert_has_its_mask_where_bert_has_it():
     published = Published("mdlm", Model(), 30_522, {}, None, None, {}, [])
     assert as_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)
+
+
+def test_to_load_a_model_torch_does_not_load_its_compiler(model, tmp_path):
+    save_model_folder(model, tmp_path / "model")
+    script = f"import sys, adlm; adlm.load({str(tmp_path / 'model')!r}); sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
