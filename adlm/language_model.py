@@ -226,24 +226,28 @@ class LanguageModel:
         return filler_of(vocabulary_of(self.config))
 
     def _shares(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
-        """(B,), in double precision. One that is told the noise is not told an infinite one."""
+        """(B,), in double precision. A network that is told the noise -log alpha is not told an infinite one."""
         if alpha is None:
             return None
-        shares = torch.as_tensor(alpha, dtype=torch.float64).expand(rows)
-        least = shares.min().item()
-        if not 0 <= least <= shares.max().item() <= 1 or (least == 0 and self.config.model.time_conditioning):
-            raise UserError(f"alpha {least:g} must be a share of visible tokens, above 0 and at most 1")
-        return shares
+        shares = torch.as_tensor(alpha, dtype=torch.float64)
+        if shares.shape not in ((), (rows,)):
+            raise UserError(f"alpha of shape {tuple(shares.shape)} must be one share, or one for each of {rows} rows")
+        told = self.config.model.time_conditioning
+        fits = ((shares > 0) if told else (shares >= 0)) & (shares <= 1)
+        if not fits.all():
+            least = "above 0 and at most 1" if told else "from 0 to 1"
+            raise UserError(f"alpha {shares[~fits].flatten()[0]:g} must be a share of visible tokens, {least}")
+        return shares.expand(rows)
 
     def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs) -> list[str]:
         """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""
         tokenizer, sampling = self._tokenizer(), self.sampling(**knobs)
         starts = range(0, len(texts), ROWS_AT_ONCE)
-        canvases = [self.canvas(texts[start : start + ROWS_AT_ONCE]) for start in starts]
-        for canvas, start in zip(canvases, starts, strict=True):
+        parts = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
+        for start, canvas in parts:
             self.walk(canvas, sampling, seed, start)
         filled: list[str] = []
-        for canvas, start in zip(canvases, starts, strict=True):
+        for start, canvas in parts:
             last = last_of(self.walk(canvas, sampling, seed, start))
             filled += map(tokenizer.decode, canvas.texts(last.ids))
         return filled

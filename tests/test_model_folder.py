@@ -159,8 +159,13 @@ def test_a_model_says_what_it_cannot_do(model):
             verb(torch.tensor([[999]]))
         with pytest.raises(UserError, match="must be a torch tensor of int64 ids"):
             verb([[1, 2]])
-    with pytest.raises(UserError, match="alpha 2 must be a share of visible tokens, above 0 and at most 1"):
+    with pytest.raises(UserError, match="alpha 2 must be a share of visible tokens, from 0 to 1"):
         lm.log_probs(torch.tensor([[1]]), alpha=2)
+    with pytest.raises(UserError, match=r"alpha of shape \(2,\) must be one share, or one for each of 1 rows"):
+        lm.log_probs(torch.tensor([[1]]), alpha=torch.tensor([0.5, 0.5]))
+    told = replace(lm, config=replace(config, model=replace(config.model, time_conditioning=True)))
+    with pytest.raises(UserError, match="alpha 0 must be a share of visible tokens, above 0 and at most 1"):
+        told.log_probs(torch.tensor([[1]]), alpha=0.0)
     with pytest.raises(UserError, match="num_samples 0 must be at least 1"):
         lm.complete(torch.tensor([MASK]), num_samples=0)
     with pytest.raises(UserError, match=r"sampling.sampler 'fast' is not one of"):

@@ -118,9 +118,9 @@ class D3pm:
         def one_step(z: Tensor, step: int) -> Tensor:
             alpha_s, alpha_t = steps.alpha_s[step], steps.alpha_t[step]
             log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
-            return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling), alpha_s, alpha_t, mask_id)
+            return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling, pad), alpha_s, alpha_t, mask_id)
 
-        return plain_walk(one_step, beliefs, canvas, mask_id, steps, sampling, draws)
+        return plain_walk(one_step, beliefs, canvas, mask_id, steps, sampling, draws, pad)
 
     def _step(
         self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None, told: Tensor | None = None

@@ -60,9 +60,8 @@ def generate(
                 f"the canvas begins with a mask, and {config.method} needs a first token: vocabulary.bos_id is empty, "
                 "so give one"
             )
-        canvas = torch.where(
-            masked & (torch.arange(canvas.shape[1], device=canvas.device) == 0), vocabulary.bos_id, canvas
-        )
+        first = torch.where(masked[:, :1], vocabulary.bos_id, canvas[:, :1])
+        canvas = torch.cat([first, canvas[:, 1:]], dim=1)
     writer = writer_of(config, network, sampling, *canvas.shape)
     return left_to_right_walk(writer, canvas, vocabulary.mask_id, draws, pad)
 

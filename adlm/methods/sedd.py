@@ -129,7 +129,7 @@ class Sedd:
             scores = log_scores(logits(z, steps.alpha_t[step].expand(len(z))).double(), z, sigma_t.to(z.device))
             return score_step(z, scores, sigma_s.to(z.device), sigma_t.to(z.device), mask_id)
 
-        return plain_walk(one_step, beliefs, canvas, mask_id, steps, drawn_last, draws)
+        return plain_walk(one_step, beliefs, canvas, mask_id, steps, drawn_last, draws, pad)
 
     def _nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
         schedule, mask_id = diffusion.schedule_of(self.config), vocabulary_of(self.config).mask_id

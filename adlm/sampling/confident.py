@@ -47,7 +47,7 @@ def confident_walk(
     (num_rows, _), device, end = canvas.shape, canvas.device, len(steps.reveal)
     open_ = (canvas == mask_id).cpu()
     masked, chance = open_, (~open_).float()
-    ceilings, told, times = remasking_ceiling(steps.alpha_s, steps.alpha_t), steps.told, steps.reached
+    ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
     for step in range(end + 1):
         if step < end:
             points = draws.at_places(open_)
@@ -57,9 +57,9 @@ def confident_walk(
             reveals, remasks = masked, torch.zeros_like(masked)
         if not (reveals | remasks).any():
             continue
-        t, alpha = times[step].expand(num_rows), told[step].expand(num_rows)
-        shown, hidden = reveals.to(device), remasks.to(device)
-        ids, chance = frame.ids.masked_fill(hidden, mask_id), chance.masked_fill(remasks, 0.0)
+        t, alpha = (each[step].expand(num_rows) for each in (steps.reached, steps.told))
+        revealed, remasked = reveals.to(device), remasks.to(device)
+        ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
         places = reveals.flatten().nonzero()[:, 0].to(device)
         if len(places):
             log_beliefs = denoiser(frame.ids, alpha, pad).log_beliefs(places)
@@ -70,5 +70,5 @@ def confident_walk(
             ids.view(-1).index_copy_(0, places, drawn.tokens)
             chance[reveals] = drawn.chance.cpu()
         masked = masked ^ reveals ^ remasks
-        frame = Frame(ids, t, shown, hidden, chance.to(device), frame.ids, alpha)
+        frame = Frame(ids, t, revealed, remasked, chance.to(device), frame.ids, alpha)
         yield frame

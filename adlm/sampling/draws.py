@@ -19,6 +19,7 @@ class RowDraws:
     """Uniform numbers that belong to (seed, row): neither the rows beside it nor padding change what a row draws.
 
     A row has two streams, one for the places where something happens and one for the tokens that are drawn there.
+    `rows` are their numbers to whoever asked for them; all else here counts from 0.
     """
 
     def __init__(self, seed: int, rows: Sequence[int]):

@@ -15,7 +15,7 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.sampling.draws import RowDraws, draw
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.shaping import seen_symbols, shape
+from adlm.sampling.shaping import seen_symbols, shape, shown
 from adlm.sampling.steps import Steps
 
 Beliefs = Callable[[Tensor, Tensor], Tensor]
@@ -34,10 +34,10 @@ def plain_transition(beliefs: Beliefs, mask_id: int, steps: Steps, sampling: Sam
     return one_step
 
 
-def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling) -> Tensor:
-    """`shape` of log beliefs (B, L, V)."""
+def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling, pad: Tensor | None = None) -> Tensor:
+    """`shape` of log beliefs (B, L, V); padding shows no symbol."""
     flat, places = log_beliefs.flatten(0, 1), torch.arange(z.numel(), device=z.device)
-    seen = seen_symbols(z, places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
+    seen = seen_symbols(shown(z, pad), places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
     return shape(flat, sampling, seen).view(log_beliefs.shape)
 
 
@@ -49,6 +49,7 @@ def plain_walk(
     steps: Steps,
     sampling: Sampling,
     draws: RowDraws,
+    pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """From the canvas to text by `one_step` after the other, a Frame each, then `final` for what is still masked.
 
@@ -67,7 +68,7 @@ def plain_walk(
         if sampling.final == "argmax":
             chances, guess = last.exp(), last.argmax(dim=-1)
         else:
-            chances = shape_everywhere(last, frame.ids, sampling)
+            chances = shape_everywhere(last, frame.ids, sampling, pad)
             guess = draw(chances, _everywhere(draws, open_))
         ids = torch.where(frame.ids == mask_id, guess, frame.ids)
         yield _after(frame, ids, steps, len(steps.reveal), chances, mask_id)

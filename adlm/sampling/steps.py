@@ -8,6 +8,7 @@ Shapes: K steps; T is the number asked for, and dfm may need more.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,12 +34,12 @@ class Steps:
     remask: Tensor
     """(K,), P(a visible token that was drawn is masked again)."""
 
-    @property
+    @cached_property
     def told(self) -> Tensor:
         """(K + 1,), the share of visible tokens a network is told at each step, and for what is masked after them."""
         return torch.cat([self.alpha_t, self.alpha_s[-1:]])
 
-    @property
+    @cached_property
     def reached(self) -> Tensor:
         """(K + 1,), the time that each step ends at; what is masked after them is revealed at the same time."""
         return torch.cat([self.t[1:], self.t[-1:]])
