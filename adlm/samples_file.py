@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from io import FileIO
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO
 
 from adlm.config.load import differences
@@ -57,6 +58,19 @@ class MadeBy:
     def num_rows(self) -> int:
         """Samples in a file that is complete."""
         return self.num * len(self.canvases)
+
+
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "length": int,
+    "canvases": list,
+    "num": int,
+    "seed": int,
+    "sampling": dict,
+    "batch": int,
+    "tokenizer_sha256": (str, NoneType),
+    "about": dict,
+}
+"""What a first line's entries are; all others are words."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +225,9 @@ def _made_by(content: Any, path: Path) -> MadeBy:
     always = {each.name for each in fields(MadeBy) if each.default is MISSING and each.default_factory is MISSING}
     if not isinstance(entries, dict) or not always <= entries.keys() <= known:
         raise UserError(f"{path} is no file of samples: its first line does not say how they were made")
+    for name, value in entries.items():
+        if not isinstance(value, KINDS.get(name, str)):
+            raise UserError(f"{path} is damaged: its first line has {name} {_short(value)}; move it away")
     return MadeBy(**entries)
 
 
@@ -219,6 +236,17 @@ def _rows(lines: Iterator[tuple[int, Any]], made_by: MadeBy, path: Path) -> Iter
     for row, (end, content) in enumerate(lines):
         if not isinstance(content, dict) or content.keys() != names or content["row"] != row:
             raise UserError(f"{path} is damaged: line {row + 2} is not row {row}; move it away")
+        if not _is_text(content["text"]) or not _are_ids(content["ids"]):
+            raise UserError(f"{path} is damaged: row {row} on line {row + 2} is no text with its ids; move it away")
         if row >= made_by.num_rows:
             raise UserError(f"{path} is damaged: it has more than the {made_by.num_rows} rows of its first line")
         yield end, Sample(**content)
+
+
+def _is_text(text: Any) -> bool:
+    """JSON can write half a character, which is no text."""
+    return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and all(type(index) is int and 0 <= index < 2**31 for index in ids)

@@ -136,6 +136,32 @@ def test_a_damaged_file_is_told(tmp_path):
             write(path)
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b'"num": 5', b'"num": "x"'),
+        (b'"seed": 3, "sampling": {', b'"seed": null, "sampling": {'),
+        (b'"canvases": [', b'"canvases": 5, "x": ['),
+        (b'"tokenizer_sha256": "abcd"', b'"tokenizer_sha256": 7'),
+        (b'"ids": [4, 255]', b'"ids": ["4", 255]'),
+        (b'"ids": [4, 255]', b'"ids": [4.5]'),
+        (b'"ids": [4, 255]', b'"ids": [-4, 255]'),
+        (b'"ids": [4, 255]', b'"ids": [4, 99999999999]'),
+        (b'"ids": [4, 255]', b'"ids": "ab"'),
+        (b'"text": "line\\n4', b'"text": "\\ud800'),
+        (b'"text": "line\\n4', b'"text": 4, "t": "'),
+    ],
+)
+def test_what_is_not_of_its_kind_is_damage(tmp_path, was, now):
+    path = tmp_path / "samples.jsonl"
+    write(path)
+    data = path.read_bytes()
+    assert was in data
+    path.write_bytes(data.replace(was, now, 1))
+    with pytest.raises(UserError, match=r"is damaged|is no file of samples"):
+        list(read_samples(path))
+
+
 def test_without_a_sample_there_is_no_file(tmp_path):
     path = tmp_path / "samples.jsonl"
     with growing(path, MADE_BY):

@@ -94,11 +94,22 @@ def findings_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> li
             found = [*_generated(told, table), *_reference(told)]
         else:
             found = list(_accuracies(told, table, name))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{name} is not whole: {error} is missing or is not what it should be") from None
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{name} is not whole: it has no {error}; make it again") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{name} is damaged ({error}); make it again") from None
+    for finding in found:
+        if not all(_is_number(value) for value in (finding.value, *finding.errors.values()) if value is not None):
+            raise UserError(f"{name} is damaged: its {finding.column} {finding.value!r} is no number; make it again")
     if not found:
         raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def paper_count(tokens: float, method: str) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
-from adlm.evaluation.mauve import AboutFeatures
+from adlm.evaluation.mauve import AboutFeatures, check_finite
 from adlm.models.fingerprint import fingerprint
 from adlm.reach import ask_the_hub_once
 from adlm.tokens import symbols_sha256
@@ -37,6 +37,7 @@ class HuggingFaceJudge:
     def __init__(self, name: str, device: torch.device):
         self.tokenizer, self.model = _loaded(name, "AutoModelForCausalLM", "a causal language model", device)
         self.device = device
+        _refuse_foresight(self.model, name, device)
         self.about = About(
             name=name,
             kind="hugging-face",
@@ -55,6 +56,7 @@ class HuggingFaceJudge:
         return [list(ids) for ids in encoded]
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
+        _check_known(x, self.model, self.about.name)
         x, pad = x.to(self.device), pad.to(self.device)
         logits = self.model(input_ids=x, attention_mask=(~pad).long(), use_cache=False).logits[:, :-1]
         nats = F.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none").view(len(x), -1)
@@ -87,11 +89,18 @@ class HuggingFaceFeaturiser:
         for first in range(0, len(order), batch):
             together = order[first : first + batch]
             lengths = torch.tensor([len(rows[row]) for row in together], device=self.device)
+            if not rows[together[0]]:  # the shortest
+                raise UserError(
+                    f"the featuriser {self.about.name} reads no token in {texts[together[0]]!r}; use another"
+                )
             x = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[row]) for row in together], batch_first=True)
+            _check_known(x, self.model, self.about.name)
             seen = torch.arange(x.shape[1], device=self.device) < lengths[:, None]
             hidden = self.model(input_ids=x.to(self.device), attention_mask=seen.long()).last_hidden_state
             found |= dict(zip(together, self._pooled(hidden, seen, lengths).cpu().numpy(), strict=True))
-        return np.stack([found[row] for row in range(len(rows))]).astype(np.float32)
+        features = np.stack([found[row] for row in range(len(rows))]).astype(np.float32)
+        check_finite(features, self.about.name)
+        return features
 
     def _pooled(self, hidden: Tensor, seen: Tensor, lengths: Tensor) -> Tensor:
         if self.pooling == "last":
@@ -139,10 +148,29 @@ def _loaded(name: str, kind: str, what: str, device: torch.device) -> tuple[Any,
 def _context(model: Any, tokenizer: Any, name: str) -> int:
     """How many tokens it reads at most, as its config or its tokenizer says."""
     told = model.config.to_dict()
-    found = told.get("max_position_embeddings") or told.get("n_positions") or tokenizer.model_max_length
+    positions = told.get("max_position_embeddings") or told.get("n_positions") or tokenizer.model_max_length
+    found = min(positions, tokenizer.model_max_length)  # of RoBERTa's positions two are no token's
     if found > 1_000_000:
         raise UserError(f"{name} does not say how long a text it reads: its config has no max_position_embeddings")
     return int(found)
+
+
+def _check_known(x: Tensor, model: Any, name: str) -> None:
+    """On the host: a GPU would stop for good at an id that the model has no symbol for."""
+    symbols = model.get_input_embeddings().num_embeddings
+    if int(x.max()) >= symbols:
+        raise UserError(f"id {int(x.max())} is none of the {symbols:,} symbols of {name}: its tokenizer is another's")
+
+
+@torch.no_grad()
+def _refuse_foresight(model: Any, name: str, device: torch.device) -> None:
+    """What it says of a token may not depend on a later one; BERT loads as a causal model and sees them all."""
+    x = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=device)
+    one, other = model(input_ids=x, use_cache=False).logits[:, :3]
+    if one.isfinite().all() and not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
+        raise UserError(
+            f"{name} looks ahead, so it is no causal language model; give one that reads from left to right"
+        )
 
 
 def _minilm() -> str:

@@ -164,7 +164,7 @@ def _refuse_no_numbers(judge: Judge, nats: Sequence[Nats]) -> None:
             where = int(np.flatnonzero(~np.isfinite(row))[0])
             raise UserError(
                 f"the judge {judge.about.name} gives {row[where]} nats for token {where} of a text, which is no "
-                "likelihood: its weights are damaged, or it cannot read this text"
+                "likelihood: its weights are damaged, or it cannot read this text; give another --model"
             )
 
 

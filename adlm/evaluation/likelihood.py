@@ -140,7 +140,10 @@ def measure_groups(
             documents.append(rows.documents(some)[predicted])
         nats = np.concatenate(by_token, axis=1)
         if not np.isfinite(nats).all():
-            raise UserError("the model's nats are not finite: its weights or its precision do not hold")
+            raise UserError(
+                "the model's nats are not finite: its weights are damaged, or its logits are too large for their "
+                "precision; measure another model"
+            )
         yield _summed(group, nats, np.concatenate(documents))
 
 

@@ -74,6 +74,8 @@ def mauve_of(
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
     check_installed()
+    if (samples == samples[0]).all() and (reference == samples[0]).all():
+        raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
     found = [_scored(samples, reference, seed, num_clusters, scaling) for seed in seeds]
     scores = [float(each.mauve) for each in found]
     return Mauve(
@@ -119,13 +121,20 @@ def given_features(path: Path, num: int | None, what: str) -> Features:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError):
         raise UserError(f"{path} is no .npy file of numbers") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "fiu":
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "fiu" or not found.shape[1]:
         raise UserError(f"{path} must hold one array (texts, numbers of each)")
     if num is not None and len(found) != num:
         raise UserError(f"{path} has features of {len(found)} texts, and there are {num} {what}")
-    if not np.isfinite(found).all():
-        raise UserError(f"{path} holds features that are no numbers")
-    return found.astype(np.float32)
+    with np.errstate(over="ignore"):
+        features = found.astype(np.float32)
+    check_finite(features, str(path))
+    return features
+
+
+def check_finite(features: Features, whose: str) -> None:
+    if not np.isfinite(features).all():
+        text = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
+        raise UserError(f"{whose}: the features of text {text} are no numbers of float32; use another featuriser")
 
 
 def _scored(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:

@@ -29,7 +29,10 @@ class OwnJudge:
                 f"give a model of method {' or '.join(EXACT)}"
             )
         if tokenizer is None:
-            raise UserError(f"{name} has no tokenizer, so it cannot read texts; save one beside it")
+            raise UserError(
+                f"{name} has no tokenizer, so it cannot read texts; of a .ckpt, make a model folder with one by "
+                "`adlm import MODEL.ckpt --tokenizer NAME --out FOLDER`"
+            )
         self.method, self.network, self.tokenizer = method_of(config), network, tokenizer
         like = next(network.parameters())
         self.device, vocabulary = like.device, tokenizer.vocabulary

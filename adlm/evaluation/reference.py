@@ -13,6 +13,7 @@ from typing import Any
 
 from adlm.data.files import TextFile
 from adlm.data.prepared import is_prepared, open_prepared
+from adlm.data.reading import READ_ALL_THE_SAME
 from adlm.errors import UserError
 from adlm.evaluation.writer import Writer, writer_of
 from adlm.samples_file import read_samples
@@ -102,8 +103,9 @@ def _of_texts(place: Path, wanted: Wanted) -> Reference:
     file = TextFile(place, place.name, field=wanted.field, boundary="line")
     try:
         chosen, num = _drawn(_documents(file), wanted)
-    except UserError as error:
-        raise UserError(str(error).replace("data.field=...", "--field NAME")) from None
+    except UserError as error:  # in the words of this command
+        told = str(error).replace("data.field=...", "--field NAME").replace(READ_ALL_THE_SAME, "")
+        raise UserError(f"--reference {place}: {told.rstrip()}") from None
     if not chosen:
         raise UserError(f"--reference {place} holds no text")
     about = {"kind": "texts", "place": str(place), "sha256": _sha256(place), "field": wanted.field}

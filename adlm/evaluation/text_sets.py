@@ -121,7 +121,10 @@ def _text_set(
     data, chosen, notes = _source(name, split, root)
     data = data if not packing else Data(**{**vars(data), "packing": packing})
     config = check(Config(tokenizer=str(place), length=length, data=data))
-    prepared = prepare(config, place / "ids", only=chosen).prepared
+    try:
+        prepared = prepare(config, place / "ids", only=chosen).prepared
+    except UserError as error:
+        raise UserError(str(error).replace(f"tokenizer {place}", f"tokenizer {tokenizer.name}")) from None
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)
@@ -146,7 +149,7 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
             note = f"a stand-in for {name} ({stand_in.name}), each paragraph a document: {INCOMPARABLE}"
             return Data(path=str(stand_in), held_out=0.0, boundary="blank"), "train", (note,)
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
-    if not Path(name).exists():
+    if not name or not Path(name).exists():
         raise UserError(
             f"--data {name!r} is no corpus known by name (`adlm prepare --list`), no file and no prepared folder"
             f"{instead(name, [*CORPORA, 'zero-shot'])}"

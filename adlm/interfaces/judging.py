@@ -296,7 +296,12 @@ def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tu
             f"--ids as-sampled: the tokenizer of the judge {judge.about.name} is not the one that wrote the "
             f"{what.name}; leave it out, and the texts are read anew"
         )
-    return judge.encode(what.texts), "retokenised"
+    try:
+        return judge.encode(what.texts), "retokenised"
+    except UserError as error:
+        raise UserError(
+            f"the judge {judge.about.name} cannot read the {what.name}: {error}; give another --model"
+        ) from None
 
 
 def _features(work: Work, ours: Texts, reference: Reference | None) -> BothFeatures:

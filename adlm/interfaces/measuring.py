@@ -111,7 +111,10 @@ def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out
                 for text in texts:
                     tell = _told(progress, f"{model} on {text.name}")
                     journal = _journal(out, lm, text, recipe)
-                    nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
+                    try:
+                        nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
+                    except UserError as error:
+                        raise UserError(f"{model} on {text.name}: {error}") from None
                     found[model, text.name] = nats, text
                     journals += [] if journal is None else [journal]
                     lines.append(_line(model, lm, text, recipe, nats))

@@ -189,6 +189,24 @@ def test_a_model_that_lacks_the_head_of_a_judge_is_refused(gpt2, tmp_path):
         HuggingFaceJudge(str(tmp_path), torch.device("cpu"))
 
 
+def test_a_model_that_looks_ahead_is_refused_though_it_has_every_weight(gpt2, tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=258, initializer_range=1.0, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(gpt2).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="looks ahead, so it is no causal language model"):
+        HuggingFaceJudge(str(tmp_path), torch.device("cpu"))
+
+
+def test_ids_that_a_judge_of_the_hub_does_not_know_are_refused(gpt2):
+    judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
+    with pytest.raises(UserError, match="id 300 is none of the 258 symbols"):
+        token_nats(judge, [[1, 300]], 1)
+
+
 def own_judge(folder):
     lm = adlm.load(folder)
     return OwnJudge(str(folder), lm.config, lm.network, lm.tokenizer)

@@ -42,6 +42,13 @@ def test_the_same_texts_are_closest(mauve, clouds):
     assert mauve_of(samples, samples, [25]).spread is None
 
 
+def test_features_that_are_all_the_same_tell_nothing(mauve, clouds):
+    same = np.ones_like(clouds[0])
+    with pytest.raises(UserError, match="all texts have the same features"):
+        mauve_of(same, same[:30], [25])
+    assert mauve_of(same, same[:30] + 1, [25]).value < 0.1
+
+
 def test_clusters_may_be_chosen(mauve, clouds):
     found = mauve_of(*clouds, [25], num_clusters=7)
     assert found.num_clusters == 7
@@ -66,6 +73,13 @@ def test_a_mean_over_tokens_leaves_padding_out(tmp_path):
     together, alone = ours.features(["a", "a longer text"], 2), ours.features(["a"], 1)
     assert together[0] == pytest.approx(alone[0], abs=1e-5)
     assert HuggingFaceFeaturiser(folder, torch.device("cpu")).features(["a"], 1)[0] == pytest.approx(alone[0], abs=1e-5)
+
+
+def test_a_damaged_featuriser_is_refused(tmp_path):
+    ours = HuggingFaceFeaturiser(str(tiny_gpt2(tmp_path / "gpt2-tiny")), torch.device("cpu"))
+    ours.model.wpe.weight.fill_(torch.nan)
+    with pytest.raises(UserError, match="gpt2-tiny: the features of text 0 are no numbers"):
+        ours.features(["a", "b"], 2)
 
 
 def test_the_offline_embedder_knows_what_belongs_together():
@@ -112,11 +126,15 @@ def test_given_features_are_checked(tmp_path, clouds):
         given_features(tmp_path / "good.npy", 5, "samples")
     np.save(tmp_path / "flat.npy", np.zeros(3))
     np.save(tmp_path / "nan.npy", np.full((3, 2), np.nan))
+    np.save(tmp_path / "large.npy", np.full((3, 2), 1e300))
+    np.save(tmp_path / "narrow.npy", np.zeros((3, 0)))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     (tmp_path / "text.npy").write_text("no array")
     for name, sentence in (
         ("flat", "one array"),
-        ("nan", "no numbers"),
+        ("nan", "the features of text 0 are no numbers"),
+        ("large", "the features of text 0 are no numbers"),
+        ("narrow", "one array"),
         ("objects", "no .npy"),
         ("text", "no .npy"),
         ("none", "cannot be read"),

@@ -115,9 +115,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _judge(arguments: argparse.Namespace, first: bool) -> None:
     if len(arguments.samples) != 1:
-        raise UserError(f"one file of samples is judged at a time, and {len(arguments.samples) or 'none'} is given")
+        given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
+        raise UserError(f"one file of samples is judged at a time, and {given} given")
     asked = _asked(arguments)
     make_room(arguments.out)
+    if arguments.out is not None and arguments.out.resolve() in [each.resolve() for each in _read(asked)]:
+        raise UserError(f"--out {arguments.out} is what the card is made from; give another place")
     keep_in = None if arguments.out is None else arguments.out.parent / "judged"
     bars = Bars(first)
     try:
@@ -171,6 +174,11 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         batch=arguments.batch,
         device=arguments.device,
     )
+
+
+def _read(asked: Asked) -> list[Path]:
+    """The files that are read."""
+    return [asked.samples, *(asked.given or ()), *([] if asked.reference is None else [asked.reference])]
 
 
 def _plot(arguments: argparse.Namespace) -> None:
