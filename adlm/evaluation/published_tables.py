@@ -133,9 +133,9 @@ def _reasoning(name: str, title: str, *figures: float, **more: float) -> Row:
     return Row(name, title, dict(zip(("gsm8k", "prontoqa", "prosqa"), figures, strict=True)) | more, name)
 
 
-GENERATION = {"mauve": "MAUVE", "gen-ppl": "generative perplexity", "entropy": "nats"}
+GENERATION = {"mauve": "MAUVE", "gen-ppl": "generative perplexity", "entropy": "entropy, nats"}
 REASONING = {"gsm8k": "% right", "prontoqa": "% right", "prosqa": "% right", "prosqa_tokens": "generated tokens"}
-DECIMALS = {PPL: 2, "MAUVE": 3, "generative perplexity": 1, "nats": 2, "% right": 1, "generated tokens": 1}
+DECIMALS = {PPL: 2, "MAUVE": 3, "generative perplexity": 1, "entropy, nats": 2, "% right": 1, "generated tokens": 1}
 """By unit, as published."""
 ABLATION_STEPS = "300,000 steps, 78.6B tokens as the paper counts them"
 

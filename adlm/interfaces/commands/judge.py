@@ -186,7 +186,7 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise UserError("--plot draws cards, and none is given")
     if arguments.out is None:
         raise UserError("--plot: --out is not given; say where the picture goes")
-    plot([read_card(path) for path in arguments.samples], arguments.out)
+    plot({str(path): read_card(path) for path in arguments.samples}, arguments.out)
     sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else arguments.out}\n")
 
 

@@ -16,9 +16,10 @@ from adlm.errors import UserError
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.findings import ACCURACIES, Finding, findings_of, read_results
 from adlm.evaluation.perplexity import Recipe, forget
+from adlm.evaluation.picture import check_picture
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
-from adlm.evaluation.reproduction_figure import check_picture, plot
+from adlm.evaluation.reproduction_figure import plot
 from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Texts, measured, with_tokenizer
 from adlm.interfaces.processes import own_device, processes
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = _rows(arguments.row, len(arguments.models), table)
     check_place(arguments.out)
     if arguments.plot is not None:
-        check_picture(arguments.plot)
+        check_picture(arguments.plot, "--plot")
     with processes() as first:
         held: list[tuple[list[Finding], str]] = []
         journals: list[Path] = []
