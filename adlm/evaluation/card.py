@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from adlm import __version__
 from adlm.errors import UserError
+from adlm.evaluation.mauve import PUBLISHED_LONGEST, SOUND
 from adlm.places import check_place, write_whole
 
 FORMAT = 1
@@ -56,17 +57,17 @@ def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
     return f"not to be set beside published perplexities: {'; '.join(others)}"
 
 
-def mauve_label(mauve: Mapping[str, Any], published_longest: int, sound: int) -> str | None:
+def mauve_label(mauve: Mapping[str, Any]) -> str | None:
     """What keeps this MAUVE from standing beside published ones; None where nothing does."""
     others, featuriser = [], mauve["featuriser"]
     if featuriser["name"] not in GPT2_LARGE:
         others.append(f"the features are of {featuriser['name']}, not GPT-2 large")
-    elif (featuriser["pooling"], featuriser["longest"]) != ("last", published_longest):
+    elif (featuriser["pooling"], featuriser["longest"]) != ("last", PUBLISHED_LONGEST):
         others.append(
-            f"pooling {featuriser['pooling']} of {featuriser['longest']} tokens, not last of {published_longest}"
+            f"pooling {featuriser['pooling']} of {featuriser['longest']} tokens, not last of {PUBLISHED_LONGEST}"
         )
-    if min(mauve["num_samples"], mauve["num_reference"]) < sound:
-        others.append(f"of fewer than {sound:,} texts, where it says more of their number than of them")
+    if min(mauve["num_samples"], mauve["num_reference"]) < SOUND:
+        others.append(f"of fewer than {SOUND:,} texts, where it says more of their number than of them")
     if not others:
         return None
     return f"not to be set beside published MAUVE: {'; '.join(others)}"

@@ -6,7 +6,7 @@ panel of which every card may be set beside them.
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -66,6 +66,8 @@ def plot(cards: Mapping[str, Card], path: Path) -> None:
             judged += _judged(card, name)
             compared += _compared(card, name)
             references += _reference(card)
+        except UserError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{name} is no whole card ({type(error).__name__}: {error}); make it again") from None
     if not judged and not compared:
@@ -76,13 +78,13 @@ def plot(cards: Mapping[str, Card], path: Path) -> None:
 def _judged(card: Card, name: str) -> Iterator[Point]:
     if not _has_point(card):
         return
-    perplexity, entropy = card["perplexity"], card["entropy"]
+    at, errors = _at(card)
     yield Point(
         **_made(card),
-        by=str(perplexity["judge"]["name"]),
-        at=(_number(entropy["value"]), _number(perplexity["pooled"]["value"])),
-        errors=(_number(entropy["stderr"] or 0.0), _number(perplexity["pooled"]["stderr"] or 0.0)),
-        label=perplexity["label"],
+        by=str(card["perplexity"]["judge"]["name"]),
+        at=at,
+        errors=errors,
+        label=card["perplexity"]["label"],
         comparable=_comparable(card, name, ("gen-ppl", "entropy")),
     )
 
@@ -105,9 +107,8 @@ def _reference(card: Card) -> Iterator[Point]:
     """The texts that the samples were compared with, where they were judged too."""
     figures = card.get("reference_judged", {})
     if _has_point(figures):
-        judge, at = figures["perplexity"], (figures["entropy"], figures["perplexity"]["pooled"])
-        value, error = (tuple(_number(each[what] or 0.0) for each in at) for what in ("value", "stderr"))
-        yield Point("reference", "data", None, str(judge["judge"]["name"]), value, error, None, False)  # type: ignore[arg-type]
+        judge = str(figures["perplexity"]["judge"]["name"])
+        yield Point("reference", "data", None, judge, *_at(figures), label=None, comparable=False)
 
 
 def _made(card: Card) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _made(card: Card) -> dict[str, Any]:
     name, method = Path(made_by["model"]).name, made_by["method"]
     alone = method in LEFT_TO_RIGHT
     words = [name if method in name.lower() else f"{name} ({method})", *([] if alone else [sampling["sampler"]])]
-    words += [f"{knob} {sampling[knob]:g}" for knob, plain_value in PLAIN.items() if sampling[knob] != plain_value]
+    words += [f"{knob} {sampling[knob]:g}" for knob, usual in PLAIN.items() if sampling[knob] != usual]
     return {"maker": ", ".join(words), "method": method, "steps": None if alone else int(sampling["steps"])}
 
 
@@ -123,6 +124,13 @@ def _has_point(figures: Mapping[str, Any]) -> bool:
     if not {"perplexity", "entropy"} <= figures.keys():
         return False
     return figures["perplexity"]["pooled"]["value"] is not None and figures["entropy"]["value"] is not None
+
+
+def _at(figures: Mapping[str, Any]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Entropy and perplexity, and their errors."""
+    entropy, pooled = figures["entropy"], figures["perplexity"]["pooled"]
+    values = _number(entropy["value"]), _number(pooled["value"])
+    return values, (_number(entropy["stderr"] or 0.0), _number(pooled["stderr"] or 0.0))
 
 
 def _number(value: Any) -> float:
@@ -140,56 +148,53 @@ def _drawn(judged: list[Point], compared: list[Point], references: list[Point]) 
     panels = [each for each in (judged, compared) if each]
     figure = blank(5.6 * len(panels), 4.4)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
-    colours = dict(
-        zip(dict.fromkeys(point.maker for points in panels for point in points), cycle(COLOURS), strict=False)
-    )
+    makers = dict.fromkeys(point.maker for point in (*judged, *compared))
+    colours = dict(zip(makers, cycle(COLOURS), strict=False))
     warnings = _warnings(judged, "judges") + _warnings(compared, "featurisers")
     told = "bars: standard errors over samples" + (SPREAD if compared else "")
     if any(all(point.comparable for point in points) for points in panels):
         told += f"; open diamonds: published ({PAPER}), with no error"
-    figure.supxlabel(textwrap.fill(told, 80 * len(panels)), fontsize=SMALL, color=GREY)
-    figure.suptitle(
-        "\n".join(textwrap.fill(each, 80 * len(panels)) for each in warnings), fontsize=SMALL, color=WARNING
-    )
-    for axes, points in zip(every, panels, strict=True):
-        plain(axes)
-        (_perplexities if points is judged else _mauves)(axes, points, references, colours)
+    across = 80 * len(panels)  # characters
+    figure.supxlabel(textwrap.fill(told, across), fontsize=SMALL, color=GREY)
+    figure.suptitle("\n".join(textwrap.fill(each, across) for each in warnings), fontsize=SMALL, color=WARNING)
+    if judged:
+        _perplexities(every[0], judged, references, colours)
+    if compared:
+        _mauves(every[-1], compared, colours)
     return figure
 
 
 def _perplexities(axes: Any, points: list[Point], references: list[Point], colours: Mapping[str, str]) -> None:
+    plain(axes)
     axes.set_xlabel("unigram entropy of a sample, nats (more varied to the right)", fontsize=9)
     axes.set_ylabel(f"generative perplexity{_one(points)}", fontsize=9)
     curves = _curves(axes, points, colours)
     for point in references:
         axes.errorbar(*point.at, *point.errors[::-1], marker="*", markersize=10, color=INK, linewidth=1)
-    ours = [point.at for point in (*points, *references)]
-    shown = [(row.figures["entropy"], row.figures["gen-ppl"], row) for row in _published(points, data=True)]
-    for across, up, row in shown:
-        axes.plot(across, up, "D", markersize=6, fillstyle="none", color=_colour_of(row, points, colours))
-    heights = [up for _, up in ours] + [up for _, up, _ in shown]
+    published = [((row.figures["entropy"], row.figures["gen-ppl"]), row) for row in _published(points, data=True)]
+    for at, row in published:
+        axes.plot(*at, "D", markersize=6, fillstyle="none", color=_colour_of(row, points, colours))
+    alone = [*(point.at for point in references), *(at for at, _ in published)]
+    heights = [up for _, up in (*alone, *(point.at for point in points))]
     if max(heights) > 3 * min(heights):
         logarithmic(axes, "y")
     axes.margins(0.09)
-    single = [
-        np.array([(across, up)]) for across, up in [*(each.at for each in references), *(row[:2] for row in shown)]
-    ]
-    labels = Labels(axes, [*curves.values(), *_bars(points), *single])
-    for point in _different(references, lambda each: each.by):
-        several = len({each.by for each in references}) > 1
-        labels.put([point.at], f"reference [{Path(point.by).name}]" if several else "reference", color=INK)
-    for across, up, row in shown:
-        if row.method == "data" and not references:
-            labels.put([(across, up)], row.title, color=GREY)
+    labels = Labels(axes, [*curves.values(), *_bars(points), *(np.array([at]) for at in alone)])
+    judges = {point.by: point for point in references}
+    for by, point in judges.items():
+        labels.put([point.at], "reference" if len(judges) == 1 else f"reference [{Path(by).name}]", color=INK)
     _named(labels, curves, points, colours)
     _steps(labels, points, colours)
-    for across, up, row in shown:
+    for at, row in published:
         colour, steps = _colour_of(row, points, colours), row.knobs.get("steps")
-        if steps not in {None, *(point.steps for point in points if colours[point.maker] == colour)}:
-            labels.put([(across, up)], f"{steps:,}", near=1, color=colour, fontsize=SMALL - 1, style="italic")
+        if row.method == "data" and not references:
+            labels.put([at], row.title, color=GREY)
+        elif steps not in {None, *(point.steps for point in points if colours[point.maker] == colour)}:
+            labels.put([at], f"{steps:,}", near=1, color=colour, fontsize=SMALL - 1, style="italic")
 
 
-def _mauves(axes: Any, points: list[Point], references: list[Point], colours: Mapping[str, str]) -> None:
+def _mauves(axes: Any, points: list[Point], colours: Mapping[str, str]) -> None:
+    plain(axes)
     axes.set_ylabel(f"MAUVE{_one(points)}", fontsize=9)
     walks = [point for point in points if point.steps is not None]
     rows = [row for row in _published(points) if "steps" in row.knobs]
@@ -224,10 +229,11 @@ def _curves(axes: Any, points: Sequence[Point], colours: Mapping[str, str]) -> d
     for maker, by in dict.fromkeys((point.maker, point.by) for point in points):
         series = [point for point in points if (point.maker, point.by) == (maker, by)]
         series.sort(key=lambda point: point.steps or 0)
-        (x, y), (x_error, y_error) = (zip(*pairs, strict=True) for pairs in _pairs(series))
+        at, errors = np.array([point.at for point in series]), np.array([point.errors for point in series])
         style = {"color": colours[maker], "marker": markers[by], "markersize": 5, "markeredgewidth": 0}
-        axes.errorbar(x, y, yerr=y_error, xerr=x_error, linewidth=1.4, elinewidth=1, capsize=2, capthick=1, **style)
-        curves[maker, by] = np.array(list(zip(x, y, strict=True)))[::-1]
+        bars = {"xerr": errors[:, 0], "yerr": errors[:, 1], "elinewidth": 1, "capsize": 2, "capthick": 1}
+        axes.errorbar(*at.T, linewidth=1.4, **bars, **style)
+        curves[maker, by] = at[::-1]
     return curves
 
 
@@ -236,10 +242,6 @@ def _bars(points: Sequence[Point]) -> Iterator[Any]:
     for (x, y), (across, up) in ((point.at, point.errors) for point in points):
         yield np.array([(x - across, y), (x + across, y)])
         yield np.array([(x, y - up), (x, y + up)])
-
-
-def _pairs(series: Sequence[Point]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    return [point.at for point in series], [point.errors for point in series]
 
 
 def _named(labels: Labels, curves: Mapping[tuple[str, str], Any], points: Sequence[Point], colours: Any) -> None:
@@ -277,10 +279,6 @@ def _colour_of(row: Row, points: Sequence[Point], colours: Mapping[str, str]) ->
     sampler = str(row.knobs.get("sampler", ""))
     alike = [maker for maker in of_method if f", {sampler}" in maker]
     return colours[(alike or of_method)[0]] if of_method else GREY
-
-
-def _different(points: Sequence[Point], key: Callable[[Point], str]) -> list[Point]:
-    return list({key(point): point for point in reversed(points)}.values())
 
 
 def _one(points: Sequence[Point]) -> str:

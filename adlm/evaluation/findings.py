@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,19 +203,13 @@ def _generated(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Findi
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
     about = made_by.get("about") or {}
-    others = (*_other_tokenizer(about, protocol), *_other_lengths(made_by["canvases"]))
-    differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
-    for column, value, errors, how, incomparable, partial in _judged(card, others):
-        yield Finding(
+    fewer = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
+    for judged in _judged(card, (*_other_tokenizer(about, protocol), *_other_lengths(made_by["canvases"]))):
+        yield replace(
+            judged,
             model=made_by["model"],
             method=made_by["method"],
-            column=column,
-            value=value,
-            errors=errors,
-            how=how,
-            incomparable=incomparable,
-            differs=(*differs, *_other_model(about, protocol)),
-            partial=partial,
+            differs=(*fewer, *_other_model(about, protocol)),
             knobs={"sampler": sampling["sampler"], "steps": sampling["steps"]},
             tokens=_billions_trained(about, made_by["method"]),
             parameters=_millions_of_parameters(about),
@@ -230,25 +224,24 @@ def _reference(card: Mapping[str, Any]) -> Iterator[Finding]:
     others = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
     if about.get("row_length") != SAMPLE_LENGTH:
         others.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
-    for column, value, errors, how, incomparable, partial in _judged(card["reference_judged"], tuple(others)):
-        yield Finding(str(about["place"]), "data", column, value, errors, how, incomparable, (), partial)
+    for judged in _judged(card["reference_judged"], tuple(others)):
+        yield replace(judged, model=str(about["place"]), method="data")
 
 
-def _judged(
-    figures: Mapping[str, Any], others: tuple[str, ...]
-) -> Iterator[tuple[str, float, dict[str, float | None], str, tuple[str, ...], str]]:
+def _judged(figures: Mapping[str, Any], others: tuple[str, ...]) -> Iterator[Finding]:
+    """The figures of a card, whosever they are; `others` keep each of them from standing beside published ones."""
     mauve, perplexity, entropy = (figures.get(metric) for metric in ("mauve", "perplexity", "entropy"))
     if mauve is not None and mauve["value"] is not None:
         by = mauve["featuriser"]["name"]
-        labels = _labels(by, "the features are of", mauve["label"])
+        why = (*_labels(by, "the features are of", mauve["label"]), *others)
         partial = "the spread over k-means seeds alone, no error over samples"
-        yield "mauve", mauve["value"], {"seeds": mauve["spread"]}, by, (*labels, *others), partial
+        yield Finding("", "", "mauve", mauve["value"], {"seeds": mauve["spread"]}, by, why, partial=partial)
     if perplexity is not None and perplexity["pooled"]["value"] is not None:
         by, pooled = perplexity["judge"]["name"], perplexity["pooled"]
-        labels = _labels(by, "the judge is", perplexity["label"])
-        yield "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, (*labels, *others), ""
+        why = (*_labels(by, "the judge is", perplexity["label"]), *others)
+        yield Finding("", "", "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, why)
     if entropy is not None and entropy["value"] is not None:
-        yield "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", others, ""
+        yield Finding("", "", "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", others)
 
 
 def _labels(by: str, who: str, label: str | None) -> tuple[str, ...]:

@@ -31,9 +31,7 @@ from adlm.evaluation.judging import (
 )
 from adlm.evaluation.kept import Arrays, in_parts, of_texts
 from adlm.evaluation.mauve import (
-    PUBLISHED_LONGEST,
     PUBLISHED_SEED,
-    SOUND,
     AboutFeatures,
     Features,
     check_enough,
@@ -330,7 +328,7 @@ def _mauve(asked: Asked, features: BothFeatures) -> dict[str, Any]:
         "num_empty_reference": features.num_empty[1],
         **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters)),
     }
-    return figures | {"label": mauve_label(figures, PUBLISHED_LONGEST, SOUND)}
+    return figures | {"label": mauve_label(figures)}
 
 
 def _counted(asked: Asked, what: Texts) -> dict[str, Any]:
