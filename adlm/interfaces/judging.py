@@ -4,141 +4,35 @@ Under torchrun every process does its share of what takes long, and the first ma
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from adlm.errors import UserError
 from adlm.evaluation import shares
-from adlm.evaluation.card import FORMAT, Card, mauve_label, notes, perplexity_label, versions
+from adlm.evaluation.card import FORMAT, Card, notes, perplexity_label, versions
 from adlm.evaluation.generation import diversity_of, entropy_of, lengths_of
-from adlm.evaluation.hugging_face import HuggingFaceFeaturiser, HuggingFaceJudge, Pooling
-from adlm.evaluation.judging import (
-    EOS,
-    START,
-    Eos,
-    Judge,
-    Nats,
-    Start,
-    check_context,
-    generative_perplexity,
-    rows_of,
-    token_nats,
-)
-from adlm.evaluation.kept import Arrays, in_parts, of_texts
-from adlm.evaluation.mauve import (
-    PUBLISHED_SEED,
-    AboutFeatures,
-    Features,
-    check_enough,
-    check_installed,
-    given_features,
-    mauve_of,
-)
+from adlm.evaluation.hugging_face import HuggingFaceJudge
+from adlm.evaluation.judging import EOS, START, Judge, Nats, generative_perplexity, rows_of, token_nats
+from adlm.evaluation.kept import Arrays, of_texts
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
 from adlm.evaluation.writer import Writer, writer_of
+from adlm.interfaces.asked import Asked, IdsOf, Tell, Texts, Work, check_asked
+from adlm.interfaces.comparing import features_given, features_made, mauve_figures
 from adlm.interfaces.processes import own_device
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
-
-METRICS = ("perplexity", "mauve", "entropy", "diversity")
-IdsOf = Literal["auto", "retokenised", "as-sampled"]
-
-Tell = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and of how much."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Every choice that a card's figures depend on."""
-
-    samples: Path
-    metrics: tuple[str, ...]
-    tokenizer: str | None = None
-    """Which wrote the samples, where their model's folder is gone."""
-    reference: Path | None = None
-    split: str | None = None
-    field: str = "text"
-    num_reference: int | None = None
-    reference_seed: int = 0
-    judge_reference: bool = False
-    model: str = "gpt2-large"
-    eos: Eos = "published"
-    start: Start = "given"
-    ids: IdsOf = "auto"
-    longest: int | None = None
-    context: int | None = None
-    features: str = "gpt2-large"
-    pooling: Pooling | None = None
-    given: tuple[Path, Path] | None = None
-    num_seeds: int = 5
-    clusters: int | None = None
-    batch: int | None = None
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
-class Work:
-    """A card to be made: what is asked, where what takes long is kept, if anywhere, and who hears how far it is."""
-
-    asked: Asked
-    keep_in: Path | None
-    tell: Tell
-    device: torch.device
-
-    @property
-    def batch(self) -> int:
-        if self.asked.batch is not None:
-            return self.asked.batch
-        return 16 if self.device.type == "cuda" else 4
-
-    def in_parts(
-        self,
-        items: Sequence[Any],
-        compute: Callable[[Sequence[Any]], Arrays],
-        kind: str,
-        about: Mapping[str, Any],
-        name: str,
-    ) -> list[Arrays]:
-        return in_parts(items, compute, kind, about, self.keep_in, lambda done: self.tell(name, done, len(items)))
-
-    def fitting(self, compute: Callable[[], Any]) -> Any:
-        try:
-            return compute()
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"--batch {self.batch} does not fit the memory of the device; try --batch {max(1, self.batch // 2)}"
-            ) from None
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Samples, or the reference, as they are judged."""
-
-    name: str
-    texts: list[str]
-    ids: list[list[int]] | None
-
-
-@dataclass(frozen=True)
-class BothFeatures:
-    """Of the samples and of the reference, by one featuriser; empty texts have none."""
-
-    ours: Features
-    theirs: Features
-    by: AboutFeatures
-    num_empty: tuple[int, int] = (0, 0)
 
 
 def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
     """The whole card, in the first process; the others have none. What is kept in `keep_in` is read the next time."""
     work = Work(asked, keep_in, tell, own_device(asked.device))
-    _check(asked)
+    check_asked(asked)
     file = read_samples(asked.samples)
     samples = list(file)
     if not samples:
@@ -147,11 +41,12 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
     reference = _reference(asked, samples, writer)
     ours = Texts("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
     theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
-    given = _given(asked, len(samples))
-    _check_mauve(asked, ours, reference, given)
+    compares = "mauve" in asked.metrics
+    features = features_given(asked, ours, reference) if compares else None
 
     judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
-    features = _features(work, ours, reference) if "mauve" in asked.metrics and given is None else given
+    if compares and features is None:
+        features = features_made(work, ours, reference)
     if shares.place()[0] > 0:
         return None
 
@@ -160,28 +55,13 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
         card["reference"] = reference.about
     card |= judged["samples"]
     if features is not None:
-        card["mauve"] = _mauve(asked, features)
+        card["mauve"] = mauve_figures(asked, features)
     card |= _counted(asked, ours)
-    if theirs is not None:
-        card["reference_judged"] = judged["reference"] | _counted(asked, theirs)
+    beside = {} if theirs is None else judged["reference"] | _counted(asked, theirs)
+    if beside:
+        card["reference_judged"] = beside
     card["notes"] = list(notes(card))
     return card
-
-
-def _check(asked: Asked) -> None:
-    """What would fail after hours fails now."""
-    for name, value in (
-        ("batch", asked.batch),
-        ("max-tokens", asked.longest),
-        ("seeds", asked.num_seeds),
-        ("num-reference", asked.num_reference),
-    ):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} {value} must be at least 1")
-    if asked.context is not None:
-        check_context(asked.context)
-    if "mauve" in asked.metrics:
-        check_installed()
 
 
 def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -> Reference | None:
@@ -198,26 +78,6 @@ def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -
     if asked.judge_reference:
         raise UserError("--judge-reference needs a --reference to judge")
     return None
-
-
-def _given(asked: Asked, num: int) -> BothFeatures | None:
-    if asked.given is None or "mauve" not in asked.metrics:
-        return None
-    first, second = asked.given
-    ours, theirs = given_features(first, num, "samples"), given_features(second, None, "reference texts")
-    if ours.shape[1] != theirs.shape[1]:
-        widths = f"{first} has {ours.shape[1]} numbers a text and {second} {theirs.shape[1]}"
-        raise UserError(f"--given-features: {widths}; use one featuriser for both")
-    digest = hashlib.sha256(ours.tobytes() + theirs.tobytes()).hexdigest()
-    name = f"given features {first.name} and {second.name}"
-    return BothFeatures(ours, theirs, AboutFeatures(name, digest, "given", None, "given", "float32"))
-
-
-def _check_mauve(asked: Asked, ours: Texts, reference: Reference | None, given: BothFeatures | None) -> None:
-    if given is not None:
-        check_enough(len(given.ours), len(given.theirs), asked.clusters)
-    elif "mauve" in asked.metrics and reference is not None:
-        check_enough(sum(map(bool, ours.texts)), sum(map(bool, reference.texts)), asked.clusters)
 
 
 def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
@@ -300,35 +160,6 @@ def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tu
         raise UserError(
             f"the judge {judge.about.name} cannot read the {what.name}: {error}; give another --model"
         ) from None
-
-
-def _features(work: Work, ours: Texts, reference: Reference | None) -> BothFeatures:
-    """Of the texts that are not empty; an empty one has no last token."""
-    assert reference is not None
-    featuriser = HuggingFaceFeaturiser(work.asked.features, work.device, work.asked.pooling)
-
-    def compute(part: Sequence[str]) -> Arrays:
-        return {"features": work.fitting(lambda: featuriser.features(part, work.batch))}
-
-    found = []
-    for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
-        there = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": of_texts(there)}
-        parts = work.in_parts(there, compute, "features", about, f"features of {name}")
-        found.append(np.concatenate([part["features"] for part in parts]))
-    empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
-    return BothFeatures(found[0], found[1], featuriser.about, empty)
-
-
-def _mauve(asked: Asked, features: BothFeatures) -> dict[str, Any]:
-    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
-    figures = {
-        "featuriser": asdict(features.by),
-        "num_empty_samples": features.num_empty[0],
-        "num_empty_reference": features.num_empty[1],
-        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters)),
-    }
-    return figures | {"label": mauve_label(figures)}
 
 
 def _counted(asked: Asked, what: Texts) -> dict[str, Any]:

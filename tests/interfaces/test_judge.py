@@ -12,6 +12,7 @@ from torchrun import close, on_two
 
 import adlm
 from adlm.evaluation.generation import unigram_entropy
+from adlm.evaluation.hugging_face import HuggingFaceFeaturiser
 from adlm.evaluation.judging import generative_perplexity, token_nats
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.interfaces import judging
@@ -197,7 +198,7 @@ def test_one_metric_more_computes_nothing_again(place, gpt2, mauve, capsys, tmp_
     second = judged(capsys, *more)
     assert first["perplexity"] == second["perplexity"]
     assert "mauve" in second
-    monkeypatch.setattr(judging.HuggingFaceFeaturiser, "features", None)
+    monkeypatch.setattr(HuggingFaceFeaturiser, "features", None)
     assert judged(capsys, *more) == second
     other_count = judged(capsys, *more, "--eos", "all")  # which tokens count is chosen after the judge has read them
     assert other_count["perplexity"]["eos"] == "all"

@@ -16,8 +16,9 @@ from adlm.errors import UserError
 from adlm.evaluation.card import Card, labels, make_room, read_card, rows, write_card
 from adlm.evaluation.figure import plot
 from adlm.evaluation.judging import EOS, START
+from adlm.interfaces.asked import METRICS, Asked
 from adlm.interfaces.console import Console
-from adlm.interfaces.judging import METRICS, Asked, card_of
+from adlm.interfaces.judging import card_of
 from adlm.interfaces.processes import processes
 
 EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
