@@ -74,8 +74,7 @@ def mauve_of(
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
     check_installed()
-    if (samples == samples[0]).all() and (reference == samples[0]).all():
-        raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
+    _refuse_one_direction(np.concatenate([samples, reference]))
     found = [_scored(samples, reference, seed, num_clusters, scaling) for seed in seeds]
     scores = [float(each.mauve) for each in found]
     return Mauve(
@@ -135,6 +134,13 @@ def check_finite(features: Features, whose: str) -> None:
     if not np.isfinite(features).all():
         text = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
         raise UserError(f"{whose}: the features of text {text} are no numbers of float32; use another featuriser")
+
+
+def _refuse_one_direction(features: Features) -> None:
+    """mauve-text scales every row to length 1, and what is then all the same would get a perfect score."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    if np.ptp(features / np.where(lengths > 0, lengths, 1), axis=0).max() < 1e-6:
+        raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
 
 
 def _scored(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:

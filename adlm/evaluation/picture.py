@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,7 @@ INK, GREY, WARNING = "#222222", "#8a8a8a", "#a32020"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of Okabe and Ito: told apart by everyone."""
 SMALL = 8
-AROUND = (
-    (1, 0.6),
-    (1, -0.6),
-    (-1, 0.6),
-    (-1, -0.6),
-    (0, 1),
-    (0, -1),
-    (1, 0),
-    (-1, 0),
-    (1, 2),
-    (1, -2),
-    (-1, 2),
-    (-1, -2),
-)
+AROUND = (*product((1, -1), (0.6, -0.6)), (0, 1), (0, -1), (1, 0), (-1, 0), *product((1, -1), (2, -2)))
 """Where a label may stand beside its point, best first: a side and a height."""
 DISTANCES = (7, 11, 16, 22)
 """From the point, in points of a printer."""

@@ -43,6 +43,6 @@ def own_device(name: str) -> torch.device:
     wanted = device_of(name)
     if "LOCAL_RANK" in os.environ and str(wanted) == "cuda":
         wanted = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
-    if wanted.type == "cuda":
-        torch.cuda.set_device(wanted.index or 0)
+    if str(wanted).startswith("cuda:"):
+        torch.cuda.set_device(wanted)
     return wanted

@@ -146,6 +146,17 @@ def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_p
     assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # of single characters there is one reading
 
 
+def test_samples_of_a_run_tell_how_long_it_was_trained(tmp_path, capsys):
+    small_model(tmp_path / "run" / "model", "mdlm")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 10}\n{"step": 30}\n')
+    for model in ("run", "run/model"):
+        out = tmp_path / f"{model.replace('/', '-')}.jsonl"
+        assert main(["sample", str(tmp_path / model), "--out", str(out)]) == 0
+        config = adlm.load(tmp_path / "run").config
+        trained = read_samples(out).made_by.about["tokens_trained"]
+        assert trained == 30 * config.train.batch_size * config.length
+
+
 def test_whose_ids_they_are_is_told_by_the_file_though_the_model_is_gone(place, capsys, tmp_path):
     words = ["sample", str(small_model(tmp_path / "gone", "mdlm")), "--num", "3", "--out", str(tmp_path / "a.jsonl")]
     assert main(words) == 0
