@@ -80,7 +80,7 @@ class Estimate:
     over_documents: float | None
     """Of the choice of documents; what the draws add is taken out where there are replicates to tell it by.
 
-    None where there are fewer than two documents.
+    None where there are fewer than two documents, or where the draws vary so much that nothing is left of it.
     """
     freedom: float
     """Degrees of freedom of the first."""
@@ -238,11 +238,11 @@ def _over_documents(deviations: NDArray[np.float64]) -> float | None:
     The mean of K replicates carries 1/K of what they vary by from draw to draw: that is not the documents' doing.
     """
     num, replicates = deviations.shape
-    if num < 2:
-        return None
     squares = float((deviations.mean(axis=1) ** 2).sum())
     noise = float(deviations.var(axis=1, ddof=1).sum()) / replicates if replicates > 1 else 0.0
-    return math.sqrt(max(0.0, squares - noise) * num / (num - 1))
+    if num < 2 or (noise > 0 and squares <= noise):
+        return None
+    return math.sqrt((squares - noise) * num / (num - 1))
 
 
 def _summed(group: int, nats: NDArray[np.float64], documents: NDArray[np.int64]) -> GroupNats:

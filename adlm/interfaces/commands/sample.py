@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.rule import Rule
 from rich.text import Text
 
 from adlm.canvas import hole_between, ids_of
 from adlm.errors import UserError
+from adlm.interfaces.console import Console
 from adlm.interfaces.drawing import Through, Wanted, check_wanted, draw_batch, made_by, sampling_of, tokenizer_of
 from adlm.interfaces.looking.page import check_trace_place, write_trace
 from adlm.interfaces.looking.pieces import piece, side_by_side, visible
