@@ -1,13 +1,14 @@
 """Cards as a picture: perplexity against entropy, MAUVE against steps. Knows nothing of how the figures came about.
 
-Cards of one model and sampler are joined in the order of their steps. Published figures stand beside ours only on a
+Cards of one model and sampler are joined in the order of their steps: a colour for a model, a kind of line for a
+sampler. Published figures stand beside ours only on a
 panel of which every card may be set beside them.
 """
 
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from adlm.evaluation.picture import (
 from adlm.evaluation.published_tables import PAPER, TABLES, Row
 
 MARKERS = "osD^vPX"
+LINES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 PLAIN = {"top_p": 1.0, "temperature": 1.0, "top_k": 0}  # what samples are made with unless a label says otherwise
 SPREAD = "; of MAUVE, the spread over k-means seeds"
 GENERATION = TABLES["generation"]
@@ -43,6 +45,10 @@ class Point:
     """A card on a panel."""
 
     maker: str
+    """Model and sampler, and the knobs that tell them apart from another's."""
+    model: str
+    knobs: tuple[str, ...]
+    """Of the sampler, those that are not as usual."""
     method: str
     steps: int | None
     """None where one token follows the other, however many."""
@@ -72,7 +78,13 @@ def plot(cards: Mapping[str, Card], path: Path) -> None:
             raise UserError(f"{name} is no whole card ({type(error).__name__}: {error}); make it again") from None
     if not judged and not compared:
         raise UserError("none of the cards has perplexity and entropy, or MAUVE: there is nothing to draw")
-    save(_drawn(judged, compared, references), path)
+    common = set.intersection(*(set(point.knobs) for point in (*judged, *compared)))
+    judged, compared = ([_named_apart(point, common) for point in points] for points in (judged, compared))
+    save(_drawn(judged, compared, references, sorted(common)), path)
+
+
+def _named_apart(point: Point, common: set[str]) -> Point:
+    return replace(point, maker=", ".join([point.maker, *(knob for knob in point.knobs if knob not in common)]))
 
 
 def _judged(card: Card, name: str) -> Iterator[Point]:
@@ -108,16 +120,21 @@ def _reference(card: Card) -> Iterator[Point]:
     figures = card.get("reference_judged", {})
     if _has_point(figures):
         judge = str(figures["perplexity"]["judge"]["name"])
-        yield Point("reference", "data", None, judge, *_at(figures), label=None, comparable=False)
+        yield Point("reference", "", (), "data", None, judge, *_at(figures), label=None, comparable=False)
 
 
 def _made(card: Card) -> dict[str, Any]:
     made_by, sampling = card["samples"]["made_by"], card["samples"]["made_by"]["sampling"]
     name, method = Path(made_by["model"]).name, made_by["method"]
     alone = method in LEFT_TO_RIGHT
-    words = [name if method in name.lower() else f"{name} ({method})", *([] if alone else [sampling["sampler"]])]
-    words += [f"{knob} {sampling[knob]:g}" for knob, usual in PLAIN.items() if sampling[knob] != usual]
-    return {"maker": ", ".join(words), "method": method, "steps": None if alone else int(sampling["steps"])}
+    model = name if method in name.lower() else f"{name} ({method})"
+    return {
+        "maker": model if alone else f"{model}, {sampling['sampler']}",
+        "model": model,
+        "knobs": tuple(f"{knob} {sampling[knob]:g}" for knob, usual in PLAIN.items() if sampling[knob] != usual),
+        "method": method,
+        "steps": None if alone else int(sampling["steps"]),
+    }
 
 
 def _has_point(figures: Mapping[str, Any]) -> bool:
@@ -144,14 +161,16 @@ def _comparable(card: Card, name: str, columns: Sequence[str]) -> bool:
     return not any(each.incomparable for each in found)
 
 
-def _drawn(judged: list[Point], compared: list[Point], references: list[Point]) -> Any:
+def _drawn(judged: list[Point], compared: list[Point], references: list[Point], common: list[str]) -> Any:
     panels = [each for each in (judged, compared) if each]
     figure = blank(5.6 * len(panels), 4.4)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
-    makers = dict.fromkeys(point.maker for point in (*judged, *compared))
-    colours = dict(zip(makers, cycle(COLOURS), strict=False))
+    models = {point.maker: point.model for point in (*judged, *compared)}
+    of_model = dict(zip(dict.fromkeys(models.values()), cycle(COLOURS), strict=False))
+    colours = {maker: of_model[model] for maker, model in models.items()}
     warnings = _warnings(judged, "judges") + _warnings(compared, "featurisers")
-    told = "bars: standard errors over samples" + (SPREAD if compared else "")
+    told = "".join(f"{each} throughout; " for each in common)
+    told += "bars: standard errors over samples" + (SPREAD if compared else "")
     if any(all(point.comparable for point in points) for points in panels):
         told += f"; open diamonds: published ({PAPER}), with no error"
     across = 80 * len(panels)  # characters
@@ -223,7 +242,7 @@ def _mauves(axes: Any, points: list[Point], colours: Mapping[str, str]) -> None:
 
 
 def _curves(axes: Any, points: Sequence[Point], colours: Mapping[str, str]) -> dict[tuple[str, str], Any]:
-    """One colour a model and sampler, one marker a judge or featuriser; (n, 2) of each, most steps first."""
+    """One marker a judge or featuriser; (n, 2) of each, most steps first."""
     markers = dict(zip(dict.fromkeys(point.by for point in points), cycle(MARKERS), strict=False))
     curves = {}
     for maker, by in dict.fromkeys((point.maker, point.by) for point in points):
@@ -232,7 +251,11 @@ def _curves(axes: Any, points: Sequence[Point], colours: Mapping[str, str]) -> d
         at, errors = np.array([point.at for point in series]), np.array([point.errors for point in series])
         style = {"color": colours[maker], "marker": markers[by], "markersize": 5, "markeredgewidth": 0}
         bars = {"xerr": errors[:, 0], "yerr": errors[:, 1], "elinewidth": 1, "capsize": 2, "capthick": 1}
-        axes.errorbar(*at.T, linewidth=1.4, **bars, **style)
+        shared = [other for other in colours if colours[other] == colours[maker]]
+        line = LINES[shared.index(maker) % len(LINES)]
+        _, _, errorbars = axes.errorbar(*at.T, linewidth=1.4, linestyle=line, **bars, **style)
+        for each in errorbars:
+            each.set_linestyle("-")
         curves[maker, by] = at[::-1]
     return curves
 

@@ -1,5 +1,5 @@
-"""ADLM, MDLM and AR of twelve blocks, trained on the same Wikipedia text, write 1,024 texts in several ways; a larger
-AR model of our own judges them. One GPU.
+"""ADLM, MDLM and AR of twelve blocks, trained on the same Wikipedia text, write 1,024 texts in several ways; an AR
+model of our own that was trained for longer judges them. One GPU.
 
 python experiments/generation/run.py train PREPARED --out runs/generation
 python experiments/generation/run.py measure PREPARED --out runs/generation [--num 1024] [--jobs 4]
@@ -23,8 +23,8 @@ DIFFUSION = ["schedule.eps=0", "model.start=neighbours"]
 MODELS = {
     "adlm": ["owt/adlm", "model=tiny", "model.bridge=hidden", "anchor.gamma=0.1", "anchor.warm_up=false", *DIFFUSION],
     "mdlm": ["owt/mdlm", "model=tiny", "model.blocks=12", *DIFFUSION],
-    "ar": ["owt/ar", "model=tiny", "model.blocks=12"],
-    "judge": ["owt/ar", "model=small", "train.seed=1"],
+    "judge": ["owt/ar", "model=tiny", "model.blocks=12"],
+    "ar": ["owt/ar", "model=tiny", "model.blocks=12", "train.seed=1", "train.steps=400", "train.ema=0.99"],
 }
 STEPS = {"ancestral": (16, 64, 256), "remdm-loop": (64, 256, 512)}
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("prepared")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num", type=int, default=1024, help="texts of each way of writing")
-    parser.add_argument("--steps", type=int, default=800, help="of training")
+    parser.add_argument("--steps", type=int, default=700, help="of training")
     parser.add_argument("--jobs", type=int, default=4, help="ways of writing side by side")
     parser.add_argument("words", nargs="*", help="knobs for every model")
     arguments = parser.parse_intermixed_args()
@@ -44,10 +44,10 @@ def main() -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     source = json.loads(Path(arguments.prepared, "manifest.json").read_text())["source"]
-    for name, words in MODELS.items():
+    for name, (preset, *words) in MODELS.items():
         text = [f"data.path={source}", f"data.prepared={arguments.prepared}", "data.packing=packed", "length=256"]
         amount = ["train.batch_size=512", f"train.steps={arguments.steps}"]
-        knobs = [*words, *text, *amount, *COMMON, *arguments.words]
+        knobs = [preset, *text, *amount, *COMMON, *words, *arguments.words]
         said(name, "train", *knobs, "--out", str(arguments.out / name), "--json")
 
 

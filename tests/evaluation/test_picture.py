@@ -12,7 +12,7 @@ from adlm.evaluation.card import FORMAT
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from adlm.evaluation.figure import plot  # noqa: E402
-from adlm.evaluation.picture import Labels, blank  # noqa: E402
+from adlm.evaluation.picture import COLOURS, Labels, blank  # noqa: E402
 
 STEPS = (128, 256, 512, 1024, 2048, 4096)
 
@@ -76,6 +76,27 @@ def test_every_curve_is_named_and_steps_stand_on_an_axis_of_doublings(tmp_path):
         assert name in words
     assert "sampling steps" in words
     assert "1,024 steps" not in words  # of the one that writes from left to right
+
+
+def test_a_knob_that_all_cards_share_is_told_once_and_one_that_differs_at_each_curve(tmp_path):
+    cards = [card(), card("mdlm")]
+    for each in cards:
+        each["samples"]["made_by"]["sampling"] |= {"top_p": 0.9}
+    cards[1]["samples"]["made_by"]["sampling"] |= {"temperature": 0.7}
+    words = told(cards, tmp_path / "cards.svg")
+    assert "adlm, remdm-loop" in words
+    assert "mdlm, remdm-loop, temperature 0.7" in words
+    assert sum(each.startswith("top_p 0.9 throughout;") for each in words) == 1
+
+
+def test_samplers_of_one_model_share_its_colour(tmp_path):
+    other = card("adlm", 256, 30.0, 5.5)
+    other["samples"]["made_by"]["sampling"] |= {"sampler": "ancestral"}
+    plot({"loop.json": card(), "ancestral.json": other, "mdlm.json": card("mdlm")}, tmp_path / "cards.svg")
+    drawn = (tmp_path / "cards.svg").read_text()
+    assert COLOURS[0] in drawn
+    assert COLOURS[1] in drawn
+    assert COLOURS[2] not in drawn
 
 
 def test_published_figures_stand_beside_cards_that_compare_and_beside_no_others(tmp_path):
