@@ -315,9 +315,9 @@ def test_a_hostile_or_damaged_file_gets_one_sentence_and_nothing_else_happens(ca
     file, ran, out = tmp_path / "model.ckpt", tmp_path / "ran", tmp_path / "out" / "model"
     CASES[case](file, ran)
     folder = set(os.listdir())
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     code = main(["import", str(file), "--out", str(out)])
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, after = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     captured = capsys.readouterr()
     assert code == 2
     assert captured.out == ""
@@ -339,9 +339,9 @@ def test_there_are_at_least_fifty_cases():
 
 def test_a_config_that_holds_itself_is_looked_into_once(tmp_path):
     changed(lambda content: content.update(hyper_parameters=self_reference()))(tmp_path / "good.ckpt", None)
-    start = time.perf_counter()
+    start = time.process_time()
     assert read_published(tmp_path / "good.ckpt").hints == {}
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_the_same_file_without_the_attack_is_read(tmp_path):
