@@ -1,5 +1,6 @@
 """The processes that torchrun started, or this one alone: who speaks, and who has which device. Knows no command."""
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from adlm.errors import UserError
 from adlm.language_model import device_of
 
 PATIENCE = timedelta(days=1)  # what one waits for another's share: not all are equally fast
@@ -23,12 +25,16 @@ def processes() -> Iterator[bool]:
     dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield dist.get_rank() == 0
+    except UserError:
+        first_to_tell()  # now: those who wait for this process learn that it is gone, and would be first
+        raise
     finally:
         dist.destroy_process_group()
 
 
+@functools.cache
 def first_to_tell() -> bool:
-    """Whether no other process has told a mistake yet. Where they cannot be asked, each tells its own."""
+    """Whether no other process found a mistake before this one. Where they cannot be asked, each tells its own."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -287,6 +287,27 @@ def test_a_mistake_that_only_one_of_two_processes_finds_is_told_once(place, caps
     assert "all_gather" not in run.stderr
 
 
+LATE = """
+import os, time, adlm.interfaces.judging as judging
+from adlm.errors import UserError
+ask = judging.token_nats
+def one_fails(*words):
+    if os.environ["RANK"] == "1":
+        time.sleep(2)  # meanwhile the other waits
+        raise UserError("the true reason")
+    return ask(*words)
+judging.token_nats = one_fails
+import adlm.evaluation.kept as kept; kept.PART = 20
+"""
+
+
+@pytest.mark.processes
+def test_of_a_process_that_fails_while_another_waits_the_mistake_is_told_and_not_the_waiting(place, tmp_path):
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    run = on_two(tmp_path, "judge", *words, first=LATE)
+    assert [line for line in run.stderr.splitlines() if line.startswith("adlm: ")] == ["adlm: the true reason"]
+
+
 def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path):
     path = file_of(tmp_path / "odd.jsonl", ["", "a", "two words", "and three more"])
     card = judged(capsys, path, "--model", place / "ar", *CHEAP)
