@@ -46,9 +46,9 @@ def in_parts(
 
     A part is one process's, so that their number changes nothing in it. `tell` is told about how many items are done.
     """
-    place = None if folder is None else _place(folder / f"{kind}-{fingerprint_of(about)[:24]}", about)
-    rank, ranks = shares.place()
-    done: list[tuple[int, Arrays]] = []
+    made_from, (rank, ranks) = fingerprint_of(about), shares.place()
+    place = None if folder is None else _place(folder / f"{kind}-{made_from[:24]}", about)
+    done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // PART), ranks):
         path = None if place is None else place / f"{number:05}.npz"
         if path is not None and path.is_file():
@@ -57,9 +57,13 @@ def in_parts(
             arrays = compute(items[number * PART : (number + 1) * PART])
             if path is not None:
                 _write(path, arrays)
-        done.append((number, arrays))
+        done[number] = arrays
         tell(min(len(items), (number + ranks) * PART))
-    return [arrays for _, arrays in sorted(shares.gathered(done), key=lambda part: part[0])]
+    every = shares.gathered([(made_from, done)])
+    if any(other != made_from for other, _ in every):
+        raise UserError("the processes read different texts; wait until the files are written, and run this again")
+    parts = {number: arrays for _, its in every for number, arrays in its.items()}
+    return [parts[number] for number in sorted(parts)]
 
 
 def _place(folder: Path, about: Mapping[str, Any]) -> Path:
