@@ -81,7 +81,8 @@ class FrozenOnce:
     @torch.no_grad()
     def of(self, network: nn.Module) -> Frozen:
         weights = list(network.parameters())
-        sums = torch.stack([weight.sum().double() for weight in weights]).tolist()
+        by_row = (weight.sum(dim=-1) for weight in weights)  # one sum of all would round small changes away
+        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in by_row]).tolist()
         now = [(weight.data_ptr(), weight._version, its) for weight, its in zip(weights, sums, strict=True)]
         if self._frozen is None or now != self._weights:
             self._weights, self._frozen = now, Frozen(network)  # type: ignore[arg-type]

@@ -91,6 +91,15 @@ def test_a_weight_that_changes_is_noticed_even_if_torch_does_not(behind_torch):
     assert not torch.equal(lm.complete(canvas, steps=4), before)
 
 
+def test_a_small_change_of_one_weight_among_large_ones_is_noticed():
+    lm = model()
+    weight = next(each for each in lm.network.float().parameters() if each.ndim == 2)
+    weight.data[0] += 1e4
+    frozen = lm.frozen
+    weight.data[1, 1] += 1e-4
+    assert lm.frozen is not frozen
+
+
 @pytest.mark.parametrize("name", ["ar", "a2r"])
 def test_from_left_to_right_words_are_read_after_bos_as_in_training(name):
     lm = model(name)
