@@ -50,7 +50,7 @@ class MadeBy:
     dtype: str
     """Of weights and products."""
     tokenizer_sha256: str | None = None
-    """Which tokenizer wrote the ids; None in files from before it was told."""
+    """Which tokenizer wrote the ids; None in files from before it was told, when samplers drew other numbers too."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What a reader asks of the model and no sample depends on: size, symbols, training; empty in those files."""
 
@@ -194,8 +194,7 @@ def _refuse_others(first: bytes, made_by: MadeBy, path: Path) -> None:
         there = _made_by(json.loads(first), path)
     except ValueError:  # a UserError too
         raise UserError(f"{path} exists already and is no file of samples; give another --out") from None
-    known = replace(there, tokenizer_sha256=there.tokenizer_sha256 or made_by.tokenizer_sha256, about=made_by.about)
-    apart = differences(asdict(known), asdict(made_by))
+    apart = differences(asdict(replace(there, about=made_by.about)), asdict(made_by))
     if apart:
         told = ", ".join(f"{name} {_short(was)} -> {_short(now)}" for name, (was, now) in apart.items())
         raise UserError(f"{path} holds samples that were made otherwise: {told}; give another --out, or move it away")
