@@ -45,6 +45,12 @@ def test_texts_are_printed_as_they_are_and_ruled_off_where_there_are_several(mod
     assert both.startswith(f"--- 1 ---\n{first}--- 2 ---\n")
 
 
+def test_a_pipe_that_is_to_have_colours_gets_no_rule_as_wide_as_itself(models, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
+    assert len(capsys.readouterr().out) < 1000
+
+
 @pytest.mark.parametrize("method", ["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"])
 def test_every_method_samples_from_nothing_and_after_a_prompt(models, capsys, method):
     nothing, after = (sampled(capsys, models / method, *given)[0] for given in ((), ("--prompt", "abc")))

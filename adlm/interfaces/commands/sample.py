@@ -178,7 +178,7 @@ class Shown:
 
     def rule(self, row: int) -> None:
         """A line with the sample's number, where there are several."""
-        if self.wanted.num_rows > 1 and self.console.is_terminal:
+        if self.wanted.num_rows > 1 and self.console.file.isatty():  # FORCE_COLOR gives a pipe colours, but no edge
             self.console.print(Rule(f"{row + 1}", style="dim"))
         elif self.wanted.num_rows > 1:
             sys.stdout.write(f"--- {row + 1} ---\n")
