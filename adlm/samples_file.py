@@ -10,6 +10,7 @@ off when the same samples are asked for again, and read by nobody.
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -244,7 +245,7 @@ def _rows(lines: Iterator[tuple[int, Any]], made_by: MadeBy, path: Path) -> Iter
 
 def _is_text(text: Any) -> bool:
     """JSON can write half a character, which is no text."""
-    return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
+    return isinstance(text, str) and re.search("[\ud800-\udfff]", text) is None
 
 
 def _are_ids(ids: Any) -> bool:

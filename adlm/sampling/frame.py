@@ -28,7 +28,10 @@ class Frame:
     chance: Tensor
     """(B, L), the probability each drawn token had where it was drawn; 1 at tokens that were given, 0 at masks."""
     read: Tensor
-    """(B, L), the ids that the network read to reveal what is revealed here; the canvas on the first frame."""
+    """(B, L), the ids that the network read to reveal what is revealed here; the canvas on the first frame.
+
+    Of a canvas longer than the model it read the window alone.
+    """
     alpha: Tensor | None
     """(B,), the share of visible tokens that it was told meanwhile; None if it goes by its own count, or by none."""
 
