@@ -267,7 +267,8 @@ def load(path: str | Path, device: str = "cpu") -> LanguageModel:
         return language_model(load_model_folder(trained if trained.is_dir() else place), where)
     if place.suffix == ".ckpt":
         return language_model(as_model_folder(read_published(place)), where)
-    raise UserError(f"{path} is neither a model folder nor a .ckpt file")
+    absent = "" if place.exists() else ": there is nothing of that name"
+    raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:

@@ -216,6 +216,8 @@ def _whole_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
         try:
             yield end, json.loads(line)
         except ValueError:
+            if number == 1:
+                raise UserError(f"{path} is no file of samples: `adlm sample --out` writes lines of JSON") from None
             raise UserError(f"{path} is damaged: line {number} is no JSON; move it away") from None
 
 

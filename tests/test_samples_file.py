@@ -116,7 +116,7 @@ def test_a_file_of_someone_elses_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(UserError, match="no file of samples"):
         write(path)
     assert path.read_bytes() == content
-    with pytest.raises(UserError, match=r"no file of samples|is damaged"):
+    with pytest.raises(UserError, match="no file of samples"):
         read_samples(path)
 
 

@@ -8,6 +8,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -95,7 +96,9 @@ def run(words: Sequence[str]) -> int:
     if rest and hasattr(arguments, "words") and not any(word.startswith("-") for word in rest):
         arguments.words += rest  # knobs may stand after options too
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        asked = commands.choices.get(words[0], parser)
+        options = re.findall(r"--[\w-]+", asked.format_usage())
+        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(rest[0], options)}")
     return int(arguments.run(arguments))
 
 

@@ -138,6 +138,8 @@ def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]])
 
 def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Nats) -> Line:
     found: Estimate = estimate(nats)
+    about = about_of(model, lm)
+    seen = text.split == "train" and about.trained_on in (text.name, text.corpus)
     return Line(
         model=model,
         method=lm.config.method,
@@ -161,8 +163,8 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         estimator="exact" if lm.method.exact else recipe.estimator,
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
-        about=about_of(model, lm),
-        notes=text.notes,
+        about=about,
+        notes=(*text.notes, *[f"{model} was trained on this split, so nothing here was held out"] * seen),
     )
 
 

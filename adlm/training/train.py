@@ -14,6 +14,7 @@ from adlm.config.schema import Config
 from adlm.data.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.methods import method_of
 from adlm.model_folder import ModelFolder
 from adlm.training import run_folder, snapshot
 from adlm.training.clock import Clock
@@ -76,6 +77,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             micro_batches(config.train, processes.num_ranks)
             supply = open_supply(config, out, processes, say)
             config = supply.config
+            method_of(config)  # what it refuses must not be kept as the run's config
             if processes.first:
                 run_folder.admit(run, config, supply.fingerprint)
             frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None

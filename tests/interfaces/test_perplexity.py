@@ -1,6 +1,7 @@
 """Laws of `adlm perplexity`: figures with their errors, whatever the batch and the number of processes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,15 @@ def test_a_file_is_the_same_text_as_its_prepared_form(world, capsys):
     )
     assert by_file["documents"] == 1  # a file is a document unless it is prepared otherwise
     assert abs(by_file["tokens"] - by_folder["tokens"]) < 200
+
+
+def test_a_figure_on_the_text_that_was_learnt_says_so(world, tmp_path, capsys):
+    model = load_model_folder(world / "mdlm")
+    learnt = replace(model.config, data=replace(model.config.data, prepared=str(world / "prepared")))
+    save_model_folder(replace(model, config=learnt), tmp_path / "learnt")
+    own, other = told(capsys, tmp_path / "learnt", world / "mdlm", "--data", world / "prepared")["figures"]
+    assert own["notes"] == [f"{tmp_path}/learnt was trained on this split, so nothing here was held out"]
+    assert other["notes"] == []
 
 
 def test_models_on_the_same_draws_get_their_difference(world, capsys):

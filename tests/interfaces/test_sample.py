@@ -126,7 +126,7 @@ def test_a_window_makes_texts_longer_than_the_model(models, capsys):
         (["ar", "--prompt", "abc", "--length", "16"], "is 17 tokens long with bos and the model was made for"),
         (["d3pm", "--sampler", "dfm"], "d3pm's may have some; use ancestral"),
         (["ids"], "text needs a tokenizer, and this model has none; in Python, lm.complete"),
-        (["none"], "is neither a model folder nor a .ckpt file"),
+        (["none"], "is neither a model folder nor a .ckpt file: there is nothing of that name"),
         (["text8", "--device", "abacus"], "device 'abacus' is not one that torch sees here"),
     ],
 )

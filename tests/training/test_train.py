@@ -302,6 +302,13 @@ def test_a_run_goes_on_only_with_its_own_config(prepared, unbroken, tmp_path):
     assert outcome.counters.step == 22
 
 
+def test_a_config_that_its_method_refuses_does_not_become_the_runs(prepared, tmp_path):
+    """The remedy that the refusal names can be given to the same folder."""
+    with pytest.raises(UserError, match="d3pm is a method of discrete steps"):
+        run(prepared, tmp_path, "method=d3pm", "train.steps=1")
+    assert run(prepared, tmp_path, "method=d3pm", *NEEDS["d3pm"], "train.steps=1").counters.step == 1
+
+
 def test_a_run_goes_on_only_with_its_own_text(unbroken, tmp_path):
     out = half_way(unbroken, tmp_path)
     (tmp_path / "other").mkdir()

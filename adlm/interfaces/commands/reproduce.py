@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "models",
         nargs="*",
+        default=[],
         metavar="MODEL",
         help="model folders, run folders or .ckpt files, which are measured; or JSON of\n"
         "`adlm perplexity --out` and `adlm judge --out`, which is read",

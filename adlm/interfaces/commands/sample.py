@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
+        default=[],
         metavar="WORD",
         help="sampling.knob=value, such as sampling.top_p=0.9; the model's own where not given\n"
         "(`adlm presets owt/adlm --explain` has every knob, docs/sampling.md every sampler)",
@@ -149,12 +150,18 @@ def _write(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> 
             for samples in _drawn(lm, wanted, before):
                 file.append([sample for sample in samples if sample.row >= file.num_rows])
         except KeyboardInterrupt:
-            sys.stderr.write(f"adlm: interrupted after {file.num_rows} samples; run the same command again to go on\n")
+            sys.stderr.write(
+                f"adlm: interrupted after {_counted(file.num_rows)}; run the same command again to go on\n"
+            )
             raise
         report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - before}
     there = f", {before} of them there before" if before else ""
-    told = json.dumps(report) if arguments.json else f"{report['samples']} samples{there}: {arguments.out}"
+    told = json.dumps(report) if arguments.json else f"{_counted(file.num_rows)}{there}: {arguments.out}"
     sys.stdout.write(f"{told}\n")
+
+
+def _counted(num: int) -> str:
+    return "1 sample" if num == 1 else f"{num} samples"
 
 
 class Shown:
