@@ -196,7 +196,7 @@ def _perplexities(axes: Any, points: list[Point], references: list[Point], colou
     alone = [*(point.at for point in references), *(at for at, _ in published)]
     heights = [up for _, up in (*alone, *(point.at for point in points))]
     if max(heights) > 3 * min(heights):
-        logarithmic(axes, "y")
+        logarithmic(axes, "y", max(heights) / min(heights))
     axes.margins(0.09)
     labels = Labels(axes, [*curves.values(), *_bars(points), *(np.array([at]) for at in alone)])
     judges = {point.by: point for point in references}

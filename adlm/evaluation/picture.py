@@ -63,13 +63,13 @@ def plain(axes: Any, grid: str = "both") -> None:
     axes.tick_params(labelsize=SMALL, color=GREY)
 
 
-def logarithmic(axes: Any, which: str) -> None:
-    """With numbers as people write them."""
+def logarithmic(axes: Any, which: str, span: float) -> None:
+    """With numbers as people write them, fewer where the largest is `span` times the smallest and that is much."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
     axes.set(**{f"{which}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if span < 30 else (1, 3)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 

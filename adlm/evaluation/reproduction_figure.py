@@ -84,7 +84,7 @@ def _line(each: Comparison, comparisons: Sequence[Comparison]) -> Line:
 def _figures(axes: Any, panel: Sequence[tuple[Comparison, float]]) -> None:
     values = [value for each, _ in panel for value in (each.published, each.ours) if value is not None]
     if all("perplexity" in each.unit for each, _ in panel) and max(values) > 4 * min(values):
-        logarithmic(axes, "x")
+        logarithmic(axes, "x", max(values) / min(values))
     for each, y in panel:
         colour = SHADOW if each.verdict == "not comparable" else INK
         axes.plot(each.published, y, "D", markersize=6, fillstyle="none", color=colour, zorder=3)

@@ -97,8 +97,8 @@ def run(words: Sequence[str]) -> int:
         arguments.words += rest  # knobs may stand after options too
     elif rest:
         asked = commands.choices.get(words[0], parser)
-        options = re.findall(r"--[\w-]+", asked.format_usage())
-        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(rest[0], options)}")
+        options = re.findall(r"(?<=--)[\w-]+", asked.format_usage())  # dashes would make any two alike
+        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(rest[0].strip('-'), options)}")
     return int(arguments.run(arguments))
 
 

@@ -82,6 +82,19 @@ def test_models_on_the_same_draws_get_their_difference(world, capsys):
     assert to_ar["document_stderr"] is None or to_ar["document_stderr"] > 0
 
 
+def test_a_difference_is_shown_with_its_error_however_small_and_says_where_none_is_known(world, tmp_path, capsys):
+    model = load_model_folder(world / "mdlm")
+    nudged = {name: weight * (1 + 1e-6) for name, weight in model.weights.items()}
+    save_model_folder(replace(model, weights=nudged), tmp_path / "nudged")
+    words = [str(world / "mdlm"), str(tmp_path / "nudged"), "--data", str(world / "speech.txt")]
+    [gap] = told(capsys, *words, "--samples", 2)["differences"]
+    assert gap["monte_carlo_stderr"] < 5e-5
+    assert main(["perplexity", *words, "--samples", "2"]) == 0
+    assert f"(+- {gap['monte_carlo_stderr']:.2g} draws" in capsys.readouterr().out
+    assert main(["perplexity", *words, "--samples", "1"]) == 0
+    assert "nats a token (no error is known)" in capsys.readouterr().out
+
+
 def test_the_left_to_right_figure_is_the_likelihood_itself(world, capsys):
     lm = load(world / "ar")
     figure = told(capsys, world / "ar", "--data", world / "prepared")["figures"][0]

@@ -106,7 +106,7 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
     console.print(table)
     for gap in gaps:
         both = ((gap.monte_carlo_stderr, "draws"), (gap.document_stderr, "documents"))
-        errors = ", ".join(f"+- {error:.4f} {of}" for error, of in both if error is not None)
+        errors = ", ".join(f"+- {error:.2g} {of}" for error, of in both if error is not None) or "no error is known"
         console.print(
             f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})",
             markup=False,
