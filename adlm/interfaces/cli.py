@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from adlm import __version__
-from adlm.config.knobs import instead
+from adlm.config.knobs import instead, sentences
 from adlm.errors import UserError
 
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
@@ -97,8 +97,12 @@ def run(words: Sequence[str]) -> int:
         arguments.words += rest  # knobs may stand after options too
     elif rest:
         asked = commands.choices.get(words[0], parser)
+        name = rest[0].strip("-").partition("=")[0]
+        knobs = [f"{knob}=..." for knob in sentences() if knob.rpartition(".")[2] == name.replace("-", "_")]
+        if hasattr(arguments, "words") and knobs:
+            asked.error(f"unrecognized arguments: {' '.join(rest)}; as a knob it is {' or '.join(knobs)}")
         options = re.findall(r"(?<=--)[\w-]+", asked.format_usage())  # dashes would make any two alike
-        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(rest[0].strip('-'), options)}")
+        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(name, options)}")
     return int(arguments.run(arguments))
 
 

@@ -28,6 +28,9 @@ from adlm.methods import method_of
 from adlm.models.fingerprint import fingerprint
 from adlm.tokens import load_tokenizer
 
+FREEDOM = 3
+FEW_DRAWS = "the error of the draws is itself a guess, by fewer than 3 degrees of freedom; raise --samples"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -164,7 +167,11 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
         about=about,
-        notes=(*text.notes, *[f"{model} was trained on this split, so nothing here was held out"] * seen),
+        notes=(
+            *text.notes,
+            *[f"{model} was trained on this split, so nothing here was held out"] * seen,
+            *[FEW_DRAWS] * (found.monte_carlo is not None and found.freedom < FREEDOM),
+        ),
     )
 
 

@@ -82,7 +82,7 @@ def test_a_model_is_measured_in_words(capsys, tmp_path):
         (["owt/adlm", *SMALL, "--repeats", "0"], "--repeats 0 must be at least 1"),
         (["owt/adlm", *SMALL, "--length", "9"], "the canvas is 9 tokens long and the model was made for length 8"),
         (["owt/adlm", *SMALL, "--length", "9", "--plain"], "the canvas is 9 tokens long"),
-        (["owt/adlm", *SMALL, "--steps", "9"], "unrecognized arguments: --steps 9"),
+        (["owt/adlm", *SMALL, "--steps", "9"], "unrecognized arguments: --steps 9; as a knob it is time.steps=... or"),
         (["owt/adlm", *SMALL, "sampling.sampler=margin", "--plain"], "sampling.sampler margin has none"),
         (["owt/adlmm"], "there is no preset 'owt/adlmm'"),
     ],

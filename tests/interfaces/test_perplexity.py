@@ -47,6 +47,7 @@ def test_every_figure_says_how_it_was_made(world, capsys):
         False,
     )
     assert figure["bits"] == pytest.approx(figure["nats"] / np.log(2))
+    assert any("raise --samples" in note for note in figure["notes"])  # one group, three replicates
     assert figure["perplexity"] == pytest.approx(np.exp(figure["nats"]))
     assert figure["interval"][0] < figure["nats"] < figure["interval"][1]
     assert figure["monte_carlo_stderr"] > 0
