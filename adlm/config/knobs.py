@@ -112,7 +112,7 @@ def in_words(error: ValidationError) -> str:
 
 def instead(name: str, known: Iterable[str]) -> str:
     """A closing `did you mean`, where one of the known names is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
