@@ -3,6 +3,7 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from adlm.data.packing import filler_of, frame_of
 from adlm.errors import UserError
 from adlm.evaluation.likelihood import estimate
 from adlm.evaluation.perplexity import Recipe, measure
-from adlm.evaluation.text_sets import OwnTexts
+from adlm.evaluation.text_sets import rows_of_texts
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_ids, vocabulary_of
 from adlm.methods.masked_diffusion import told_of
@@ -56,15 +57,19 @@ class SamplingKnobs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of texts; a bound, unless the model writes from left to right."""
+    """Of texts: exp of the nats per token, which are a bound unless the model is autoregressive."""
 
     value: float
-    stderr: float
-    """Of the value: of the choice of texts and of the draws together, where each is known."""
+    stderr: float | None
+    """One standard error of the value by the random draws; 0 for autoregressive models, None with a single sample."""
+    interval: tuple[float, float] | None
+    """95% confidence interval of the value by the draws; wider than two errors where few samples are drawn."""
+    document_stderr: float | None
+    """One standard error of the value by the choice of texts; None where it is unknown, as for a single text."""
     nats: float
-    """A token: the logarithm of the value."""
-    nats_stderr: float
+    nats_stderr: float | None
     tokens: int
+    """Tokens of the texts, an end-of-text token for each included."""
 
 
 class FrozenOnce:
@@ -128,10 +133,24 @@ class LanguageModel:
     def perplexity(
         self, texts: str | list[str], samples: int = 4, estimator: str = "nelbo", seed: int = 0
     ) -> Perplexity:
-        """What the texts cost, each a document, cut where it is longer than the model's rows."""
-        rows = OwnTexts(self._tokenizer(), self.config.length, [texts] if isinstance(texts, str) else texts)
-        found = estimate(measure(self.method, self.network, rows, Recipe(estimator, samples, seed)))
-        return Perplexity(found.perplexity, found.perplexity * found.stderr, found.nats, found.stderr, found.tokens)
+        """Perplexity of the texts, each a document: what `adlm perplexity --data` gives for a file with the same text.
+
+        Documents are packed into rows of the model's length, each with its bos and eos, as in training. Short texts are
+        scored at many noise levels for each of the `samples`.
+        """
+        given = [texts] if isinstance(texts, str) else texts
+        rows = rows_of_texts(given, self._tokenizer(), self.config.length)
+        found = estimate(measure(self.method, self.network, rows, Recipe(estimator, samples, seed=seed)))
+        value, interval = found.perplexity, found.interval()
+        return Perplexity(
+            value=value,
+            stderr=None if found.monte_carlo is None else value * found.monte_carlo,
+            interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
+            document_stderr=None if found.over_documents is None else value * found.over_documents,
+            nats=found.nats,
+            nats_stderr=found.monte_carlo,
+            tokens=found.tokens,
+        )
 
     def complete(self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Tensor:
         """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id.

@@ -6,6 +6,7 @@ from otherwise, always as parquet or JSON, because `datasets` runs no loading sc
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from adlm.config.schema import PackingName
 
@@ -43,6 +44,8 @@ class Corpus:
     """Where each split begins and ends in its only file."""
     held_out: bool = False
     """Whether documents are held out by a draw, as of one's own text."""
+    clusters: Literal["", "articles", "blocks"] = ""
+    """What groups its documents where neighbours depend on each other: the article that a line is of, or a block."""
     problems: bool = False
     """Whether its documents are problems to reason about; a training problem is never one of another split."""
 
@@ -72,6 +75,7 @@ def _wikitext(number: int) -> Corpus:
         line=wikitext_line,
         detokeniser="wikitext",
         zero_shot="valid",
+        clusters="articles",
     )
 
 
@@ -141,6 +145,7 @@ CORPORA: dict[str, Corpus] = {
         line=str.strip,
         detokeniser="ptb",
         zero_shot="valid",
+        clusters="blocks",
     ),
     "lambada": Corpus(
         "LAMBADA (OpenAI's copy): 5,153 passages",

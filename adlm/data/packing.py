@@ -4,7 +4,7 @@ Shapes: n rows of L ids; `pad` is True at padding. A row is [bos] L - 2 ids [eos
 the released code. Rows are cut when they are asked for, so that a prepared split serves any length.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -130,8 +130,10 @@ class Rows:
     vocabulary: Vocabulary
     length: int
     layout: Layout
-    always_pad: bool
-    """Whether a pad mask comes with every batch or only with one that needs it."""
+    packing: str
+    """A key of LAYOUTS. Padded rows come with a pad mask in every batch, others only in a batch that needs one."""
+    clusters: NDArray[np.int64] | None = None
+    """The cluster of each document, where neighbouring documents depend on each other; see `documents`."""
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -162,19 +164,32 @@ class Rows:
             self.tokens.copy_to(x[index, first:], start, stop)
             x[index, end : end + len(eos)] = eos
             used[index] = end + len(eos)
-        if not self.always_pad and (used == self.length).all():
+        if self.packing != "padded" and (used == self.length).all():
             return x, None
         return x, np.arange(self.length) >= used[:, None]
 
+    def in_parts(self, size: int = 4096) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """All rows in order, `size` at a time: ids (n, L), and which of them count as tokens."""
+        for start in range(0, len(self), size):
+            x, pad = self.read(range(start, min(start + size, len(self))))
+            yield x, self.counted(x, pad)
+
+    def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        """(n, L), True at the ids that count as tokens in a mean per token; see `counted_positions`."""
+        return counted_positions(x, pad, self.vocabulary, self.packing)
+
     def documents(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, L), the number of the document that each id is of; what frames or fills a row is of its neighbour's."""
+        """(n, L), the number of each id's document, or of its document's cluster where there are clusters.
+
+        What frames or fills a row belongs to the neighbouring document.
+        """
         first = len(frame_of(self.vocabulary)[0])
         found = np.empty((len(rows), self.length), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0)
             places = np.clip(np.arange(self.length) - first + start, start, max(start, stop - 1))
             found[index] = np.searchsorted(self.tokens.ends, places, side="right")
-        return found
+        return found if self.clusters is None else self.clusters[found]
 
 
 def frame_of(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
@@ -182,6 +197,20 @@ def frame_of(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
     if vocabulary.bos_id is None or vocabulary.eos_id is None:
         return [], []
     return [vocabulary.bos_id], [vocabulary.eos_id]
+
+
+def counted_positions(
+    x: NDArray[np.int64], pad: NDArray[np.bool_] | None, vocabulary: Vocabulary, packing: str | None
+) -> NDArray[np.bool_]:
+    """(n, L), True at the ids that count as tokens in a mean per token: those of documents, with the eos after each.
+
+    The bos and eos that frame a row are almost free to predict and tell nothing of the text: their nats are added to
+    the sum and they are not counted. `packed-published` counts them, as the released code does.
+    """
+    used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
+    bos, eos = ([], []) if packing == "packed-published" else frame_of(vocabulary)
+    positions = np.arange(x.shape[1])
+    return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
 
 
 def width_of(vocabulary: Vocabulary, length: int) -> int:
@@ -207,7 +236,7 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
             f"of length {length} by data.packing {packing}, which drops what is left over; try data.packing=packed or "
             "a smaller length"
         )
-    return Rows(tokens, vocabulary, length, layout, always_pad=packing == "padded")
+    return Rows(tokens, vocabulary, length, layout, packing)
 
 
 def filler_of(vocabulary: Vocabulary) -> int:

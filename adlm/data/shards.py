@@ -169,7 +169,7 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
 
 
 class Tokens:
-    """A split's ids, read where they lie; only what is asked for enters the memory."""
+    """A split's ids, memory-mapped."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
         self.folder, self.dtype, self.extent, self.shard = folder, dtype, extent, shard or SHARD
@@ -209,3 +209,13 @@ class Tokens:
             except OSError as error:
                 raise UserError(f"{path} cannot be read: {error.strerror}; {again(self.folder.parent)}") from None
         return self._files[number]
+
+
+class TokensInMemory(Tokens):
+    """Documents as a split that was never written to disk, in the same layout."""
+
+    def __init__(self, documents: Sequence[Sequence[int]], name: str):
+        ids = np.array([index for document in documents for index in document], np.uint32)
+        self.folder, self.dtype, self.shard = Path(name), ids.dtype, max(1, len(ids))
+        self.extent, self._files = Extent(len(ids), len(documents)), {0: ids}
+        self.ends = np.cumsum([len(document) for document in documents], dtype=np.uint64)

@@ -1,7 +1,8 @@
-"""What counting alone achieves: cross-entropies of held-out rows by unigrams and bigrams. Knows no networks.
+"""Baselines by counting: cross-entropies of held-out rows under unigrams and bigrams. No networks.
 
-Shapes: n rows of L ids; `pad` is True at padding. The first token of a row has no predecessor, so the bigram
-gives it its unigram chance.
+Shapes: n rows of L ids; `text` is True at the tokens that count, which are the tokens of the text: neither padding nor
+the bos and eos that frame a row. The first token of a row is predicted from the row's bos, or by its frequency where
+rows have none.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = Iterable[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]
+Rows = Iterable[tuple[NDArray[np.int64], NDArray[np.bool_]]]
+"""(ids, text) of some rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,7 @@ def ngram_nats(train: Rows, held_out: Rows, num_symbols: int) -> Ngrams:
     """
     counts = np.ones(num_symbols, np.float64)
     pairs: dict[int, int] = {}
-    for x, pad in train:
-        text = np.ones_like(x, bool) if pad is None else ~pad
+    for x, text in train:
         counts += np.bincount(x[text], minlength=num_symbols)
         keys, times = np.unique(_keys(x, text, num_symbols), return_counts=True)
         for key, time in zip(keys.tolist(), times.tolist(), strict=True):
@@ -45,8 +46,7 @@ def ngram_nats(train: Rows, held_out: Rows, num_symbols: int) -> Ngrams:
     followers = np.bincount(keys // num_symbols, minlength=num_symbols)
     unigram = bigram = 0.0
     num_tokens = 0
-    for x, pad in held_out:
-        text = np.ones_like(x, bool) if pad is None else ~pad
+    for x, text in held_out:
         num_tokens += int(text.sum())
         unigram -= float(np.log(chance[x[text]]).sum())
         bigram -= float(np.log(chance[x[:, 0][text[:, 0]]]).sum())
@@ -61,6 +61,6 @@ def ngram_nats(train: Rows, held_out: Rows, num_symbols: int) -> Ngrams:
 
 
 def _keys(x: NDArray[np.int64], text: NDArray[np.bool_], num_symbols: int) -> NDArray[np.int64]:
-    """Every two tokens that stand side by side, as one number."""
-    both = text[:, :-1] & text[:, 1:]
-    return x[:, :-1][both] * num_symbols + x[:, 1:][both]
+    """(previous id, token) as one number, for every token of the text that has a predecessor in its row."""
+    predicted = text[:, 1:]
+    return x[:, :-1][predicted] * num_symbols + x[:, 1:][predicted]

@@ -5,6 +5,7 @@ any number of processes: each writes a file of its own and reads those of all.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from glob import escape
@@ -20,6 +21,8 @@ from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
 from adlm.methods.method import Method
 
+LEAST_ROWS, LEAST_TOKENS = 16, 2**11  # that a replicate scores, by scoring the rows of a short text repeatedly
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -27,12 +30,14 @@ class Recipe:
 
     estimator: str = "nelbo"
     samples: int = 4
-    """Replicates K; one where nothing is drawn, or where that is part of the estimator."""
+    """Independent replicates K of the draws; one for exact methods."""
     seed: int = 0
     batch: int = 16
     """Rows read at once: changes nothing but speed and memory."""
     max_tokens: int | None = None
     """About how many tokens at most; rows are then taken evenly from all over the text."""
+    repeats: int | None = None
+    """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
@@ -40,13 +45,24 @@ class Recipe:
         for name in ("samples", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.repeats is not None and self.repeats < 1:
+            raise UserError(f"repeats {self.repeats} must be at least 1")
         if self.seed < 0:
             raise UserError(f"seed {self.seed} must be 0 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UserError(f"max_tokens {self.max_tokens} must be at least 1")
 
     def replicates(self, method: Method) -> int:
-        return 1 if method.exact else ESTIMATORS[self.estimator].samples or self.samples
+        return 1 if method.exact else self.samples
+
+
+def repeats_of(recipe: Recipe, method: Method, num_rows: int, length: int) -> int:
+    """How often each row is scored in a replicate: a text of few tokens is scored at many noise levels at once."""
+    if method.exact:
+        return 1
+    if recipe.repeats is not None:
+        return recipe.repeats
+    return math.ceil(max(1, LEAST_ROWS / num_rows, LEAST_TOKENS / (num_rows * length)))
 
 
 def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
@@ -66,7 +82,9 @@ def measure(
     """What the text costs. `tell` hears how many groups of how many are done."""
     estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator].of(method)
     replicates = recipe.replicates(method)
-    numbers = chosen_rows(rows, recipe.max_tokens)
+    once = chosen_rows(rows, recipe.max_tokens)
+    repeats = repeats_of(recipe, method, len(once), _longest(rows))
+    numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
     rank, ranks = shares.place()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
@@ -80,7 +98,13 @@ def measure(
             with own.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # on a new line, whatever was cut off before it
         tell(min(in_all, len(done) * ranks), in_all)
-    return nats_of(shares.gathered(list(done.values())), method.exact)
+    return nats_of(shares.gathered(list(done.values())), method.exact, repeats)
+
+
+def _longest(rows: TextRows) -> int:
+    """Tokens of the longest row: a text of one row may be much shorter than the model's length."""
+    _, pad = rows.read(np.zeros(1, np.int64)) if len(rows) == 1 else (None, None)
+    return rows.length if pad is None else int((~pad).sum())
 
 
 def forget(journal: Path) -> None:

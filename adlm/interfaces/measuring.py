@@ -29,6 +29,7 @@ from adlm.models.fingerprint import fingerprint
 from adlm.tokens import load_tokenizer
 
 FREEDOM = 3
+FRAMES_COUNTED = "packed-published counts the bos and eos of every row as tokens; every other packing counts the text"
 FEW_DRAWS = "the error of the draws is itself a guess, by fewer than 3 degrees of freedom; raise --samples"
 
 
@@ -52,7 +53,11 @@ class Line:
     """Of 95% for the bound on this text, by the draws, in nats."""
     exact: bool
     tokens: int
+    """Of the text; by packed-published also the bos and eos of every row."""
     documents: int
+    """How many units the error over documents is over."""
+    unit: str
+    """What these are: documents, articles, or blocks of consecutive documents that depend on each other."""
     rows: int
     length: int
     packing: str
@@ -158,6 +163,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         exact=lm.method.exact,
         tokens=found.tokens,
         documents=found.documents,
+        unit=text.unit,
         rows=len(chosen_rows(text.rows, recipe.max_tokens)),
         length=text.rows.length,
         packing=text.packing,
@@ -170,6 +176,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         notes=(
             *text.notes,
             *[f"{model} was trained on this split, so nothing here was held out"] * seen,
+            *[FRAMES_COUNTED] * (text.packing == "packed-published"),
             *[FEW_DRAWS] * (found.monte_carlo is not None and found.freedom < FREEDOM),
         ),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adlm.config.schema import Config
 from adlm.data.loader import Batches, Loader
-from adlm.data.packing import Rows
+from adlm.data.packing import Rows, counted_positions
 from adlm.data.plan import described, plan_of
 from adlm.data.prepare import prepare
 from adlm.data.prepared import Prepared, open_prepared
@@ -37,6 +37,8 @@ class HeldOut:
 
     x: Tensor
     pad: Tensor | None
+    counted: Tensor
+    """(B, L), True at the tokens that count in a mean per token."""
     group: int
     portion: Portion
 
@@ -57,12 +59,14 @@ class Supply:
 
     def held_out(self, size: int) -> Iterator[HeldOut]:
         """All held-out rows in order, at most `size` at a time and never across two groups."""
-        group_size = self.config.train.batch_size
+        group_size, vocabulary = self.config.train.batch_size, self.tokenizer.vocabulary
         for start in range(0, self.num_held_out, group_size):
             stop = min(start + group_size, self.num_held_out)
             for first in range(start, stop, size):
                 x, pad = self.read(first, min(first + size, stop))
-                yield HeldOut(x, pad, start // group_size, Portion(first - start, stop - start))
+                padding = None if pad is None else pad.numpy()
+                counted = torch.from_numpy(counted_positions(x.numpy(), padding, vocabulary, self.config.data.packing))
+                yield HeldOut(x, pad, counted, start // group_size, Portion(first - start, stop - start))
 
 
 def log_frequencies(supply: Supply, processes: Processes) -> Tensor:

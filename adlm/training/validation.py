@@ -19,11 +19,11 @@ from adlm.training.supply import Supply
 
 @dataclass(frozen=True)
 class Measured:
-    """Nats a token, over `tokens` tokens of `rows` rows."""
+    """Nats per token of the text, over `tokens` tokens of `rows` rows; the rows' bos and eos are paid, not counted."""
 
     nats: float
     stderr: float
-    """Of the mean over rows, each with its draw: text and draw both vary."""
+    """Of the mean over rows, each with its draw, as if rows were independent: those of one document are not."""
     tokens: int
     rows: int
 
@@ -45,7 +45,7 @@ def measure(method: Method, network: Any, supply: Supply, size: int, processes: 
         paid = estimator(network, x, pad, draws, piece.portion).double().sum(dim=1).cpu()
         if processes.rank >= len(some):
             continue
-        counted = method.predicted(piece.x, piece.pad).sum(dim=1).double()
+        counted = (piece.counted & method.predicted(piece.x, piece.pad)).sum(dim=1).double()
         nats += paid.sum()
         tokens += counted.sum()
         nats_squared += (paid * paid).sum()

@@ -31,12 +31,8 @@ def main() -> None:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare(resolve(["quickstart/adlm"]), Path(folder, "data")).prepared
-        rows = {split: prepared.rows(split) for split in ("train", "valid")}
-        counted = ngram_nats(
-            [rows["train"].read(range(len(rows["train"])))],
-            [rows["valid"].read(range(len(rows["valid"])))],
-            prepared.tokenizer.vocabulary.size,
-        )
+        train, valid = (prepared.rows(split).in_parts() for split in ("train", "valid"))
+        counted = ngram_nats(train, valid, prepared.tokenizer.vocabulary.size)
         print(f"unigrams {counted.unigram:.4f}, bigrams {counted.bigram:.4f} nats a token", flush=True)
         for method, words in WORDS.items():
             knobs = [

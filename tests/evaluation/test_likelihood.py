@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
 from adlm.evaluation import likelihood, shares
-from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate, quantile
+from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate, t_quantile
 from adlm.evaluation.perplexity import Recipe, chosen_rows, forget, measure
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised, schedule_of
 
 MASK, LENGTH = 4, 4
+Once = partial(Recipe, repeats=1)  # every row once in a replicate, however short the text
 
 
 def settings(name: str, **knobs) -> Config:
@@ -38,11 +40,12 @@ def settings(name: str, **knobs) -> Config:
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows in memory; every `together` tokens of the whole are a document."""
+    """Rows in memory; every `together` tokens are a document, the first and last `framed` of a row are not text."""
 
     x: np.ndarray
     pad: np.ndarray | None = None
     together: int = LENGTH
+    framed: int = 0
 
     @property
     def length(self):
@@ -53,6 +56,11 @@ class Texts:
 
     def read(self, rows):
         return self.x[rows], None if self.pad is None else self.pad[rows]
+
+    def counted(self, x, pad):
+        used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
+        place = np.arange(x.shape[1])
+        return (place >= self.framed) & (place < used[:, None] - self.framed)
 
     def documents(self, rows):
         return (np.asarray(rows)[:, None] * self.length + np.arange(self.length)) // self.together
@@ -101,7 +109,7 @@ def test_the_estimate_is_the_bound_that_enumeration_gives(name):
     config = settings(name)
     method, network, texts = method_of(config), network_of(settings(name)), some_texts(8)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x)
-    found = estimate(measure(method, network, texts, Recipe(samples=600)))
+    found = estimate(measure(method, network, texts, Once(samples=600)))
     tokens = 8 * (LENGTH - method.exact)
     assert found.tokens == tokens
     assert abs(found.nats - wanted / tokens) <= 4 * found.monte_carlo + 1e-9
@@ -114,8 +122,7 @@ def test_the_estimate_is_the_bound_that_enumeration_gives(name):
 def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
     method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(40, pad)
     by_time, by_count = (
-        estimate(measure(method, network, texts, Recipe(kind, samples=200, batch=64)))
-        for kind in ("nelbo", "any-order")
+        estimate(measure(method, network, texts, Once(kind, samples=200, batch=64))) for kind in ("nelbo", "any-order")
     )
     error = math.hypot(by_time.monte_carlo, by_count.monte_carlo)
     assert by_time.tokens == by_count.tokens
@@ -135,17 +142,49 @@ def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
 )
 def test_any_order_is_refused_where_it_is_not_the_bound(config, sentence):
     with pytest.raises(UserError, match=sentence):
-        measure(method_of(config), method_of(config).build(), some_texts(), Recipe("any-order"))
+        measure(method_of(config), method_of(config).build(), some_texts(), Once("any-order"))
 
 
 def test_the_published_estimate_leaves_out_the_ends():
     """A network that knows nothing pays log V for what the published schedule hides, and nothing for the rest."""
     config = settings("mdlm")
     method = method_of(config)
-    found = estimate(measure(method, method.build().double(), some_texts(4000), Recipe("published", samples=9)))
-    assert found.monte_carlo is None  # one draw is part of it
-    assert found.nats == pytest.approx((1 - 1e-3) * math.log(4), abs=4 * found.over_documents)
-    assert found.nats < math.log(4) + 3 * found.over_documents
+    found = estimate(measure(method, method.build().double(), some_texts(4000), Once("published", samples=9)))
+    assert found.nats == pytest.approx((1 - 1e-3) * math.log(4), abs=4 * found.monte_carlo)
+    assert found.monte_carlo < 0.02
+
+
+@pytest.mark.parametrize("name", ["mdlm", "ar"])
+def test_the_frame_of_a_row_is_paid_for_and_not_counted(name):
+    """Nats of all predicted tokens over the tokens of the text, the same number of them for both kinds of method."""
+    method, network = method_of(settings(name)), network_of(settings(name))
+    whole = measure(method, network, some_texts(50), Once(samples=2))
+    framed = measure(method, network, some_texts(50, framed=1), Once(samples=2))
+    assert np.array_equal(framed.documents, whole.documents)
+    assert whole.tokens.tolist() == [LENGTH - method.exact] * 50
+    assert framed.tokens.tolist() == [LENGTH - 2] * 50
+
+
+def test_a_short_text_is_scored_repeatedly_for_the_same_bound_with_less_noise():
+    method, network, texts = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(2)
+    wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (2 * LENGTH)
+    once, often = (estimate(measure(method, network, texts, kind(samples=60))) for kind in (Once, Recipe))
+    assert once.tokens == often.tokens == 2 * LENGTH
+    assert abs(often.nats - wanted) < 4 * often.monte_carlo
+    assert often.monte_carlo < 0.1 * once.monte_carlo
+
+
+def test_a_row_alone_is_scored_without_its_padding():
+    """Padding is invisible, so the row costs the same; that the network does not read it makes short texts cheap."""
+    config = settings("ar")
+    method, network = method_of(config), network_of(config)
+    x, pad = some_texts(1).x, np.array([[False, False, False, True]])
+    read, embed = [], network.embedding
+    embed.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
+    alone = measure(method, network, Texts(x, pad), Once())
+    beside = measure(method, network, Texts(np.repeat(x, 2, axis=0), np.repeat(pad, 2, axis=0)), Once())
+    assert np.allclose(alone.groups, beside.groups / 2)
+    assert read == [2, 3]  # all but the last token
 
 
 @pytest.mark.parametrize("estimator", ["nelbo", "any-order"])
@@ -156,7 +195,7 @@ def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator)
     covered = 0
     for seed in range(400):
         low, high = estimate(
-            measure(method, network, texts, Recipe(estimator, samples=8, seed=seed, batch=16))
+            measure(method, network, texts, Once(estimator, samples=8, seed=seed, batch=16))
         ).interval()
         covered += low <= wanted <= high
     assert 0.91 <= covered / 400 <= 0.99
@@ -165,7 +204,7 @@ def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator)
 def test_the_error_over_documents_is_that_of_documents_drawn_again():
     draws = np.random.default_rng(0)
     tokens = draws.integers(5, 200, 300)
-    nats = Nats(np.zeros((1, 2)), (tokens * draws.gamma(4.0, 0.5, 300))[:, None], tokens, False)
+    nats = Nats(np.zeros((1, 2)), (tokens * draws.gamma(4.0, 0.5, 300))[:, None], tokens, True)
     again = []
     for _ in range(2000):
         picked = draws.integers(0, 300, 300)
@@ -177,9 +216,7 @@ def test_the_error_over_documents_does_not_count_the_draws():
     """Documents that all cost the same, seen through noise: with replicates the noise is told apart."""
     draws, tokens = np.random.default_rng(0), np.full(400, 50)
     noisy = 150 + draws.normal(0, 20, (400, 8))
-    alone = Nats(np.zeros((1, 1)), noisy[:, :1], tokens, False)
     told_apart = Nats(np.zeros((1, 8)), noisy, tokens, False)
-    assert estimate(alone).over_documents == pytest.approx(20 / 50 / 20, rel=0.1)
     hidden = [estimate(Nats(np.zeros((1, 8)), 150 + draws.normal(0, 20, (400, 8)), tokens, False)) for _ in range(40)]
     errors = [found.over_documents for found in (estimate(told_apart), *hidden)]
     assert all(error is None or error < 0.4 * 20 / 50 / 20 / math.sqrt(8) for error in errors)
@@ -203,7 +240,7 @@ def test_the_interval_over_documents_covers_the_languages_own_bound():
 def test_batches_change_nothing(name, pad, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 64 * LENGTH)
     method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(100, pad)
-    one, seven, all_ = (measure(method, network, texts, Recipe(samples=2, batch=batch)) for batch in (1, 7, 64))
+    one, seven, all_ = (measure(method, network, texts, Once(samples=2, batch=batch)) for batch in (1, 7, 64))
     for other in (seven, all_):
         assert np.allclose(one.groups, other.groups, rtol=1e-9)
         assert np.allclose(one.documents, other.documents, rtol=1e-9)
@@ -216,7 +253,7 @@ def test_what_two_models_share_goes_away_in_their_difference():
     nearly = network_of(config)
     with torch.no_grad():
         nearly.head.bias += 0.05 * torch.randn(5, generator=seeded(), dtype=torch.float64)
-    ours, theirs = (measure(method, each, texts, Recipe(samples=4)) for each in (network, nearly))
+    ours, theirs = (measure(method, each, texts, Once(samples=4)) for each in (network, nearly))
     gap = difference(ours, theirs)
     assert gap.nats == pytest.approx(estimate(ours).nats - estimate(theirs).nats)
     assert gap.monte_carlo < 0.2 * estimate(ours).monte_carlo
@@ -233,7 +270,7 @@ def test_models_measured_on_other_rows_are_not_compared():
 def test_a_document_in_several_rows_and_groups_is_one(monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 2 * LENGTH)
     method, network = method_of(settings("mdlm")), network_of(settings("mdlm"))
-    nats = measure(method, network, some_texts(9, together=12), Recipe(samples=2))
+    nats = measure(method, network, some_texts(9, together=12), Once(samples=2))
     assert nats.tokens.tolist() == [12, 12, 12]
     assert np.allclose(nats.documents.sum(axis=0), nats.groups.sum(axis=0))
 
@@ -246,7 +283,7 @@ def test_fewer_tokens_are_taken_from_all_over_the_text():
 
 def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
-    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Recipe()
+    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
     whole, journal, read = measure(method, network, texts, recipe), tmp_path / "journal", []
 
     class Enough(Exception):
@@ -276,7 +313,7 @@ def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch)
 
 def test_what_one_of_two_processes_did_another_number_takes_up(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
-    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Recipe()
+    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
     whole, journal, done = measure(method, network, texts, recipe), tmp_path / "journal[1]", []
     with monkeypatch.context() as patched:
         patched.setattr(shares, "place", lambda: (1, 2))
@@ -296,22 +333,51 @@ def test_nats_that_are_not_numbers_are_told():
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)
     with pytest.raises(UserError, match=r"nats are not finite"):
-        measure(method_of(config), network, some_texts(), Recipe())
+        measure(method_of(config), network, some_texts(), Once())
 
 
-@pytest.mark.parametrize(
-    ("freedom", "point"), [(1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (30, 2.042), (math.inf, 1.960)]
-)
-def test_the_quantile_is_students(freedom, point):
-    assert quantile(freedom) == pytest.approx(point, rel=0.01)
+@pytest.mark.parametrize("freedom", [1, 1.3, 1.5, 2, 2.5, 3, 7, 30, 1e6])
+def test_95_percent_of_students_distribution_lie_within_its_quantile(freedom):
+    """By the trapezoid rule on the density, x = sqrt(freedom) tan(theta): cos(theta)^(freedom - 1) up to a constant."""
+    theta = np.linspace(0, math.pi / 2, 2_000_001)
+    density = np.cos(theta) ** (freedom - 1)
+    within = theta <= math.atan(t_quantile(freedom) / math.sqrt(freedom))
+    assert density[within].sum() / density.sum() == pytest.approx(0.95, abs=1e-3 if freedom > 1e4 else 1e-5)
+
+
+def test_what_is_not_known_is_no_error_of_zero():
+    """One document, or one replicate of documents that share a row's draw: nothing tells how much others would vary."""
+    tokens = np.full(30, 50)
+    nats = 150 + np.random.default_rng(0).normal(0, 20, (30, 1))
+    one_document = estimate(Nats(nats[:1], nats[:1], tokens[:1], exact=True))
+    assert (one_document.monte_carlo, one_document.over_documents, one_document.stderr) == (0.0, None, None)
+    one_draw = estimate(Nats(nats.sum(axis=0, keepdims=True), nats, tokens, exact=False))
+    assert (one_draw.monte_carlo, one_draw.over_documents, one_draw.stderr) == (None, None, None)
+    assert estimate(Nats(nats, nats, tokens, exact=True)).over_documents > 0
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_the_whole_error_covers_where_documents_of_a_row_share_its_draw(samples):
+    """Eight documents a row, all seen at one noise level; documents and noise are drawn anew each time."""
+    draws, covered = np.random.default_rng(2), 0
+    for _ in range(400):
+        rows, each = 25, 8
+        tokens = np.full(rows * each, 20)
+        cost = tokens * draws.gamma(9.0, 1 / 3, rows * each)
+        common = np.repeat(draws.normal(0, 25, (rows, samples)), each, axis=0)
+        noisy = cost[:, None] + common + draws.normal(0, 5, (rows * each, samples))
+        groups = noisy.reshape(rows, each, samples).sum(axis=1)
+        found = estimate(Nats(groups, noisy, tokens, False))
+        error = found.monte_carlo if found.stderr is None else found.stderr
+        covered += abs(found.nats - 3.0) < 2.0 * error
+    assert 0.91 <= covered / 400 <= 0.985
 
 
 def test_bits_and_perplexity_say_the_same_as_nats():
-    found = Estimate(math.log(8), 0.1, None, 3, 10, 1)
+    found = Estimate(math.log(8), 0.3, 0.4, 3, 10, 2)
     assert found.bits == pytest.approx(3)
     assert found.perplexity == pytest.approx(8)
-    assert found.stderr == 0.1
-    assert math.isnan(replace(found, monte_carlo=None).stderr)
+    assert found.stderr == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +388,7 @@ def test_bits_and_perplexity_say_the_same_as_nats():
         ({"batch": 0}, r"batch 0 must be at least 1"),
         ({"seed": -1}, r"seed -1 must be 0 or more"),
         ({"max_tokens": 0}, r"max_tokens 0 must be at least 1"),
+        ({"repeats": 0}, r"repeats 0 must be at least 1"),
     ],
 )
 def test_recipes_that_cannot_be_are_told(knobs, sentence):

@@ -10,6 +10,10 @@ import pytest
 from adlm.evaluation.ngrams import ngram_nats
 
 
+def everything(x):
+    return x, np.ones_like(x, bool)
+
+
 def plainly(train, held_out, num_symbols):
     """The same, word by word."""
     words = Counter(int(word) for row in train for word in row)
@@ -36,7 +40,7 @@ def plainly(train, held_out, num_symbols):
 def test_counts_pay_what_the_plain_count_pays(seed):
     draws = np.random.default_rng(seed)
     train, held_out = draws.integers(0, 9, (20, 7)), draws.integers(0, 10, (6, 7))
-    found = ngram_nats([(train[:8], None), (train[8:], None)], [(held_out, None)], 10)
+    found = ngram_nats([everything(train[:8]), everything(train[8:])], [everything(held_out)], 10)
     unigram, bigram = plainly(train, held_out, 10)
     assert found.unigram == pytest.approx(unigram)
     assert found.bigram == pytest.approx(bigram)
@@ -44,14 +48,23 @@ def test_counts_pay_what_the_plain_count_pays(seed):
 
 def test_padding_is_not_counted():
     x = np.array([[1, 2, 1, 2, 0, 0]])
-    pad = np.array([[False] * 4 + [True] * 2])
-    with_pad = ngram_nats([(x, pad)], [(x, pad)], 5)
-    without = ngram_nats([(x[:, :4], None)], [(x[:, :4], None)], 5)
+    text = np.array([[True] * 4 + [False] * 2])
+    with_pad = ngram_nats([(x, text)], [(x, text)], 5)
+    without = ngram_nats([everything(x[:, :4])], [everything(x[:, :4])], 5)
     assert with_pad == without
+
+
+def test_the_frame_of_a_row_is_context_and_neither_paid_for_nor_counted():
+    """[bos] a b [eos]: a is predicted from bos, and the cost of a row is that of its two tokens."""
+    x = np.tile([3, 1, 2, 4], (40, 1))
+    text = np.tile([False, True, True, False], (40, 1))
+    found = ngram_nats([(x, text)], [(x, text)], 5)
+    assert found.unigram == pytest.approx(-math.log(41 / 85))
+    assert found.bigram == pytest.approx(-math.log((40 + 41 / 85) / 41))
 
 
 def test_a_bigram_learns_a_language_of_pairs():
     x = np.tile([1, 2, 3, 4], (50, 10))
-    found = ngram_nats([(x, None)], [(x, None)], 5)
+    found = ngram_nats([everything(x)], [everything(x)], 5)
     assert found.unigram == pytest.approx(math.log(4), abs=0.01)
     assert found.bigram < 0.1

@@ -17,6 +17,8 @@ from adlm.model_folder import load_model_folder, save_model_folder
 
 TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6
 
+SPEECHES = [text for text in TEXT.split("\n\n") if text]
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
@@ -25,7 +27,8 @@ def world(tmp_path_factory):
     for method in ("adlm", "mdlm", "ar"):
         small_model(folder / method, method)
     (folder / "speech.txt").write_text(TEXT)
-    words = [f"data.path={folder}/speech.txt", "data.boundary=blank", "data.held_out=0", "tokenizer=bytes", "length=16"]
+    (folder / "speeches.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SPEECHES))
+    words = [f"data.path={folder}/speeches.jsonl", "data.held_out=0", "tokenizer=bytes", "length=16"]
     prepare(resolve(words), folder / "prepared")
     return folder
 
@@ -38,7 +41,8 @@ def told(capsys, *words) -> dict:
 def test_every_figure_says_how_it_was_made(world, capsys):
     found = told(capsys, world / "adlm", "--data", world / "prepared", "--samples", 3, "--seed", 5)
     [figure] = found["figures"]
-    assert figure["documents"] == 18
+    assert (figure["documents"], figure["unit"]) == (18, "document")
+    assert figure["tokens"] == sum(len(text) + 1 for text in SPEECHES)  # with the eos after each, without the frames
     assert (figure["samples"], figure["seed"], figure["length"]) == (3, 5, 16)
     assert (figure["split"], figure["packing"], figure["estimator"], figure["exact"]) == (
         "train",
@@ -79,7 +83,7 @@ def test_models_on_the_same_draws_get_their_difference(world, capsys):
     assert gap["monte_carlo_stderr"] > 0
     assert ar["exact"]
     assert ar["monte_carlo_stderr"] == 0
-    assert ar["tokens"] < adlm["tokens"]  # the first token of a row is given
+    assert ar["tokens"] == adlm["tokens"]  # a row's bos, which AR is given, counts for neither
     assert to_ar["document_stderr"] is None or to_ar["document_stderr"] > 0
 
 
@@ -123,7 +127,7 @@ def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
     for other in (seven, two):
         for figure, same in zip(one, other, strict=True):
             for name in ("nats", "monte_carlo_stderr", "document_stderr"):
-                assert same[name] == pytest.approx(figure[name], rel=1e-6)
+                assert same[name] == (None if figure[name] is None else pytest.approx(figure[name], rel=1e-6))
 
 
 def test_the_table_names_both_errors_and_the_protocol(world, capsys):
@@ -189,14 +193,78 @@ def test_models_that_read_other_ids_are_not_compared(world, tmp_path, capsys):
     assert found["differences"] == []
 
 
-def test_a_python_call_agrees_with_the_command(world, tmp_path, capsys):
-    texts = [text for text in TEXT.split("\n\n") if text]
-    found = load(world / "ar").perplexity(texts)
-    assert found.tokens == sum(len(text) - -(-len(text) // 16) for text in texts)
-    assert found.value == pytest.approx(np.exp(found.nats))
-    assert found.stderr == pytest.approx(found.value * found.nats_stderr)
-    bound = load(world / "mdlm").perplexity(texts[0], samples=2)
-    assert bound.tokens == len(texts[0])
+def scored_by_hand(lm, texts, seed, samples=4, repeats=1):
+    """nats per token by a few plain lines: [bos] 14 ids [eos] a row, every document followed by eos."""
+    eos, bos = lm.tokenizer.vocabulary.eos_id, lm.tokenizer.vocabulary.bos_id
+    ids = [index for text in texts for index in (*lm.tokenizer.encode(text), eos)]
+    rows = [[bos, *ids[start : start + 14], eos] for start in range(0, len(ids), 14)]
+    if lm.method.exact:
+        logs = [lm.log_probs(torch.tensor([row]))[0, :-1] for row in rows]
+        paid = [-its.gather(-1, torch.tensor(row[1:])[:, None]).sum() for row, its in zip(rows, logs, strict=True)]
+        return float(sum(paid)) / len(ids)
+    width = max(map(len, rows))
+    x = torch.tensor([row + [0] * (width - len(row)) for row in rows] * repeats)
+    pad = torch.arange(width) >= torch.tensor([[len(row)] for row in rows] * repeats)
+    total = 0.0
+    for replicate in range(samples):
+        state = np.random.SeedSequence(seed, spawn_key=(replicate, 0)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(state[0]) >> 1)
+        total += float(lm.method.bound(lm.network, x, pad if pad.any() else None, generator).double().sum())
+    return total / samples / repeats / len(ids)
+
+
+@pytest.mark.parametrize("method", ["adlm", "mdlm", "ar"])
+@pytest.mark.parametrize(("texts", "repeats"), [(["Peace."], 228), (SPEECHES[:1], 43), (SPEECHES, 4)])
+def test_command_python_call_and_a_plain_estimate_score_a_text_alike(world, tmp_path, capsys, method, texts, repeats):
+    lm = load(world / method)
+    place = tmp_path / "texts.jsonl"
+    place.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    by_command = told(capsys, world / method, "--data", place, "--seed", 3)["figures"][0]
+    by_call = lm.perplexity(texts, seed=3)
+    assert by_call.nats == by_command["nats"]
+    assert by_call.nats_stderr == by_command["monte_carlo_stderr"]
+    assert by_call.tokens == by_command["tokens"] == sum(len(text) + 1 for text in texts)
+    assert by_call.nats == pytest.approx(scored_by_hand(lm, texts, 3, repeats=repeats), rel=1e-5)
+    assert by_call.value == pytest.approx(np.exp(by_call.nats))
+    if method == "ar" and len(texts) == 1:
+        assert (by_call.stderr, by_call.document_stderr) == (0.0, None)
+
+
+def test_a_short_sentence_has_an_honest_error(world):
+    """Over seeds the nats of one sentence vary as little as their error says."""
+    lm = load(world / "mdlm")
+    found = [lm.perplexity("Peace.", seed=seed) for seed in range(12)]
+    nats = np.array([each.nats for each in found])
+    assert nats.std(ddof=1) < 0.03 * nats.mean()
+    assert sum(low <= np.exp(nats.mean()) <= high for low, high in (each.interval for each in found)) >= 9
+    assert 0.5 < np.sqrt(np.mean([each.nats_stderr**2 for each in found])) / nats.std(ddof=1) < 2
+
+
+def test_the_published_packing_counts_the_frames_and_says_so(world, capsys):
+    ours, published = (
+        told(capsys, world / "ar", "--data", world / "prepared", *words)["figures"][0]
+        for words in ([], ["--packing", "packed-published"])
+    )
+    assert published["tokens"] == 15 * published["rows"]  # all but the bos, which is given
+    assert any("counts the bos and eos of every row" in note for note in published["notes"])
+    assert not any("bos" in note for note in ours["notes"])
+
+
+def test_lines_of_an_article_and_neighbouring_sentences_are_one_unit_of_the_error(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("adlm.evaluation.text_sets.BLOCK", 60)
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "ptb.valid.txt").write_text(" it is strong and so is the law\n" * 12)
+    (tmp_path / "wikitext-2").mkdir()
+    articles = "".join(f" = Law {n} = \n\n = = Of it = = \n\n The law of peace .\n\n" for n in range(3))
+    (tmp_path / "wikitext-2" / "valid.txt").write_text(f" \n{articles}")
+    (tmp_path / "text.txt").write_text("a line of a file\n" * 20)
+    words = [f"data.path={tmp_path}/text.txt", "data.boundary=line", "data.held_out=0", "tokenizer=bytes", "length=16"]
+    prepare(resolve(words), tmp_path / "lines")
+    monkeypatch.setenv("ADLM_DATA", str(tmp_path))
+    found = told(capsys, world / "ar", "--data", "ptb", "wikitext2", tmp_path / "lines")["figures"]
+    units = [(figure["documents"], figure["unit"]) for figure in found]
+    assert units == [(6, "block"), (4, "article"), (5, "block")]  # the blank line before the first title is alone
+    assert all(figure["document_stderr"] is not None for figure in found)
 
 
 def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monkeypatch, capsys):

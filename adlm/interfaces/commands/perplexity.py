@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(lines: list[Line], gaps: list[Gap]) -> None:
     console = Console()
-    columns = ("nats a token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "documents")
+    columns = ("nats per token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "of")
     table = Table("model", "text", *columns, box=None)
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal breaks a figure and cuts none
@@ -101,7 +101,7 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
                 for error in (line.monte_carlo_stderr, line.document_stderr)
             ),
             f"{line.tokens:,}",
-            f"{line.documents:,}",
+            f"{line.documents:,} {line.unit}s",
         )
     console.print(table)
     for gap in gaps:

@@ -10,10 +10,9 @@ from pathlib import Path
 from adlm.canvas import HOLE
 from adlm.config.load import resolve
 from adlm.config.schema import Config
-from adlm.data.packing import Rows
 from adlm.data.prepare import prepare
 from adlm.data.prepared import Prepared
-from adlm.evaluation.likelihood import Nats, difference, estimate
+from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
 from adlm.evaluation.perplexity import Recipe, measure
 from adlm.interfaces.quickstart.report import Findings, Trained, write_report
@@ -47,9 +46,8 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         Recipe("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
     )
     nats = {name: measure(model.method, model.network, rows, recipe) for name, model in models.items()}
-    counted = ngram_nats(
-        _in_parts(prepared.rows("train")), _in_parts(prepared.rows("valid")), prepared.tokenizer.vocabulary.size
-    )
+    num_symbols = prepared.tokenizer.vocabulary.size
+    counted = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
     gap = difference(nats["adlm"], nats["mdlm"])
     say("writing with ADLM")
     canvas, infilled = _infilled(models["adlm"])
@@ -57,7 +55,7 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
         mdlm=_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
         difference=gap.nats,
-        difference_stderr=gap.stderr,
+        difference_stderr=_error(gap),
         unigram_nats=counted.unigram,
         bigram_nats=counted.bigram,
         held_out_tokens=gap.tokens,
@@ -98,12 +96,15 @@ def _row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> Tr
     found = estimate(nats)
     tokens = config.train.steps * config.train.batch_size * config.length
     return Trained(
-        found.nats, found.stderr, num_parameters(model.network), config.train.steps, tokens, round(seconds, 1)
+        found.nats, _error(found), num_parameters(model.network), config.train.steps, tokens, round(seconds, 1)
     )
 
 
-def _in_parts(rows: Rows, size: int = 4096):  # type: ignore[no-untyped-def]
-    return (rows.read(range(start, min(start + size, len(rows)))) for start in range(0, len(rows), size))
+def _error(found: Estimate) -> float:
+    """Over documents and draws together; of the draws alone where a single document is held out."""
+    error = found.monte_carlo if found.stderr is None else found.stderr
+    assert error is not None  # DRAWS is more than one
+    return error
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
