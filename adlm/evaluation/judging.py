@@ -1,7 +1,8 @@
 """Generative perplexity: what a judge, a causal language model, pays for texts that it did not write. Knows no files.
 
-The judge reads ids of its own, the first of which is given and never counted. A text longer than the judge's context is
-read in windows that overlap by half, so that every other token is predicted exactly once.
+A text is read by one of two conventions (START): its first token is given and not counted, as published for judges of
+the hub; or every window of it begins with the judge's bos, as every row of our own models does in training. A text
+longer than the judge's context is read in windows that overlap by half, so that every token is predicted exactly once.
 
 Shapes: B windows of L ids; `pad` is True past the end of one. A sample is n ids and has n nats.
 """
@@ -20,18 +21,19 @@ from adlm.evaluation import likelihood
 from adlm.evaluation.generation import Mean, mean_of
 
 Nats = NDArray[np.float32]
-Eos = Literal["published", "first", "all"]
+Eos = Literal["published", "first", "all", "closing"]
 Start = Literal["given", "bos"]
 
-# Which tokens count, by name; the first of the ids, which is given, never does.
+# Which tokens count, by name; a first token that is given never does.
 EOS: dict[Eos, str] = {
     "published": "every token that is not eos, and the first eos (of a text that begins with one, no other)",
     "first": "up to the first eos after the first token, and it",
     "all": "every token, each eos too",
+    "closing": "every token but an eos that ends the text, whose nats are added and which is not counted",
 }
 START: dict[Start, str] = {
     "given": "the text's first token is given and not counted, as published",
-    "bos": "the judge's bos is put before the text, and every token of the text counts",
+    "bos": "every window begins with the judge's bos, as in its training, and every token of the text counts",
 }
 
 
@@ -53,6 +55,8 @@ class About:
     eos_id: int | None
     device: str
     dtype: str
+    framed: bool = False
+    """Whether every row of its training was [bos] ... [eos], so that it expects eos at the end of its context."""
 
 
 class Judge(Protocol):
@@ -104,45 +108,71 @@ class GenerativePerplexity:
     """Samples in which no token counts: empty, or of one token that is given."""
 
 
-def rows_of(judge: Judge, rows: Sequence[Sequence[int]], start: Start, longest: int | None) -> list[list[int]]:
-    """The ids the judge reads: perhaps bos, then the text's, at most `longest` of these."""
-    about = judge.about
+@dataclass(frozen=True)
+class Reading:
+    """How texts are laid out for a judge."""
+
+    bos_id: int | None
+    """What every window begins with; None where a text's first token is given instead."""
+    room: int
+    """The most tokens of a text in a window."""
+    closing_id: int | None
+    """An eos that may follow the last of them, at the end of the context where the judge expects it."""
+
+
+def convention_of(about: About, start: Start | None, eos: Eos | None) -> tuple[Start, Eos]:
+    """What was asked for, or for judges of ours the way they were trained, for those of the hub the published one."""
     if start == "bos" and about.bos_id is None:
         raise UserError(f"--start bos: the judge {about.name} has no bos token; use --start given")
-    before = [about.bos_id] if start == "bos" and about.bos_id is not None else []
-    return [before + list(row[:longest]) for row in rows]
+    return start or ("bos" if about.framed else "given"), eos or ("closing" if about.framed else "published")
 
 
-def check_context(context: int) -> None:
-    if context < 2:
-        raise UserError(f"--context {context} is too short: a token is predicted from at least one before it; give 2")
+def reading_of(about: About, start: Start, context: int) -> Reading:
+    framed = start == "bos" and about.framed
+    room = context - (start == "bos") - framed
+    least = 1 if start == "bos" else 2
+    if room < least:
+        raise UserError(
+            f"--context {context} is too short: a token is predicted from at least one before it; give "
+            f"{least + context - room}"
+        )
+    return Reading(about.bos_id if start == "bos" else None, room, about.eos_id if framed else None)
 
 
-def windows_of(sample: int, num: int, context: int) -> list[Window]:
-    """Windows of at most `context` tokens; each but the first reads half a context again before what is new to it."""
-    check_context(context)
+def texts_read(rows: Sequence[Sequence[int]], reading: Reading, longest: int | None) -> list[list[int]]:
+    """The texts' ids, at most `longest` of each; a bos that a text brings along is the window's."""
+    brought = [bool(row) and reading.bos_id is not None and row[0] == reading.bos_id for row in rows]
+    return [list(row[int(has) :][:longest]) for row, has in zip(rows, brought, strict=True)]
+
+
+def windows_of(sample: int, row: Sequence[int], reading: Reading) -> list[Window]:
+    """Windows of at most `room` tokens; each but the first reads half of that again before what is new to it."""
+    closed = len(row) > 0 and reading.closing_id is not None and row[-1] == reading.closing_id
+    num = len(row) - closed
     windows: list[Window] = []
-    seen = 1  # the first token is given
-    while seen < num:
-        start = 0 if not windows else seen - context // 2
-        stop = min(start + context, num)
+    seen = 0 if reading.bos_id is not None else 1  # a first token that is given is not predicted
+    while seen < num or (closed and not windows):
+        start = 0 if not windows else seen - reading.room // 2
+        stop = min(start + reading.room, num)
         windows.append(Window(sample, start, stop, seen))
-        seen = stop
+        seen = max(stop, 1)
+    if closed:
+        windows[-1] = windows[-1]._replace(stop=len(row))
     return windows
 
 
 @torch.no_grad()
-def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, context: int | None = None) -> list[Nats]:
-    """What each token of each row costs; 0 for the first, and for a row of fewer than two."""
+def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, reading: Reading) -> list[Nats]:
+    """What each token of each row costs; 0 for a first token that is given."""
     nats = [np.zeros(len(row), np.float32) for row in rows]
-    context = judge.about.context if context is None else context
-    windows = [window for number, row in enumerate(rows) for window in windows_of(number, len(row), context)]
+    windows = [window for number, row in enumerate(rows) for window in windows_of(number, row, reading)]
     windows.sort(key=lambda window: window.stop - window.start)  # equal lengths side by side: little padding
+    bos = [] if reading.bos_id is None else [reading.bos_id]
     for first in range(0, len(windows), batch):
         together = windows[first : first + batch]
-        x, pad = _side_by_side([rows[window.sample][window.start : window.stop] for window in together])
+        x, pad = _side_by_side([[*bos, *rows[window.sample][window.start : window.stop]] for window in together])
         for window, its_nats in zip(together, judge.nats(x, pad).cpu().numpy(), strict=True):
-            new = slice(window.new - window.start, window.stop - window.start)
+            new = slice(len(bos) + window.new - window.start, len(bos) + window.stop - window.start)
             nats[window.sample][window.new : window.stop] = its_nats[new]
     _refuse_no_numbers(judge, nats)
     return nats
@@ -168,25 +198,28 @@ def _refuse_no_numbers(judge: Judge, nats: Sequence[Nats]) -> None:
             )
 
 
-def counted(ids: Sequence[int], eos_id: int | None, eos: Eos) -> NDArray[np.bool_]:
-    """Which tokens count (see EOS); never the first."""
-    x = np.asarray(ids, np.int64)
+def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
+    """Which tokens count (see EOS and START)."""
+    x, place = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
-    later = is_eos & (np.arange(len(x)) > 0)
+    predicted = place >= (start == "given")
+    later = is_eos & predicted
     counts: dict[Eos, NDArray[np.bool_]] = {
         "published": ~is_eos | (np.cumsum(is_eos) == 1),
         "first": np.cumsum(later) - later == 0,
         "all": np.ones(len(x), bool),
+        "closing": ~is_eos | (place < len(x) - 1),
     }
-    return counts[eos] & (np.arange(len(x)) > 0)
+    return counts[eos] & predicted
 
 
 def generative_perplexity(
-    rows: Sequence[Sequence[int]], nats: Sequence[Nats], eos_id: int | None, eos: Eos
+    rows: Sequence[Sequence[int]], nats: Sequence[Nats], eos_id: int | None, eos: Eos, start: Start
 ) -> GenerativePerplexity:
-    """All conventions, from what every token costs."""
-    counts = [counted(row, eos_id, eos) for row in rows]
-    sums = np.array([its[chosen].sum(dtype=np.float64) for its, chosen in zip(nats, counts, strict=True)])
+    """All averages, from what every token costs."""
+    counts = [counted(row, eos_id, eos, start) for row in rows]
+    paid = [np.ones(len(row), bool) for row in rows] if eos == "closing" else counts
+    sums = np.array([its[chosen].sum(dtype=np.float64) for its, chosen in zip(nats, paid, strict=True)])
     tokens = np.array([chosen.sum() for chosen in counts], np.int64)
     some = tokens > 0
     means = sums[some] / tokens[some]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config
+from adlm.data.packing import frame_of
 from adlm.errors import UserError
 from adlm.evaluation.judging import About
 from adlm.methods import method_of
@@ -47,6 +48,7 @@ class OwnJudge:
             eos_id=vocabulary.eos_id,
             device=like.device.type,
             dtype=str(like.dtype).removeprefix("torch."),
+            framed=bool(frame_of(vocabulary)[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

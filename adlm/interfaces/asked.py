@@ -9,7 +9,7 @@ import torch
 
 from adlm.errors import UserError
 from adlm.evaluation.hugging_face import Pooling
-from adlm.evaluation.judging import Eos, Start, check_context
+from adlm.evaluation.judging import Eos, Start
 from adlm.evaluation.kept import Arrays, in_parts
 
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
@@ -34,8 +34,9 @@ class Asked:
     reference_seed: int = 0
     judge_reference: bool = False
     model: str = "gpt2-large"
-    eos: Eos = "published"
-    start: Start = "given"
+    eos: Eos | None = None
+    start: Start | None = None
+    """Both empty: as a judge of ours was trained, or as published for one of the hub."""
     ids: IdsOf = "auto"
     longest: int | None = None
     context: int | None = None
@@ -55,11 +56,10 @@ def check_asked(asked: Asked) -> None:
         ("max-tokens", asked.longest),
         ("seeds", asked.num_seeds),
         ("num-reference", asked.num_reference),
+        ("context", asked.context),
     ):
         if value is not None and value < 1:
             raise UserError(f"--{name} {value} must be at least 1")
-    if asked.context is not None:
-        check_context(asked.context)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,18 @@ from adlm.evaluation import shares
 from adlm.evaluation.card import FORMAT, Card, notes, perplexity_label, versions
 from adlm.evaluation.generation import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.hugging_face import HuggingFaceJudge
-from adlm.evaluation.judging import EOS, START, Judge, Nats, generative_perplexity, rows_of, token_nats
+from adlm.evaluation.judging import (
+    EOS,
+    START,
+    Judge,
+    Nats,
+    convention_of,
+    generative_perplexity,
+    reading_of,
+    texts_read,
+    token_nats,
+    windows_of,
+)
 from adlm.evaluation.kept import Arrays, of_texts
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
@@ -115,12 +126,14 @@ def _judged(work: Work, some: Sequence[Texts], writer: Writer | None) -> dict[st
 def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) -> dict[str, Any]:
     asked = work.asked
     read, how = _read_by(judge, what, asked.ids, writer)
-    rows = rows_of(judge, read, asked.start, asked.longest)
+    start, eos = convention_of(judge.about, asked.start, asked.eos)
     context = judge.about.context if asked.context is None else min(asked.context, judge.about.context)
-    about = {"judge": asdict(judge.about), "context": context, "ids": of_texts(rows)}
+    reading = reading_of(judge.about, start, context)
+    rows = texts_read(read, reading, asked.longest)
+    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": of_texts(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        found = work.fitting(lambda: token_nats(judge, part, work.batch, context))
+        found = work.fitting(lambda: token_nats(judge, part, work.batch, reading))
         return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
 
     nats: list[Nats] = []
@@ -129,16 +142,16 @@ def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) ->
     figures = {
         "judge": asdict(judge.about),
         "ids": how,
-        "start": asked.start,
-        "start_means": START[asked.start],
-        "eos": asked.eos,
-        "eos_means": EOS[asked.eos],
+        "start": start,
+        "start_means": START[start],
+        "eos": eos,
+        "eos_means": EOS[eos],
         "max_tokens": asked.longest,
         "num_cut": 0 if asked.longest is None else sum(len(row) > asked.longest for row in read),
         "context": context,
-        "windows": f"texts longer than {context} tokens are read in windows that overlap by {context // 2}",
-        "num_in_windows": sum(len(row) > context for row in rows),
-        **asdict(generative_perplexity(rows, nats, judge.about.eos_id, asked.eos)),
+        "windows": f"texts longer than {reading.room} tokens are read in windows that overlap by {reading.room // 2}",
+        "num_in_windows": sum(len(windows_of(0, row, reading)) > 1 for row in rows),
+        **asdict(generative_perplexity(rows, nats, judge.about.eos_id, eos, start)),
     }
     return figures | {"label": perplexity_label(figures)}
 

@@ -12,15 +12,30 @@ from small_models import small_model
 import adlm
 from adlm.errors import UserError
 from adlm.evaluation.hugging_face import HuggingFaceJudge
-from adlm.evaluation.judging import counted, generative_perplexity, rows_of, token_nats, windows_of
+from adlm.evaluation.judging import (
+    Reading,
+    convention_of,
+    counted,
+    generative_perplexity,
+    reading_of,
+    texts_read,
+    token_nats,
+    windows_of,
+)
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.tokens import load_tokenizer
 
 TEXTS = ["We the people", "of", "the United States<|endoftext|>in order", "to form a more perfect union, ä€", "!", ""]
 
 
-def judged(judge, rows, eos="all", batch=4):
-    return generative_perplexity(rows, token_nats(judge, rows, batch), judge.about.eos_id, eos)
+def given(judge):
+    return reading_of(judge.about, "given", judge.about.context)
+
+
+def judged(judge, rows, eos="all", batch=4, start="given"):
+    reading = reading_of(judge.about, start, judge.about.context)
+    read = texts_read(rows, reading, None)
+    return generative_perplexity(read, token_nats(judge, read, batch, reading), judge.about.eos_id, eos, start)
 
 
 def test_both_conventions_are_what_one_computes_by_hand():
@@ -37,7 +52,7 @@ def test_both_conventions_are_what_one_computes_by_hand():
 def test_the_errors_are_those_of_means_and_of_ratios_over_samples():
     rows = [[0, 1], [0, 1, 0, 0], [2, 2, 2], [1, 3, 0, 0]]
     found = judged(KnownJudge(), rows)
-    nats = [row.sum() for row in token_nats(KnownJudge(), rows, 4)]
+    nats = [row.sum() for row in token_nats(KnownJudge(), rows, 4, given(KnownJudge()))]
     tokens = [len(row) - 1 for row in rows]
     off = [its - found.pooled.nats * num for its, num in zip(nats, tokens, strict=True)]
     expected = math.sqrt(sum(x * x for x in off) * 4 / 3) / sum(tokens)
@@ -50,6 +65,7 @@ def test_the_errors_are_those_of_means_and_of_ratios_over_samples():
 @pytest.mark.parametrize(
     ("text", "eos", "counts"),
     [
+        ("ab.c.a.", "closing", "-xxxxx-"),
         ("ab.c.a", "all", "-xxxxx"),
         ("ab.c.a", "first", "-xx---"),
         ("ab.c.a", "published", "-xxx-x"),
@@ -62,7 +78,9 @@ def test_the_errors_are_those_of_means_and_of_ratios_over_samples():
 )
 def test_which_tokens_count_is_chosen_by_name(text, eos, counts):
     ids = KnownJudge().encode([text])[0]
-    assert "".join("-x"[int(each)] for each in counted(ids, EOS_ID, eos)) == counts
+    assert "".join("-x"[int(each)] for each in counted(ids, EOS_ID, eos, "given")) == counts
+    after_bos = "".join("-x"[int(each)] for each in counted(ids, EOS_ID, eos, "bos"))
+    assert after_bos[1:] == counts[1:] or (text, eos) == (".ab.c", "first")  # that ends with the first eos
 
 
 def test_the_published_count_is_that_of_the_released_code():
@@ -70,7 +88,7 @@ def test_the_published_count_is_that_of_the_released_code():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 4, (50, 12), generator=generator)
     released = ((x == EOS_ID).cumsum(-1) == 1)[:, 1:] + (x != EOS_ID)[:, 1:]
-    ours = np.stack([counted(row.tolist(), EOS_ID, "published")[1:] for row in x])
+    ours = np.stack([counted(row.tolist(), EOS_ID, "published", "given")[1:] for row in x])
     assert (ours == released.numpy()).all()
 
 
@@ -84,34 +102,46 @@ def test_samples_without_a_token_to_count_change_no_figure_and_are_stated():
     assert (alone.pooled.value, alone.mean_of_perplexities.value, alone.num_uncounted) == (None, None, 2)
 
 
-def test_with_bos_before_it_a_texts_first_token_counts():
-    rows = rows_of(KnownJudge(), [[0], [1, 0]], "bos", None)
-    assert rows == [[EOS_ID, 0], [EOS_ID, 1, 0]]
-    assert judged(KnownJudge(), rows).pooled.nats == pytest.approx((2 * -math.log(0.4) + math.log(4)) / 3)
+def test_after_bos_a_texts_first_token_counts_and_a_bos_it_brings_is_not_read_twice():
+    rows = [[0], [1, 0]]
+    expected = pytest.approx((2 * -math.log(0.4) + math.log(4)) / 3)
+    assert judged(KnownJudge(), rows, start="bos").pooled.nats == expected
+    assert judged(KnownJudge(), [[EOS_ID, *row] for row in rows], start="bos").pooled.nats == expected
     with pytest.raises(UserError, match="has no bos token"):
-        rows_of(KnownJudge(bos_id=None), [[0]], "bos", None)
+        convention_of(KnownJudge(bos_id=None).about, "bos", None)
+
+
+def test_an_eos_that_ends_the_text_is_paid_for_and_not_counted():
+    """bos a b eos: log 2.5 + log 4 + log 4 for two tokens."""
+    found = judged(KnownJudge(), [[0, 1, EOS_ID]], eos="closing", start="bos")
+    assert (found.num_tokens, found.pooled.nats) == (2, pytest.approx((math.log(2.5) + 2 * math.log(4)) / 2))
 
 
 def test_a_cut_keeps_the_first_tokens():
-    assert rows_of(KnownJudge(), [[0, 1, 2], [1]], "given", 2) == [[0, 1], [1]]
+    assert texts_read([[0, 1, 2], [1]], given(KnownJudge()), 2) == [[0, 1], [1]]
+    assert texts_read([[EOS_ID, 0, 1, 2], [1]], Reading(EOS_ID, 8, None), 2) == [[0, 1], [1]]
 
 
-@pytest.mark.parametrize("context", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("room", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("num", range(14))
-def test_windows_predict_every_token_but_the_first_once_after_half_a_context(context, num):
-    windows = windows_of(0, num, context)
-    assert [place for window in windows for place in range(window.new, window.stop)] == list(range(1, num))
+def test_windows_predict_every_token_once_after_half_a_window(room, num, closed, bos):
+    row = [0] * num + [EOS_ID] * closed
+    reading = Reading(EOS_ID if bos else None, room, EOS_ID if bos else None)
+    windows = windows_of(0, row, reading)
+    assert [place for each in windows for place in range(each.new, each.stop)] == list(range(1 - bos, len(row)))
     for window in windows:
-        assert 0 <= window.start < window.new < window.stop <= num
-        assert window.stop - window.start <= context
-        assert window.start == 0 or window.new - window.start == context // 2
+        assert 0 <= window.start <= window.new < window.stop <= len(row)
+        assert window.stop - window.start <= room + (closed and bos and window.stop == len(row))
+        assert window.start == 0 or window.new - window.start == room // 2
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_neither_windows_nor_batches_change_what_a_judge_of_one_word_back_pays(batch):
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(0, 4, (num,), generator=generator).tolist() for num in (0, 1, 2, 9, 30, 7, 13)]
-    found = token_nats(KnownJudge(context=4), rows, batch)
+    found = token_nats(KnownJudge(context=4), rows, batch, given(KnownJudge(context=4)))
     for row, nats in zip(rows, found, strict=True):
         expected = [0.0] * min(1, len(row)) + [-math.log(KnownJudge.table[a, b]) for a, b in itertools.pairwise(row)]
         assert nats == pytest.approx(expected, abs=1e-6)
@@ -130,7 +160,7 @@ def test_a_judge_that_gives_no_numbers_is_refused():
             return super().nats(x, pad) * torch.nan
 
     with pytest.raises(UserError, match="the judge known gives nan nats for token 1"):
-        token_nats(Broken(), [[0, 1]], 1)
+        token_nats(Broken(), [[0, 1]], 1, given(Broken()))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +234,7 @@ def test_a_model_that_looks_ahead_is_refused_though_it_has_every_weight(gpt2, tm
 def test_ids_that_a_judge_of_the_hub_does_not_know_are_refused(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
     with pytest.raises(UserError, match="id 300 is none of the 258 symbols"):
-        token_nats(judge, [[1, 300]], 1)
+        token_nats(judge, [[1, 300]], 1, given(judge))
 
 
 def own_judge(folder):
@@ -218,13 +248,49 @@ def test_a_judge_of_ours_pays_what_its_beliefs_say(tmp_path, method, batch):
     folder = small_model(tmp_path / method, method, length=64)
     judge, lm = own_judge(folder), adlm.load(folder)
     rows = judge.encode(TEXTS)
-    for row, nats in zip(rows, token_nats(judge, rows, batch), strict=True):
+    for row, nats in zip(rows, token_nats(judge, rows, batch, given(judge)), strict=True):
         if len(row) < 2:
             assert not nats.any()
             continue
         beliefs = lm.log_probs(torch.tensor([row]))[0]
         expected = -beliefs[torch.arange(len(row) - 1), torch.tensor(row[1:])]
         assert nats[1:] == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_a_judge_of_ours_reads_every_window_after_bos_and_expects_eos_only_at_the_end(tmp_path):
+    """[bos] 14 ids and the text's own eos in a row of 16, as in training; here each window by a call of its own."""
+    folder = small_model(tmp_path / "ar", "ar", length=16)
+    judge, lm = own_judge(folder), adlm.load(folder)
+    assert convention_of(judge.about, None, None) == ("bos", "closing")
+    reading = reading_of(judge.about, "bos", judge.about.context)
+    text, bos = [*b"We the people of the United States", 256], 256
+
+    def nats(ids):
+        beliefs = lm.log_probs(torch.tensor([[bos, *ids]]))[0]
+        return (-beliefs[torch.arange(len(ids)), torch.tensor(ids)]).tolist()
+
+    expected = nats(text[:14]) + nats(text[7:21])[7:] + nats(text[14:28])[7:] + nats(text[21:35])[7:]
+    assert len(text) == 35
+    [found] = token_nats(judge, [text], 1, reading)
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [[], [256]])
+def test_a_judge_of_ours_gives_a_text_the_perplexity_that_the_model_gives_it(tmp_path, prompt):
+    """With or without the bos that samples may lack; a document of one row, its eos paid for and not counted."""
+    folder = small_model(tmp_path / "ar", "ar", length=32)
+    judge, lm = own_judge(folder), adlm.load(folder)
+    text = [*b"We the people", 256]
+    start, eos = convention_of(judge.about, None, None)
+    found = judged(judge, [[*prompt, *text]], eos=eos, start=start)
+    x = torch.tensor([[256, *text]])
+    assert found.num_tokens == 13
+    assert found.pooled.nats == pytest.approx(float(lm.bound(x).double().sum()) / 13, rel=1e-5)
+
+
+def test_the_published_convention_stays_that_of_judges_of_the_hub(gpt2):
+    judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
+    assert convention_of(judge.about, None, None) == ("given", "published")
 
 
 def test_a_judge_of_ours_reads_eos_where_it_is_written_out_and_nothing_else_as_special(tmp_path):

@@ -13,7 +13,7 @@ from torchrun import close, on_two
 import adlm
 from adlm.evaluation.generation import unigram_entropy
 from adlm.evaluation.hugging_face import HuggingFaceFeaturiser
-from adlm.evaluation.judging import generative_perplexity, token_nats
+from adlm.evaluation.judging import generative_perplexity, reading_of, texts_read, token_nats
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.interfaces import judging
 from adlm.interfaces.cli import main
@@ -91,7 +91,11 @@ def test_samples_of_a_model_are_judged_by_a_model_of_ours(place, capsys):
     samples, lm = list(read_samples(path)), adlm.load(place / "ar")
     judge = OwnJudge("ar", lm.config, lm.network, lm.tokenizer)
     rows = [sample.ids for sample in samples]
-    expected = generative_perplexity(rows, token_nats(judge, rows, 64), judge.about.eos_id, "published")
+    reading = reading_of(judge.about, "bos", judge.about.context)
+    read = texts_read(rows, reading, None)
+    nats = token_nats(judge, read, 64, reading)
+    expected = generative_perplexity(read, nats, judge.about.eos_id, "closing", "bos")
+    assert (card["perplexity"]["start"], card["perplexity"]["eos"]) == ("bos", "closing")
     assert card["perplexity"]["pooled"]["value"] == pytest.approx(expected.pooled.value, rel=1e-6)
     assert card["perplexity"]["ids"] == "as-sampled"
     assert card["entropy"]["value"] == pytest.approx(np.mean([unigram_entropy(row) for row in rows]))
@@ -137,7 +141,7 @@ def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_p
     capsys.readouterr()
     card = judged(capsys, tmp_path / "a.jsonl", "--model", place / "ar", "--metrics", "perplexity")
     assert card["perplexity"]["ids"] == "retokenised"
-    assert card["perplexity"]["num_tokens"] == 3 * 15
+    assert card["perplexity"]["num_tokens"] == 3 * 16
     own = judged(capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity")
     assert own["perplexity"]["ids"] == "as-sampled"
     anew = judged(
@@ -312,7 +316,7 @@ def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path)
     path = file_of(tmp_path / "odd.jsonl", ["", "a", "two words", "and three more"])
     card = judged(capsys, path, "--model", place / "ar", *CHEAP)
     assert card["samples"]["num_empty"] == 1
-    assert (card["perplexity"]["num_samples"], card["perplexity"]["num_uncounted"]) == (2, 2)
+    assert (card["perplexity"]["num_samples"], card["perplexity"]["num_uncounted"]) == (3, 1)
     assert card["entropy"]["num"] == 3
     assert card["diversity"]["tokens"]["least"] == 0
     assert any("2 samples have no token that counts" in note for note in card["notes"])

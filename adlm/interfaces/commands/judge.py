@@ -71,8 +71,8 @@ def _judge_arguments(group: "argparse._ArgumentGroup") -> None:
         metavar="JUDGE",
         help="a Hugging Face name or folder, or an AR or A2R model of ours (gpt2-large)",
     )
-    add("--eos", choices=tuple(EOS), default="published", help=_choices(EOS, "published"))
-    add("--start", choices=tuple(START), default="given", help=_choices(START, "given"))
+    add("--eos", choices=tuple(EOS), help=_choices(EOS, "closing for a judge of ours, published for others"))
+    add("--start", choices=tuple(START), help=_choices(START, "bos for a judge of ours, given for others"))
     add(
         "--ids",
         choices=("auto", "retokenised", "as-sampled"),
