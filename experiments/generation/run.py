@@ -1,11 +1,13 @@
-"""ADLM, MDLM and AR of twelve blocks, trained on the same Wikipedia text, write 1,024 texts in several ways; an AR
-model of our own that was trained for longer judges them. One GPU.
+"""ADLM, MDLM and two controls of twelve blocks, three seeds of the first two, trained on the same Wikipedia text; an AR
+model of ours judges what they write. One GPU.
 
-python experiments/generation/run.py train PREPARED --out runs/generation
-python experiments/generation/run.py measure PREPARED --out runs/generation [--num 1024] [--jobs 4]
+python experiments/generation/run.py train PREPARED --out runs/generation [--models adlm mdlm --seeds 0 1 2 --jobs 2]
+python experiments/generation/run.py bounds PREPARED --out runs/generation
+python experiments/generation/run.py write PREPARED --out runs/generation [--num 1024] [--jobs 4]
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -20,59 +22,73 @@ COMMON = [
     *("train.snapshot_every=100000", "model.dropout=0.0", "train.unigram_start=true"),
 ]
 DIFFUSION = ["schedule.eps=0", "model.start=neighbours"]
+ADLM = ["owt/adlm", "model=tiny", "model.bridge=hidden", "anchor.gamma=0.1", "anchor.warm_up=false", *DIFFUSION]
 MODELS = {
-    "adlm": ["owt/adlm", "model=tiny", "model.bridge=hidden", "anchor.gamma=0.1", "anchor.warm_up=false", *DIFFUSION],
+    "adlm": ADLM,
     "mdlm": ["owt/mdlm", "model=tiny", "model.blocks=12", *DIFFUSION],
+    "adlm-gamma0": [*ADLM, "anchor.gamma=0"],  # the same two networks, without the anchor loss
+    "adlm-all": [
+        *ADLM,
+        "anchor.tau=100000",
+    ],  # every token is an anchor: the middle of the network is supervised, no more
     "judge": ["owt/ar", "model=tiny", "model.blocks=12"],
-    "ar": ["owt/ar", "model=tiny", "model.blocks=12", "train.seed=1", "train.steps=400", "train.ema=0.99"],
 }
 STEPS = {"ancestral": (16, 64, 256), "remdm-loop": (64, 256, 512)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["train", "measure"])
+    parser.add_argument("do", choices=["train", "bounds", "write"])
     parser.add_argument("prepared")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--num", type=int, default=1024, help="texts of each way of writing")
     parser.add_argument("--steps", type=int, default=700, help="of training")
-    parser.add_argument("--jobs", type=int, default=4, help="ways of writing side by side")
+    parser.add_argument("--jobs", type=int, default=4, help="commands side by side")
     parser.add_argument("words", nargs="*", help="knobs for every model")
     arguments = parser.parse_intermixed_args()
-    {"train": train, "measure": measure}[arguments.do](arguments)
+    {"train": train, "bounds": bounds, "write": write}[arguments.do](arguments)
 
 
 def train(arguments: argparse.Namespace) -> None:
+    """runs/generation/MODEL-SEED for every model and seed."""
     source = json.loads(Path(arguments.prepared, "manifest.json").read_text())["source"]
-    for name, (preset, *words) in MODELS.items():
-        text = [f"data.path={source}", f"data.prepared={arguments.prepared}", "data.packing=packed", "length=256"]
-        amount = ["train.batch_size=512", f"train.steps={arguments.steps}"]
-        knobs = [preset, *text, *amount, *COMMON, *words, *arguments.words]
-        said(name, "train", *knobs, "--out", str(arguments.out / name), "--json")
+    text = [f"data.path={source}", f"data.prepared={arguments.prepared}", "data.packing=packed", "length=256"]
+    amount = ["train.batch_size=512", f"train.steps={arguments.steps}"]
+
+    def run(name: str, seed: int) -> None:
+        preset, *words = MODELS[name]
+        knobs = [preset, *text, *amount, *COMMON, *words, f"train.seed={seed}", *arguments.words]
+        said(f"{name}-{seed}", "train", *knobs, "--out", str(arguments.out / f"{name}-{seed}"), "--json")
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(run, *zip(*itertools.product(arguments.models, arguments.seeds), strict=True)))
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    """The bounds first, then every way of writing: samples/NAME.jsonl and cards/NAME.json."""
-    out = arguments.out
-    models = [str(out / name) for name in ("adlm", "mdlm", "ar", "judge")]
+def bounds(arguments: argparse.Namespace) -> None:
+    """Every model that was trained on the same rows and draws, the first against each other one."""
+    models = [str(folder) for folder in sorted(arguments.out.glob("*-[0-9]"))]
     said("bounds", "perplexity", *models, "--data", arguments.prepared, "--samples", "4", "--json")
-    ways = [("ar", "left-to-right", 0)]
-    ways += [(model, sampler, steps) for model in ("adlm", "mdlm") for sampler in STEPS for steps in STEPS[sampler]]
+
+
+def write(arguments: argparse.Namespace) -> None:
+    """Every way of writing of the first seed: samples/NAME.jsonl and cards/NAME.json."""
+    ways = [(model, sampler, steps) for model in ("adlm", "mdlm") for sampler in STEPS for steps in STEPS[sampler]]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda way: write_and_judge(arguments, *way), reversed(ways)))  # the longest first
 
 
 def write_and_judge(arguments: argparse.Namespace, model: str, sampler: str, steps: int) -> None:
-    out, how = arguments.out, ["--sampler", sampler, "--steps", str(steps)] if steps else []
-    name = f"{model}-{sampler}-{steps}" if steps else model
+    out, name = arguments.out, f"{model}-{sampler}-{steps}"
     samples, card = str(out / "samples" / f"{name}.jsonl"), str(out / "cards" / f"{name}.json")
     Path(samples).parent.mkdir(parents=True, exist_ok=True)
-    words = ["--num", str(arguments.num), "--batch", "128", *how, "sampling.top_p=0.9", "--out", samples, "--json"]
-    said(f"{name}: samples", "sample", str(out / model), *words)
-    against = ["--model", str(out / "judge"), "--reference", arguments.prepared]
-    whole = [] if steps else ["--judge-reference"]
+    how = ["--sampler", sampler, "--steps", str(steps), "sampling.top_p=0.9"]
+    words = ["--num", str(arguments.num), "--batch", "128", *how, "--out", samples, "--json"]
+    said(f"{name}: samples", "sample", str(out / f"{model}-0"), *words)
+    against = ["--model", str(out / "judge-0"), "--reference", arguments.prepared, "--judge-reference"]
     metrics = ["--metrics", "perplexity,entropy,diversity", "--batch", "64", "--out", card, "--json"]
-    said(f"{name}: card", "judge", samples, *against, *whole, *metrics)
+    said(f"{name}: card", "judge", samples, *against, *metrics)
 
 
 def said(title: str, *words: str) -> None:

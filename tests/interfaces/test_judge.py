@@ -319,7 +319,7 @@ def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path)
     assert (card["perplexity"]["num_samples"], card["perplexity"]["num_uncounted"]) == (3, 1)
     assert card["entropy"]["num"] == 3
     assert card["diversity"]["tokens"]["least"] == 0
-    assert any("2 samples have no token that counts" in note for note in card["notes"])
+    assert any("1 samples have no token that counts" in note for note in card["notes"])
     assert main(["judge", str(path), "--model", str(place / "ar"), *CHEAP]) == 0
     capsys.readouterr()
     empty = file_of(tmp_path / "empty.jsonl", ["", ""])
