@@ -176,13 +176,13 @@ def _other_text(figure: Mapping[str, Any], protocol: Protocol, column: str) -> I
     yield from _other_tokenizer(figure.get("about") or {}, protocol)
     if figure["length"] != protocol.length:
         yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
+    if figure["packing"] != protocol.packing:
+        yield f"packing {figure['packing']}, not {protocol.packing}"
 
 
 def _other_settings(figure: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
     if figure["estimator"] not in ("published", "exact"):
         yield f"estimator {figure['estimator']}, not published"
-    if figure["packing"] != protocol.packing:
-        yield f"packing {figure['packing']}, not {protocol.packing}"
     yield from _other_model(figure.get("about") or {}, protocol)
 
 
