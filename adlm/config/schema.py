@@ -104,7 +104,7 @@ class Data:
     boundary: Literal["file", "line", "blank"] = "file"
     """Where a document of plain text ends: with its file, at every line, or at blank lines."""
     held_out: Annotated[float, Ge(0), Lt(1)] = 0.01
-    """Share of the documents of your own text that is kept for validation, by a draw for each."""
+    """Share of your own text kept for validation: documents by a draw for each, or its end where they are too few."""
     seed: Annotated[int, Ge(0)] = 0
     """Which documents those are, and which problems are made up."""
     problems: Annotated[int, Ge(0)] = 0

@@ -48,6 +48,8 @@ class TextFile:
     transform: Callable[[str], str] = same
     share: tuple[float, float] = (0.0, 1.0)
     """From where to where in the plain bytes it is read."""
+    cut: tuple[int, int] | None = None
+    """A document, by its number in the file, and the character of it at which another document begins."""
 
     @property
     def size(self) -> int:
@@ -62,11 +64,12 @@ class TextFile:
         """Every document of the file, in order; `seen` is told now and then how many of its bytes have been read."""
         before = self._first_seen
         with told(self.name), self.path.open("rb") as raw:
-            yield from (
+            pieces = (
                 self._of_records(self._records(raw, seen))
                 if self._form in RECORDS
                 else self._of_text(self._blocks(raw, seen))
             )
+            yield from pieces if self.cut is None else _cut(pieces, *self.cut)
         if self._look() != before:
             raise UserError(f"{self.name} changed while it was read; run the same command again when it is settled")
 
@@ -145,6 +148,21 @@ def _without_blank_lines(pieces: Iterable[Piece]) -> Iterator[Piece]:
             blank, begun = [], not ends
         else:
             blank = [] if ends else [*blank, piece]
+
+
+def _cut(pieces: Iterable[Piece], document: int, at: int) -> Iterator[Piece]:
+    """The same text with one document in two: its first `at` characters, and the rest."""
+    number = 0
+    for text, ends in pieces:
+        if number == document and 0 < at <= len(text):
+            yield Piece(text[:at], True)
+            if text[at:]:
+                yield Piece(text[at:], ends)
+        else:
+            yield Piece(text, ends)
+        if number == document:
+            at -= len(text)
+        number += ends
 
 
 def files_at(place: str, without: Sequence[Path] = ()) -> list[Path]:

@@ -1,6 +1,7 @@
 """What a config asks to be read: its parts in order, and the split of every document. Knows no ids.
 
-It reads no text, unless documents must be counted first because the last of them are held out.
+It reads no text, unless documents must be counted first because the last of them are held out, or because there may be
+too few of one's own to draw some.
 
 A part is a file or a split of the hub: something with documents in an order of its own.
 """
@@ -9,7 +10,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from adlm.data.hub import HubSplit
 from adlm.data.pieces import Piece
 from adlm.data.problems import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
 from adlm.data.reading import form_of
+from adlm.data.tail import find_tail
 from adlm.errors import UserError
 
 TABLES = (".csv", ".tsv")
@@ -55,6 +57,8 @@ class Division:
     """Each document by a draw of its own."""
     last_from: int | None = None
     """Or every document from this number on."""
+    cut_at: int | None = None
+    """Where the first of these is the rest of the document before it: how many characters of that come before it."""
 
     def split_of(self, document: int) -> str:
         if self.last_from is not None:
@@ -103,8 +107,22 @@ def _own_text(data: Data, without: Sequence[Path]) -> Plan:
         for file in files
     )
     division = Division(data.held_out, data.seed)
+    if data.held_out:
+        parts, division = _with_tail_held_out(parts, division)
     form = (data.field, data.boundary, data.damaged)
     return Plan(data.path, parts, division, data.packing or "packed", form=form)
+
+
+def _with_tail_held_out(parts: tuple[TextFile, ...], division: Division) -> tuple[tuple[TextFile, ...], Division]:
+    """The end of the text is held out where there are too few documents to draw some; else nothing changes."""
+    tail = find_tail(parts, division.share, lambda document: division.split_of(document) == "valid")
+    if tail is None:
+        return parts, division
+    if not tail.at:
+        return parts, replace(division, last_from=tail.index)
+    cut = {tail.document.part: (tail.document.number, tail.at)}
+    parts = tuple(replace(part, cut=cut.get(number)) for number, part in enumerate(parts))
+    return parts, replace(division, last_from=tail.index + 1, cut_at=tail.at)
 
 
 def _any_of_the_hub(data: Data) -> Plan:
@@ -250,10 +268,6 @@ def described(plan: Plan) -> dict[str, Any]:
             {"name": part.name, "split": part.split, "bytes": part.size, "fingerprint": part.fingerprint()}
             for part in plan.parts
         ],
-        "held_out": {
-            "share": plan.division.share,
-            "seed": plan.division.seed,
-            "last_from": plan.division.last_from,
-        },
+        "held_out": asdict(plan.division),
         "form": list(plan.form),
     }

@@ -13,13 +13,14 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.evaluation.card import FORMAT, GPT2_LARGE
-from adlm.evaluation.published_tables import Kind, Protocol, PublishedTable
+from adlm.evaluation.published_tables import Kind, Protocol, PublishedTable, published_sampling
 from adlm.evaluation.text_sets import INCOMPARABLE
 
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
 ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
 LEFT_TO_RIGHT = ("ar", "a2r")
+OTHER_SAMPLING = "the samples were drawn with other settings than the published ones"
 
 
 @dataclass(frozen=True)
@@ -175,13 +176,13 @@ def _other_text(figure: Mapping[str, Any], protocol: Protocol, column: str) -> I
     yield from _other_tokenizer(figure.get("about") or {}, protocol)
     if figure["length"] != protocol.length:
         yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
+    if figure["packing"] != protocol.packing:
+        yield f"packing {figure['packing']}, not {protocol.packing}"
 
 
 def _other_settings(figure: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
     if figure["estimator"] not in ("published", "exact"):
         yield f"estimator {figure['estimator']}, not published"
-    if figure["packing"] != protocol.packing:
-        yield f"packing {figure['packing']}, not {protocol.packing}"
     yield from _other_model(figure.get("about") or {}, protocol)
 
 
@@ -204,16 +205,27 @@ def _generated(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Findi
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
     about = made_by.get("about") or {}
     fewer = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
-    for judged in _judged(card, (*_other_tokenizer(about, protocol), *_other_lengths(made_by["canvases"]))):
+    other_sampling = tuple(_other_sampling(sampling, made_by["method"]))
+    others = (*_other_tokenizer(about, protocol), *_other_lengths(made_by["canvases"]))
+    if other_sampling:
+        others += (OTHER_SAMPLING,)
+    for judged in _judged(card, others):
         yield replace(
             judged,
             model=made_by["model"],
             method=made_by["method"],
-            differs=(*fewer, *_other_model(about, protocol)),
+            differs=(*fewer, *other_sampling, *_other_model(about, protocol)),
             knobs={"sampler": sampling["sampler"], "steps": sampling["steps"]},
             tokens=_billions_trained(about, made_by["method"]),
             parameters=_millions_of_parameters(about),
         )
+
+
+def _other_sampling(sampling: Mapping[str, Any], method: str) -> Iterator[str]:
+    sampler = "left-to-right" if method in LEFT_TO_RIGHT else sampling["sampler"]
+    for setting, published in published_sampling(sampler).items():
+        if sampling[setting] != published:
+            yield f"{setting} {sampling[setting]}, not {published}"
 
 
 def _reference(card: Mapping[str, Any]) -> Iterator[Finding]:

@@ -107,6 +107,18 @@ ZERO_SHOT_SPLITS = dict.fromkeys(SEVEN, "valid") | dict.fromkeys(("lambada", "lm
 ZERO_SHOT = Protocol(SEVEN, ZERO_SHOT_SPLITS, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
 SIZES_OF = {"adlm": 293.19, "mdlm": 170.0}
 """Millions of parameters."""
+SHAPING: Mapping[str, float | str] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 0.9,
+    "nucleus": "published",
+    "repetition_penalty": 1.0,
+}
+"""Sampling settings of every generated row."""
+GRID_END: Mapping[str, float | str] = {"t_end": 1e-5, "final": "argmax"}
+"""Of every diffusion sampler."""
+LOOP: Mapping[str, float | str] = {"eta": 0.02, "t_on": 0.55, "t_off": 0.05, "alpha_on": 0.9}
+"""Of remdm-loop."""
 TWO_AR = "the paper's tables give 17.54 and 17.53 for AR at 262B"
 
 
@@ -127,6 +139,16 @@ def _zero_shot(name: str, title: str, method: str, tokens: float | None, figures
 
 def _generated(name: str, title: str, method: str, figures: tuple[float, float, float], **knobs: float | str) -> Row:
     return Row(name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), knobs)
+
+
+def published_sampling(sampler: str) -> dict[str, float | str]:
+    """The published settings of a sampler, by their names in `sampling`, apart from the number of steps."""
+    settings = dict(SHAPING)
+    if sampler != "left-to-right":
+        settings |= GRID_END
+    if sampler == "remdm-loop":
+        settings |= LOOP
+    return settings
 
 
 def _reasoning(name: str, title: str, *figures: float, **more: float) -> Row:

@@ -5,14 +5,14 @@ Agreement is |ours - published| <= 2 standard errors of ours: the published side
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from adlm.config.knobs import instead
 from adlm.config.schema import Anchor
 from adlm.errors import UserError
-from adlm.evaluation.findings import LEFT_TO_RIGHT, SAMPLE_LENGTH, SAMPLES, Finding
-from adlm.evaluation.published_tables import BATCH, PublishedTable, Row
+from adlm.evaluation.findings import LEFT_TO_RIGHT, OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Finding
+from adlm.evaluation.published_tables import BATCH, PublishedTable, Row, published_sampling
 
 ERRORS_APART = 2.0
 SAME_SIZE, SAME_TOKENS = 0.01, 0.02  # published ones are rounded: 293M, 262B
@@ -104,6 +104,8 @@ def _nearest(rows: Sequence[Row], tokens: float | None) -> list[Row]:
 def compared(table: PublishedTable, row: Row, finding: Finding, why: str = "") -> Comparison:
     if finding.column not in row.figures:
         raise UserError(f"row {row.name} of table {table.name} has no figure for {finding.column}")
+    if table.kind == "card" and _other_knobs(row, finding) and OTHER_SAMPLING not in finding.incomparable:
+        finding = replace(finding, incomparable=(*finding.incomparable, OTHER_SAMPLING))
     published = row.figures[finding.column]
     difference, stderr = finding.value - published, finding.stderr
     in_errors = difference / stderr if stderr else None
@@ -236,11 +238,15 @@ def command_for(table: PublishedTable, row: Row, column: str, model: str = "") -
 def _generating(row: Row, model: str) -> str:
     if row.method == "data":
         return "adlm judge SAMPLES.jsonl --reference prepared/owt --judge-reference --out card.json"
-    sampler = {"remdm": "remdm-loop"}.get(str(row.knobs.get("sampler")), row.knobs.get("sampler"))
-    knobs = f" --sampler {sampler} --steps {row.knobs['steps']}" if sampler else ""
+    if row.method in LEFT_TO_RIGHT:
+        flags, sampler = "", "left-to-right"
+    else:  # "remdm" is any sampler of ReMDM's; remdm-loop is the one whose settings are published
+        sampler = "remdm-loop" if row.knobs["sampler"] == "remdm" else str(row.knobs["sampler"])
+        flags = f" --sampler {sampler} --steps {row.knobs['steps']}"
+    words = " ".join(f"sampling.{setting}={_said(value)}" for setting, value in published_sampling(sampler).items())
     return (
-        f"adlm sample {model or 'MODEL'} --num {SAMPLES} --length {SAMPLE_LENGTH}{knobs} --out {row.name}.jsonl && "
-        f"adlm judge {row.name}.jsonl --reference prepared/owt --out {row.name}.json"
+        f"adlm sample {model or 'MODEL'} --num {SAMPLES} --length {SAMPLE_LENGTH}{flags} {words} "
+        f"--out {row.name}.jsonl && adlm judge {row.name}.jsonl --reference prepared/owt --out {row.name}.json"
     )
 
 

@@ -71,18 +71,20 @@ def text_sets(
 ) -> Iterator[list[TextSet]]:
     """The sets by these names, as ids of this tokenizer; what was written for them goes when they do.
 
-    `zero-shot` stands for the paper's seven; those that are not here are left out, with a note in the first that is.
+    `zero-shot` stands for the paper's seven in the paper's packing, unless another is given (so LM1B in blocks, though
+    it is padded where it is trained on); those that are not here are left out, with a note in the first that is.
     """
     wanted = [each for name in names for each in (ZERO_SHOT if name == "zero-shot" else (name,))]
-    optional = set(ZERO_SHOT) if "zero-shot" in names else set()
+    optional = set(ZERO_SHOT) - set(names) if "zero-shot" in names else set()
     with ExitStack() as stack:
         found, absent = [], []
         for name in dict.fromkeys(wanted):
             place = Path(stack.enter_context(TemporaryDirectory(prefix="adlm-")))
             try:
-                found.append(_text_set(name, tokenizer, length, packing, split, root, place))
+                cut = packing or ("packed-published" if name in optional else "")
+                found.append(_text_set(name, tokenizer, length, cut, split, root, place))
             except UserError as error:
-                if name not in optional or name in names:
+                if name not in optional:
                     raise
                 absent.append(f"{name} is not here ({error})")
         if not found:

@@ -17,8 +17,6 @@ class Counters:
     """With `epoch`, where the next batch begins: see `data.loader.Position`."""
     tokens: int = 0
     """Trained on, over all processes."""
-    num_averaged: int = 0
-    """Updates of the averaged weights."""
     skipped: int = 0
     """Steps whose loss or gradient was not finite."""
     skipped_in_a_row: int = 0
@@ -27,6 +25,11 @@ class Counters:
     best_step: int | None = None
     window: Mapping[str, float] = field(default_factory=dict)
     """Sums since the last line of the logbook: of each part of the loss over tokens, of the norm over steps."""
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that changed the weights."""
+        return self.step - self.skipped
 
     @property
     def position(self) -> Position:

@@ -48,7 +48,7 @@ class Report:
     norm: Tensor
     """Of the gradient, before it was clipped."""
     finite: Tensor
-    """Whether loss and gradient were finite. If not, the weights and the optimiser's moments are as they were."""
+    """Whether loss and gradient were finite. If not, weights, moments and EMA are as they were."""
 
     def check(self) -> None:
         """Raises where the loss or the gradient was not finite. This waits for the device."""
@@ -105,7 +105,7 @@ def train_step(
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
     _update(optimizer, norm, finite, method.config.train.clip)
     if average is not None:
-        average.update(network)
+        average.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
     return Report(means.pop("total"), means.pop("nats"), means, norm, finite)
 

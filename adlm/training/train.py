@@ -106,7 +106,7 @@ def _resumed(run: RunFolder, trainee: Trainee, processes: Processes, screen: Scr
     tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
     snapshot.load_tensors(found, tensors, processes)
     if trainee.average is not None:
-        trainee.average.num_updates = found.counters.num_averaged
+        trainee.average.num_updates.fill_(found.counters.num_updates)
     if processes.first:
         screen.say(f"going on from step {found.counters.step:,}: {found.folder}")
     return found.counters
@@ -129,7 +129,7 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
         assert isinstance(batch, Batch)
         now = _step(shop, counters, batch, int(tokens))
         counters = _settled(shop, counters, taken)
-        counters, taken = _counted(shop, counters, batch, int(tokens)), now
+        counters, taken = _counted(counters, batch, int(tokens)), now
         if _due(config, counters.step):
             counters, taken = _settled(shop, counters, taken), None
             counters, measured = _take_stock(shop, counters, clock)
@@ -187,15 +187,13 @@ def _step(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Take
     return Taken(report, tokens)
 
 
-def _counted(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Counters:
-    average = shop.trainee.average
+def _counted(counters: Counters, batch: Batch, tokens: int) -> Counters:
     return replace(
         counters,
         step=counters.step + 1,
         epoch=batch.after.epoch,
         row=batch.after.row,
         tokens=counters.tokens + tokens,
-        num_averaged=0 if average is None else average.num_updates,
     )
 
 

@@ -395,12 +395,52 @@ def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeyp
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
-    made = prepare(asked(f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}"), tmp_path / "out").prepared
+    words = [f"data.path={tmp_path / 'a.txt'}", "data.held_out=0", f"tokenizer={bpe}"]
+    made = prepare(asked(*words), tmp_path / "out").prepared
     tokenizer, tokens = load_tokenizer(bpe), made.tokens("train")
     assert tokens.extent.documents == 1
     row = np.zeros(len(tokens), np.int64)
     tokens.copy_to(row, 0, len(tokens))
     assert row.tolist() == [*tokenizer.encode(text), tokenizer.vocabulary.eos_id]
+
+
+def ids(prepared, split: str) -> list[int]:
+    tokens = prepared.tokens(split)
+    row = np.zeros(len(tokens), np.int64)
+    tokens.copy_to(row, 0, len(tokens))
+    return row.tolist()
+
+
+def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.pieces.PIECE", 100)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    text = "\n\n".join(prose(30, seed=i).strip() for i in range(100))
+    (tmp_path / "a.txt").write_text(text)
+    words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.1"]
+    made = prepare(asked(*words), tmp_path / "out").prepared
+    cut = made.manifest["recipe"]["held_out"]["cut_at"]
+    assert text[:cut].endswith("\n\n"), "cut between two paragraphs"
+    assert 0.09 < 1 - cut / len(text) < 0.11
+    tokenizer = load_tokenizer(bpe)
+    eos = tokenizer.vocabulary.eos_id
+    assert ids(made, "train") == [*tokenizer.encode(text[:cut]), eos]
+    assert ids(made, "valid") == [*tokenizer.encode(text[cut:]), eos]
+
+
+def test_a_run_cut_off_in_a_single_document_resumes_to_the_same_bytes(asked, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.pieces.PIECE", 100)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    (tmp_path / "a.txt").write_text(prose(6000))
+    words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.3"]
+    prepare(asked(*words), tmp_path / "unbroken")
+    train = open_prepared(tmp_path / "unbroken").tokens("train")
+    for num_tokens in (1000, len(train) + 500):  # before and after the cut
+        out = tmp_path / f"broken-{num_tokens}"
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked(*words), out, stopped_at(num_tokens))
+        assert prepare(asked(*words), out).how == "resumed"
+        assert sums(out) == sums(tmp_path / "unbroken")
 
 
 def test_a_folder_of_the_users_is_never_written_over(words, asked, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from adlm.errors import UserError
 from adlm.evaluation.card import FORMAT
+from adlm.evaluation.published_tables import published_sampling
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -20,7 +21,7 @@ STEPS = (128, 256, 512, 1024, 2048, 4096)
 def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, judge="gpt2-large", tokens=1024):
     """A metric card by the published protocol unless told."""
     sampler = "left-to-right" if method == "ar" else "remdm-loop"
-    sampling = {"sampler": sampler, "steps": steps, "top_p": 1.0, "temperature": 1.0, "top_k": 0}
+    sampling = {"sampler": sampler, "steps": steps, **published_sampling(sampler)}
     made_by = {"model": f"runs/{method}", "method": method, "canvases": [f"[MASK*{tokens}]"], "sampling": sampling}
     made_by["about"] = {"parameters": 1, "symbols": 50258, "trained_on": "openwebtext", "tokens_trained": None}
     label = None if judge == "gpt2-large" else f"not to be set beside published perplexities: the judge is {judge}"

@@ -1,13 +1,14 @@
 """Laws of the published tables, and of what is said of a figure beside them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from adlm.config.load import resolve
 from adlm.errors import UserError
 from adlm.evaluation.findings import Finding, findings_of, kind_of
-from adlm.evaluation.published_tables import DECIMALS, TABLES, entries
-from adlm.evaluation.reproduction import compared, reproduced, row_for
+from adlm.evaluation.published_tables import DECIMALS, TABLES, entries, published_sampling
+from adlm.evaluation.reproduction import command_for, compared, reproduced, row_for
 
 # As the paper prints them.
 OWT = {
@@ -84,7 +85,7 @@ def _all() -> dict[tuple[str, str, str], float]:
 
 
 def finding(row, column, value, stderr=0.1, **more) -> Finding:
-    return Finding("ours", row.method, column, value, {"documents": stderr}, "published", **more)
+    return Finding("ours", row.method, column, value, {"documents": stderr}, "published", knobs=row.knobs, **more)
 
 
 def every_figure():
@@ -108,7 +109,7 @@ def figure(**more) -> dict:
 
 def card(**more) -> dict:
     """A metric card by the published protocol, of the published figures."""
-    sampling = {"sampler": "remdm-loop", "steps": 1024}
+    sampling = {"sampler": "remdm-loop", "steps": 1024, **published_sampling("remdm-loop")}
     made_by = {"model": "m", "method": "adlm", "canvases": ["[MASK*1024]"], "sampling": sampling}
     made_by["about"] = figure()["about"]
     told = {
@@ -204,6 +205,73 @@ def test_samples_of_another_length_do_not_compare():
     assert set(verdicts("generation", told).values()) == {"not comparable"}
 
 
+OTHER_SETTINGS = {
+    "temperature": 0.8,
+    "top_k": 50,
+    "top_p": 1.0,
+    "nucleus": "crossing",
+    "repetition_penalty": 1.2,
+    "t_end": 0.0,
+    "final": "draw",
+    "eta": 0.1,
+    "t_on": 0.6,
+    "t_off": 0.1,
+    "alpha_on": 0.5,
+}
+
+
+@pytest.mark.parametrize("setting", OTHER_SETTINGS)
+def test_samples_drawn_with_another_setting_do_not_compare_and_name_it(setting):
+    told, table = card(), TABLES["generation"]
+    told["samples"]["made_by"]["sampling"][setting] = OTHER_SETTINGS[setting]
+    ours = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    assert {each.row for each in ours} == {"adlm-1024"}
+    assert {each.verdict for each in ours} == {"not comparable"}
+    assert {each.differs for each in ours} == {
+        (f"{setting} {OTHER_SETTINGS[setting]}, not {published_sampling('remdm-loop')[setting]}",)
+    }
+
+
+def test_every_setting_of_the_published_sampling_is_compared():
+    """SPEC section 6: the nucleus, the end of the grid, the loop."""
+    shaping = {"temperature": 1, "top_k": 0, "top_p": 0.9, "nucleus": "published", "repetition_penalty": 1}
+    loop = {"t_end": 1e-5, "final": "argmax", "eta": 0.02, "t_on": 0.55, "t_off": 0.05, "alpha_on": 0.9}
+    assert published_sampling("remdm-loop") == shaping | loop
+    assert OTHER_SETTINGS.keys() == published_sampling("remdm-loop").keys()
+
+
+@pytest.mark.parametrize(("knob", "value"), [("sampler", "ancestral"), ("steps", 64)])
+def test_samples_of_another_sampler_or_number_of_steps_do_not_compare_with_a_row_that_is_asked_for(knob, value):
+    told, table = card(), TABLES["generation"]
+    told["samples"]["made_by"]["sampling"][knob] = value
+    [entropy] = [each for each in findings_of(told, table, "card.json") if each.column == "entropy"]
+    found = compared(table, next(row for row in table.rows if row.name == "adlm-1024"), entropy)
+    assert found.verdict == "not comparable"
+    assert any(words.startswith(f"{knob} {value}, not ") for words in found.differs)
+
+
+GENERATED = {row.name: row for row in TABLES["generation"].rows if row.method != "data"}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_printed_command_and_the_preset_draw_as_the_row_was_drawn(name):
+    row = GENERATED[name]
+    command = command_for(TABLES["generation"], row, "entropy", "MODEL").partition(" && ")[0].split()
+    words = [word for word in command if word.startswith("sampling.")]
+    for flag in ("sampler", "steps"):
+        if f"--{flag}" in command:
+            words.append(f"sampling.{flag}={command[command.index(f'--{flag}') + 1]}")
+    preset = resolve([f"owt/{row.method}"]).sampling
+    for sampling in (resolve(words).sampling, preset):
+        settings = asdict(sampling) | {"eta": sampling.strength}
+        sampler = "left-to-right" if row.method == "ar" else sampling.sampler
+        assert published_sampling(sampler).items() <= settings.items()
+        assert settings["sampler"].startswith(row.knobs.get("sampler", ""))
+    if "steps" in row.knobs:
+        assert resolve(words).sampling.steps == row.knobs["steps"]
+        assert preset.steps in {each.knobs.get("steps") for each in GENERATED.values()}
+
+
 def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_does():
     table = TABLES["generation"]
     [found] = {each.differs for each in reproduced(table, [(findings_of(card(), table, "card.json"), "")]) if each.ours}
@@ -236,23 +304,25 @@ def test_the_reference_of_a_card_is_held_against_the_data():
         {"corpus": "sotu"},
         {"split": "train"},
         {"length": 512},
+        {"packing": "packed"},
+        {"packing": "padded"},
         {"notes": ["a stand-in for openwebtext: no figure of a paper compares"]},
         {"about": {**figure()["about"], "symbols": 30_522}},
     ],
-    ids=["corpus", "split", "length", "stand-in", "tokenizer"],
+    ids=["corpus", "split", "length", "packed", "padded", "stand-in", "tokenizer"],
 )
-def test_another_text_or_tokenizer_does_not_compare(more):
+def test_another_text_packing_or_tokenizer_does_not_compare(more):
     assert verdicts("owt-ppl", {"figures": [figure(**more)]}) == {"perplexity": "not comparable"}
     assert verdicts("owt-ppl", {"figures": [figure()]}) == {"perplexity": "agrees"}
 
 
 def test_settings_that_differ_are_named():
     about = {**figure()["about"], "parameters": 170_000_000, "trained_on": "sotu", "tokens_trained": 10**9, "tau": 10}
-    told = {"figures": [figure(about=about, packing="packed", estimator="nelbo")]}
+    told = {"figures": [figure(about=about, estimator="nelbo")]}
     [found] = findings_of(told, TABLES["owt-ppl"], "told.json")
     row = next(row for row in TABLES["owt-ppl"].rows if row.name == "adlm-262B")
     said = "; ".join(compared(TABLES["owt-ppl"], row, found).differs)
-    for words in ("170M parameters", "0.5B tokens", "tau 10", "packing packed,", "estimator nelbo", "trained on sotu"):
+    for words in ("170M parameters", "0.5B tokens", "tau 10", "estimator nelbo", "trained on sotu"):
         assert words in said
     [same] = findings_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")
     assert compared(TABLES["owt-ppl"], row, same).differs == ()

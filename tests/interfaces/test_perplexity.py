@@ -288,6 +288,20 @@ def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monk
     assert "writes <unk>" in notes
 
 
+def test_zero_shot_lm1b_is_read_in_blocks_and_lm1b_by_itself_in_padded_sentences(world, tmp_path, capsys, monkeypatch):
+    held_out = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled"
+    held_out.mkdir(parents=True)
+    (held_out / "news.en.heldout-00000-of-00050").write_text("Peace .\nLaw and order .\n" * 20)
+    monkeypatch.setenv("ADLM_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = ("--samples", 1, "--max-tokens", 64)
+    for data, packing in (("zero-shot", "packed-published"), ("lm1b", "padded")):
+        [figure] = told(capsys, world / "mdlm", "--data", data, *words)["figures"]
+        assert (figure["data"], figure["split"], figure["packing"]) == ("lm1b", "test", packing)
+    [figure] = told(capsys, world / "mdlm", "--data", "zero-shot", "--packing", "packed", *words)["figures"]
+    assert figure["packing"] == "packed"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -85,7 +85,7 @@ def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
     asked = []
     once = command.statistics_of
     monkeypatch.setattr(command, "statistics_of", lambda *words: asked.append(words) or once(*words))
-    words = [f"data.path={text}", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
+    words = [f"data.path={text}", "data.held_out=0", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
     assert main(["prepare", *words]) == 0
     assert len(asked) == 1
 
@@ -93,11 +93,23 @@ def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
 def test_a_split_that_came_out_empty_is_noted(text, tmp_path, capsys):
     words = ("tokenizer=bytes", "length=64", "data.boundary=blank", "--out")
     notes = counted(capsys, f"data.path={text}", "data.held_out=0.0001", *words, tmp_path / "a")["notes"]
-    assert notes == ["nothing is held out: no document of 60 was drawn by data.held_out 0.0001 and data.seed 0"]
+    (note,) = notes
+    assert note.startswith("nothing is held out: data.held_out 0.0001 of 16,423 tokens in 60 documents is too little")
     assert counted(capsys, f"data.path={text}", "data.held_out=0", *words, tmp_path / "b")["notes"] == []
     assert counted(capsys, f"data.path={text}", "data.held_out=0.2", *words, tmp_path / "c")["notes"] == []
-    (note,) = counted(capsys, f"data.path={text}", "tokenizer=bytes", "--out", tmp_path / "d")["notes"]
-    assert note.startswith("one document in all, so nothing is held out; data.boundary")
+
+
+@pytest.mark.parametrize(("boundary", "where"), [("file", "inside a document"), ("blank", "at a document")])
+def test_few_documents_get_a_validation_split_and_a_note_says_how(text, tmp_path, capsys, boundary, where):
+    words = (f"data.path={text}", f"data.boundary={boundary}", "tokenizer=bytes", "length=64", "--out", tmp_path / "d")
+    report = counted(capsys, *words)
+    assert report["splits"]["valid"]["rows"] > 1
+    (note,) = report["notes"]
+    assert note == (
+        f"held out: the last {report['splits']['valid']['tokens'] / report['tokens']:.1%} of the text, cut {where}; "
+        "there are too few documents to draw some"
+    )
+    assert counted(capsys, *words)["notes"] == [note], "also where the folder is used again"
 
 
 def test_the_hint_about_one_document_is_for_own_text(tmp_path, capsys):

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import adlm
+from adlm.canvas import ids_of
 from adlm.interfaces.cli import main
 from adlm.interfaces.quickstart import run
 from adlm.interfaces.quickstart.report import Findings, Trained
+from adlm.tokens import load_tokenizer
 
 ROW = Trained(3.0, 0.01, 100, 10, 1000, 1.0)
-FINDINGS = Findings(ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), "x _", "x y", 1.0, "abc")
+FINDINGS = Findings(ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), "x _", "x y", 1.0, "abc", "speeches")
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,60 @@ def test_a_short_quickstart_leaves_all_that_it_promises(tmp_path, capsys, monkey
     assert (out / "curves.png").stat().st_size > 1000
     assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0, "run again, it finds everything done"
     assert json.loads(capsys.readouterr().out)["adlm"]["nats"] == told["adlm"]["nats"]
+
+
+BOOK = "\n\n".join(
+    f"Chapter {n}. The old captain said that whale number {n} was the largest he had ever seen in his life. He wept."
+    for n in range(80)
+)
+SMALL = [
+    "train.steps=2",
+    "train.batch_size=4",
+    "train.valid_rows=4",
+    "tokenizer=bytes",
+    "model.hidden=16",
+    "length=128",
+]
+
+
+def test_a_single_text_of_ones_own_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
+    monkeypatch.setattr(run, "ROWS", 8)
+    monkeypatch.setattr(run, "STEPS", 4)
+    book, out = tmp_path / "book.txt", tmp_path / "quick"
+    book.write_text(BOOK)
+    assert main(["quickstart", f"data.path={book}", *SMALL, "--out", str(out), "--json"]) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert told["text"] == str(book)
+    assert f"preparing {book}, tokenizer bytes" in shown.err.replace("\n", " ")
+    page = (out / "report.html").read_text()
+    assert str(book) in page
+    assert not re.search("speech|United States|Union", page + shown.out + shown.err)
+    given = re.split("_+", told["canvas"])
+    assert len(given) == 3
+    assert all(part in BOOK for part in given), "a sentence of the held-out text"
+    for part in given:
+        assert part in told["infilled"]
+
+
+def test_a_text_of_which_nothing_is_held_out_is_refused_before_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "book.txt").write_text(BOOK)
+    monkeypatch.setattr(run, "train", None)
+    words = [f"data.path={tmp_path / 'book.txt'}", "data.held_out=0", *SMALL, "--out", str(tmp_path / "quick")]
+    assert main(["quickstart", *words]) == 2
+    assert "is held out by data.held_out 0, " in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BOOK, BOOK.replace("\n", " ").lower(), "word " * 500, "\u4e00\u4e8c\u4e09" * 300, "a [MASK*3] b"],
+    ids=["sentences", "no capitals", "no sentences", "no words", "a hole of its own"],
+)
+@pytest.mark.parametrize("longest", [30, 126])
+def test_gaps_fit_the_model_and_leave_most_of_the_text(text, longest):
+    tokenizer = load_tokenizer("bytes")
+    canvas = run.with_gaps(text, tokenizer, longest)
+    ids = ids_of(canvas, tokenizer)
+    assert len(ids) <= longest
+    assert 0 < ids.count(tokenizer.vocabulary.mask_id) <= max(2, len(ids) / 2)

@@ -89,7 +89,7 @@ def test_a_text_of_ones_own_is_told_from_the_tables(world, capsys):
     found = told(capsys, "owt-ppl", world / "adlm", *words)["comparisons"]
     ours = [each for each in found if each["ours"] is not None]
     assert all("speech.txt, not openwebtext" in each["because"] for each in ours)
-    assert all("packing packed, not packed-published" in each["differs"] for each in ours)
+    assert all("packing packed, not packed-published" in each["because"] for each in ours)
     assert {each["held_because"] for each in ours} == {"by --row"}
 
 

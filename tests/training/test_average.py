@@ -29,7 +29,7 @@ def test_the_average_is_that_of_the_released_code():
 
 def test_after_many_updates_the_ceiling_holds():
     average = Average(one_weight(0.0), 0.9)
-    average.num_updates = 1_000
+    average.num_updates.fill_(1_000)
     average.update(one_weight(1.0))
     assert float(average.weights["weight"]) == pytest.approx(0.1)
 
@@ -38,6 +38,16 @@ def test_a_ceiling_of_zero_is_the_weights():
     average = Average(one_weight(3.0), 0.0)
     average.update(one_weight(5.0))
     assert average.weights["weight"] == real(5.0)
+
+
+def test_a_step_that_was_skipped_is_no_update():
+    skipping, plain = (Average(one_weight(1.0), 0.9999) for _ in range(2))
+    for n in range(1, 10):
+        skipping.update(one_weight(n), torch.tensor(n % 3 != 0))
+        if n % 3 != 0:
+            plain.update(one_weight(n))
+    assert int(skipping.num_updates) == 6
+    assert torch.equal(skipping.weights["weight"], plain.weights["weight"])
 
 
 def test_inside_the_network_is_the_average_and_outside_itself_again_to_the_bit():

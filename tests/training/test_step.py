@@ -166,6 +166,21 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_is_told(name):
     train_step(method, network, optimizer, None, *arguments).check()  # and the run can go on
 
 
+def test_a_skipped_step_leaves_the_average_and_its_count_as_they_were():
+    config = settings("mdlm")
+    method = method_of(config)
+    network = wake(method.build())
+    optimizer, average = build_optimizer(network, config.train), Average(network, 0.9999)
+    arguments = ([MicroBatch(text())], 48, 0.5, seeded())
+    train_step(method, network, optimizer, average, *arguments).check()
+    before = {key: value.clone() for key, value in average.weights.items()}
+    hook = next(network.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    assert not train_step(method, network, optimizer, average, *arguments).finite
+    hook.remove()
+    assert int(average.num_updates) == 1
+    assert all(torch.equal(before[key], value) for key, value in average.weights.items())
+
+
 def test_the_mask_in_the_text_is_refused_where_the_text_enters():
     config = settings("mdlm")
     method = method_of(config)

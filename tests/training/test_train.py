@@ -347,6 +347,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted(prepared, tmp_path, m
     outcome = run(prepared, tmp_path, "train.skip_limit=2")
     assert outcome.counters.skipped == 3
     assert outcome.counters.skipped_in_a_row == 0
+    assert outcome.counters.num_updates == outcome.counters.step - 3
     assert logged(tmp_path)[-1]["skipped"] == 3
     assert all(weight.isfinite().all() for weight in weights(tmp_path).values())
     assert [line["step"] for line in logged(tmp_path) if "nats" not in line] == [6]  # nothing of steps 5 and 6 counts

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
-    report["notes"] = [] if how == "opened" else list(_notes(config, report))
+    report["notes"] = [] if how == "opened" else list(_notes(config, report, prepared.manifest["recipe"]["held_out"]))
     splits = prepared.splits if arguments.inspect else ()
     seen = {split: statistics_of(prepared.rows(split), config.anchor.tau) for split in splits}
     if arguments.inspect:
@@ -120,17 +120,17 @@ def _opened(config: Config, arguments: argparse.Namespace) -> Prepared:
     return replace(prepared, manifest={**prepared.manifest, **view})
 
 
-def _notes(config: Config, report: dict[str, Any]) -> Iterator[str]:
+def _notes(config: Config, report: dict[str, Any], division: dict[str, Any]) -> Iterator[str]:
     """What someone may not have expected."""
     for split in report["missing"]:
         yield f"not there: {split}"
-    if config.data.path and report["documents"] == 1:
-        yield "one document in all, so nothing is held out; data.boundary=line or blank parts a text"
+    if config.data.path and division["last_from"] is not None:
+        share = report["splits"]["valid"]["tokens"] / report["tokens"]
+        where = "at a document" if division["cut_at"] is None else "inside a document"
+        yield f"held out: the last {share:.1%} of the text, cut {where}; there are too few documents to draw some"
     elif config.data.held_out and set(report["splits"]) == {"train"} and not report["missing"]:
-        yield (
-            f"nothing is held out: no document of {report['documents']:,} was drawn by data.held_out "
-            f"{config.data.held_out:g} and data.seed {config.data.seed}"
-        )
+        text = f"{report['tokens']:,} tokens in {report['documents']:,} documents"
+        yield f"nothing is held out: data.held_out {config.data.held_out:g} of {text} is too little; give a larger one"
 
 
 def _report(prepared: Prepared, how: str, missing: tuple[str, ...], seconds: float) -> dict[str, Any]:

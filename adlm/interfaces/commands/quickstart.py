@@ -16,7 +16,8 @@ from adlm.interfaces.console import Console
 from adlm.interfaces.quickstart.report import Findings
 from adlm.interfaces.quickstart.run import quickstart
 
-EXAMPLE = "adlm quickstart --out runs/quickstart"
+EXAMPLE = """adlm quickstart --out runs/quickstart                       State of the Union speeches
+  adlm quickstart data.path=book.txt --out runs/book           your own text"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

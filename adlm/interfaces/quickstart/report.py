@@ -41,6 +41,8 @@ class Findings:
     seconds: float
     """Of everything."""
     commit: str
+    text: str
+    """What was read."""
 
     @property
     def verdict(self) -> str:
@@ -123,9 +125,9 @@ def _page(findings: Findings, picture: str) -> str:
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>adlm quickstart</title><style>{STYLE}</style>
 <h1>adlm quickstart</h1>
-<p>State of the Union speeches, a tokenizer learnt from them, and two small networks of the same width and depth trained
+<p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
 for the same number of steps: an anchored pair (ADLM) and a plain masked diffusion network (MDLM). Bounds are on
-{findings.held_out_tokens:,} tokens of speeches that neither has seen, with standard errors.</p>
+{findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors.</p>
 <table><tr><th></th><th>bound, nats a token</th><th>perplexity</th><th>parameters</th><th>tokens seen</th>
 <th>training</th></tr>{rows}{counted}</table>
 <p><strong>{html.escape(findings.verdict)}</strong></p>

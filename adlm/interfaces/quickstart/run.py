@@ -1,5 +1,6 @@
 """The quickstart as a recipe: text -> tokenizer -> two runs -> bounds on the same draws -> samples -> report."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -7,11 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from adlm.canvas import HOLE
 from adlm.config.load import resolve
-from adlm.config.schema import Config
+from adlm.config.schema import Config, Data
+from adlm.data.corpora import CORPORA
+from adlm.data.packing import Rows
 from adlm.data.prepare import prepare
 from adlm.data.prepared import Prepared
+from adlm.errors import UserError
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
 from adlm.evaluation.perplexity import Recipe, measure
@@ -19,13 +25,15 @@ from adlm.interfaces.quickstart.report import Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
 from adlm.model_folder import load_model_folder, save_model_folder
 from adlm.models.transformer import num_parameters
+from adlm.tokens import Tokenizer
 from adlm.training.logbook import read_metrics
 from adlm.training.train import Screen, train
 
 METHODS = ("adlm", "mdlm")
 ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
 SAMPLES, STEPS, TOP_P = 3, 64, 0.9
-GAPS = "The state of our[MASK*6] is strong, and the people of the United States[MASK*8]."
+BEGINNING = 4096  # held-out tokens in which a sentence to put gaps into is looked for
+SENTENCE = re.compile(r"(?<=[.!?] )\w[^.!?]{30,}[.!?]")
 
 Say = Callable[[str], None]
 
@@ -34,15 +42,23 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     """Everything, into `out`; what an earlier run there has done is not done again."""
     started = time.monotonic()
     configs = {name: resolve([f"quickstart/{name}", *words]) for name in METHODS}
-    say("preparing the speeches, and a tokenizer learnt from them")
+    text = _title(configs["adlm"].data)
+    say(f"preparing {text}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
+    held_out = next((split for split in ("valid", "test") if split in prepared.splits), None)
+    if held_out is None:
+        raise UserError(
+            f"nothing of {text} is held out by data.held_out {configs['adlm'].data.held_out:g}, and the bounds are "
+            "measured on held-out text; try data.held_out=0.1, or a longer text"
+        )
+    canvas = with_gaps(_beginning(prepared, held_out), prepared.tokenizer, configs["adlm"].length - 2)
     models, seconds = {}, {}
     for name, config in configs.items():
         say(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _trained(name, config, prepared, out, screen)
     say("measuring both on the same held-out rows and draws")
     rows, recipe = (
-        prepared.rows("valid"),
+        prepared.rows(held_out),
         Recipe("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
     )
     nats = {name: measure(model.method, model.network, rows, recipe) for name, model in models.items()}
@@ -50,7 +66,6 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     counted = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
     gap = difference(nats["adlm"], nats["mdlm"])
     say("writing with ADLM")
-    canvas, infilled = _infilled(models["adlm"])
     findings = Findings(
         adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
         mdlm=_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
@@ -60,10 +75,11 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         bigram_nats=counted.bigram,
         held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
-        canvas=canvas,
-        infilled=infilled,
+        canvas=HOLE.sub(lambda hole: "_" * int(hole[1]), canvas),
+        infilled=_readable(models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1)),
         seconds=round(time.monotonic() - started, 1),
         commit=_commit(),
+        text=text,
     )
     write_report(out, findings, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
     return findings
@@ -111,11 +127,35 @@ def _samples(model: LanguageModel) -> tuple[str, ...]:
     return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
 
 
-def _infilled(model: LanguageModel) -> tuple[str, str]:
-    """A sentence with gaps, and the same with the gaps filled."""
-    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), _readable(
-        model.fill(GAPS, steps=STEPS, top_p=TOP_P, seed=1)
-    )
+def _title(data: Data) -> str:
+    """What the text is called, for a reader."""
+    return data.path or data.hub or CORPORA[data.name].title
+
+
+def _beginning(prepared: Prepared, split: str) -> str:
+    tokens = prepared.tokens(split)
+    ids = np.zeros(min(BEGINNING, len(tokens)), np.int64)
+    tokens.copy_to(ids, 0, len(ids))
+    return _readable(prepared.tokenizer.decode(ids.tolist()))
+
+
+def with_gaps(text: str, tokenizer: Tokenizer, longest: int) -> str:
+    """The first sentence of at most `longest` tokens, with two gaps of as many tokens as the words in them have.
+
+    Where there is none, the first words that fit; where there are no words, characters.
+    """
+    text = HOLE.sub("", " ".join(word for word in text.split() if not tokenizer.unknown(word)))
+    sentences = (found[0] for found in SENTENCE.finditer(text))
+    sentence = next((each for each in sentences if len(tokenizer.encode(each)) <= longest), text)
+    space = " " if sentence.count(" ") >= 5 else ""
+    words = sentence.split(" ") if space else list(sentence)
+    while len(tokenizer.encode(space.join(words))) > longest:
+        words = words[: len(words) * 3 // 4]
+    size = max(1, len(words) // 6)
+    for start in (len(words) * 2 // 3, len(words) // 4):  # the later one first: it moves nothing before it
+        hidden = (space if tokenizer.joins_spaces else "") + space.join(words[start : start + size])
+        words[start : start + size] = [f"[MASK*{len(tokenizer.encode(hidden)) or 1}]"]
+    return space.join(words)
 
 
 def _readable(text: str) -> str:
