@@ -23,7 +23,7 @@ from adlm.training.draws import generator_of, reseed_dropout
 from adlm.training.engine import Processes, micro_batches, processes_of
 from adlm.training.ledger import Taken, line_of, settle
 from adlm.training.logbook import Line, Logbook, open_logbook
-from adlm.training.optimizer import learning_rate, set_learning_rate
+from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.run_folder import RunFolder
 from adlm.training.samples import write_samples
 from adlm.training.step import MicroBatch, count_tokens, train_step
@@ -75,6 +75,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
         say = screen.say if processes.first else _nothing
         with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
+            check_warm_up(config.train)
             supply = open_supply(config, out, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config

@@ -31,7 +31,6 @@ def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["owt/adlm"], "--out is not given"),
         (["--out", "{tmp}/run"], "nothing says what to train"),
         (
             ["owt/adlm", "data.prepared={tmp}/none", "--out", "{tmp}/run"],

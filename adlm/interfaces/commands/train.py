@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from adlm.config.load import resolve
+from adlm.config.load import names_run, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.interfaces.console import Console
@@ -20,7 +20,9 @@ from adlm.training.logbook import Line
 from adlm.training.run_folder import RunFolder
 from adlm.training.train import Outcome, train
 
-EXAMPLE = """adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
+EXAMPLE = """adlm train own data.path='texts/*.txt'
+  adlm train --out runs/own train.steps=1600
+  adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm.interfaces.cli train owt/adlm train.micro_batch=32 --out runs/adlm
   adlm train --plot runs/adlm"""
 
@@ -44,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="WORD",
         help="a preset or .yaml file, section=preset, or knob=value; read from left to right.\n"
-        "none at all: go on with the run in --out as it is",
+        "knobs alone change those of the run in --out: train.steps=2000 extends it; no words resume it as it is",
     )
-    parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to go on with")
+    parser.add_argument(
+        "--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to resume (runs/PRESET)"
+    )
     parser.add_argument("--plot", metavar="RUN", type=Path, help="draw the curves of a run: curves.png and curves.svg")
     parser.add_argument("--json", action="store_true", help="for machines: the outcome as one line")
 
@@ -56,12 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         places = [str(place) for place in plot(arguments.plot)]
         sys.stdout.write(f"{json.dumps(places)}\n" if arguments.json else "".join(f"{place}\n" for place in places))
         return 0
-    if arguments.out is None:
-        raise UserError("--out is not given: say where the run goes, or is")
-    config = _config(arguments.words, arguments.out)
+    out = _out(arguments.words, arguments.out)
+    config = _config(arguments.words, out)
     screen = Screen(config.train.steps)
     try:
-        outcome = train(config, arguments.out, screen)
+        outcome = train(config, out, screen)
     finally:
         screen.close()
     if int(os.environ.get("RANK", 0)) == 0:
@@ -70,13 +73,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 128 + outcome.signal if outcome.signal else 0
 
 
+def _out(words: list[str], out: Path | None) -> Path:
+    """The folder of the run: as given, or runs/PRESET."""
+    preset = next(filter(names_run, words), None)
+    if out is None and preset is None:
+        raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
+    return out or Path("runs", str(preset))
+
+
 def _config(words: list[str], out: Path) -> Config:
-    if words:
-        return resolve(words)
+    """What the words ask for; knobs alone are laid over the config of the run that is there."""
     there = RunFolder(out).config
-    if there is None:
-        raise UserError(f"nothing says what to train, and {out} holds no run to go on with; give a preset or knobs")
-    return there
+    if there is None and not words:
+        raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
+    return resolve(words, None if any("=" not in word for word in words) else there)
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:
