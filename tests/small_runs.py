@@ -68,6 +68,12 @@ class Quiet:
     def say(self, sentence: str) -> None:
         self.said.append(sentence)
 
+    def start(self, start: Any) -> None:
+        pass
+
+    def step(self, step: int) -> None:
+        pass
+
     def write(self, line: Any) -> None:
         pass
 

@@ -274,6 +274,8 @@ class Train:
     """torch.compile of the networks: auto on a GPU, if it works there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs; auto is a GPU where there is one."""
+    threads: Count | None = None
+    """CPU threads of a run on a CPU; empty means OMP_NUM_THREADS, or as many as CPUs are idle; resuming keeps them."""
     log_every: Count = 50
     """Steps between two lines of metrics.jsonl and of the console."""
     valid_every: Annotated[int, Ge(0)] = 1_000
