@@ -33,7 +33,7 @@ SMALL = (
     "train.batch_size=8",
     "train.steps=20",
     "train.learning_rate=3e-3",
-    "train.warm_up_steps=4",
+    "train.warm_up_steps=2",
     "train.log_every=2",
     "train.valid_every=10",
     "train.valid_rows=6",
@@ -67,6 +67,12 @@ class Quiet:
 
     def say(self, sentence: str) -> None:
         self.said.append(sentence)
+
+    def start(self, start: Any) -> None:
+        pass
+
+    def step(self, step: int) -> None:
+        pass
 
     def write(self, line: Any) -> None:
         pass

@@ -27,9 +27,15 @@ Raw = dict[str, Any]
 PRESETS = files("adlm") / "presets"
 
 
-def resolve(words: Iterable[str]) -> Config:
-    """The Config that the words of a command ask for, over the defaults."""
-    return from_mapping(asked(words))
+def resolve(words: Iterable[str], over: Config | None = None) -> Config:
+    """The Config that the words of a command ask for, over the defaults or over another Config."""
+    raw = asked(words)
+    return from_mapping(raw if over is None else _laid_over(_without_source(to_mapping(over), raw), raw))
+
+
+def names_run(word: str) -> bool:
+    """Whether a word of a command is a preset of a whole run: not a knob, a file, or a preset of one section."""
+    return word in dict(_preset_files()) and word.partition("/")[0] not in knobs.sections()
 
 
 def asked(words: Iterable[str]) -> Raw:
@@ -49,11 +55,14 @@ def asked(words: Iterable[str]) -> Raw:
 
 
 def _without_source(raw: Raw, above: Raw) -> Raw:
-    """What is there, without the text it reads where the next word names another: data.path replaces data.name."""
-    below, over = raw.get("data"), above.get("data")
-    if not (isinstance(below, dict) and isinstance(over, dict) and any(over.get(knob) for knob in SOURCES)):
+    """What is there, without the text it reads where the next word names another: data.path replaces data.name.
+
+    A prepared folder is text too: data.prepared replaces what a preset reads, and data.path a folder named before it.
+    """
+    below, over, sources = raw.get("data"), above.get("data"), (*SOURCES, "prepared")
+    if not (isinstance(below, dict) and isinstance(over, dict) and any(over.get(knob) for knob in sources)):
         return raw
-    return {**raw, "data": {knob: value for knob, value in below.items() if knob not in SOURCES}}
+    return {**raw, "data": {knob: value for knob, value in below.items() if knob not in sources}}
 
 
 def _asked(word: str) -> Raw:

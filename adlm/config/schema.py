@@ -248,8 +248,8 @@ class Train:
     """AdamW's decoupled decay."""
     clip: Rate = 1.0
     """Largest gradient norm; 0 does not clip."""
-    warm_up_steps: Annotated[int, Ge(0)] = 2_500
-    """Steps over which the learning rate rises from 0."""
+    warm_up_steps: Annotated[int, Ge(0)] | None = None
+    """Steps over which the learning rate rises from 0; empty means a tenth of `steps`, but at most 2500."""
     decay: Literal["constant", "cosine", "linear", "trapezoid"] = "constant"
     """The learning rate after the warm-up; trapezoid holds it, and falls in a line over the last two fifths."""
     ema: Annotated[float, Ge(0), Lt(1)] = 0.9999
@@ -274,6 +274,8 @@ class Train:
     """torch.compile of the networks: auto on a GPU, if it works there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs; auto is a GPU where there is one."""
+    threads: Count | None = None
+    """CPU threads of a run on a CPU; empty means OMP_NUM_THREADS, or as many as CPUs are idle; resuming keeps them."""
     log_every: Count = 50
     """Steps between two lines of metrics.jsonl and of the console."""
     valid_every: Annotated[int, Ge(0)] = 1_000
@@ -294,6 +296,11 @@ class Train:
     """Write events for TensorBoard too, to the run's tensorboard/; needs the package tensorboard."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Log to Weights & Biases too, on this machine only or on theirs; needs the package wandb."""
+
+    @property
+    def num_warm_up_steps(self) -> int:
+        """`warm_up_steps`, with the default filled in."""
+        return min(2_500, self.steps // 10) if self.warm_up_steps is None else self.warm_up_steps
 
 
 @dataclass(frozen=True)

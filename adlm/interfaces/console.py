@@ -1,8 +1,12 @@
 """Where commands print: a terminal as wide as it is, a pipe or a file as wide as what is told. Knows no command."""
 
+import threading
+import time
 from typing import NoReturn
 
 from rich.console import Console as Terminal
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 NO_EDGE = 1_000_000
 """Columns of what is no terminal: nothing is cut or folded there, whoever reads it has a width of his own."""
@@ -20,3 +24,72 @@ class Console(Terminal):
         """The reader has seen enough: `main` decides what that means, for every command."""
         self.quiet = True
         raise BrokenPipeError
+
+
+SILENCE = 10.0
+"""Seconds after which progress is printed where there is no live bar."""
+
+
+class Progress:
+    """How many of `total` steps are done: a live bar on a terminal, elsewhere a line after 10 seconds of silence.
+
+    A thread prints it, so that one step of minutes is not silent either.
+    """
+
+    def __init__(self, console: Console, what: str, total: int, done: int = 0):
+        self.console, self.what, self.total = console, what, total
+        self._began = self._printed = time.monotonic()
+        self._first: tuple[int, float] | None = None  # (steps done, when) after the first step, which is no measure
+        self._last = (done, self._began)
+        self._closed = threading.Event()
+        self._bar: Bar | None = None
+        if console.is_terminal:
+            left = TextColumn("{task.completed:,}/{task.total:,}  {task.fields[left]}")
+            self._bar = Bar(TextColumn(what), BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)
+            self._task = self._bar.add_task(what, total=total, completed=done, left="")
+            self._bar.start()
+        self._thread = threading.Thread(target=self._speak, daemon=True)
+        self._thread.start()
+
+    def print(self, line: str, style: str | None = None) -> None:
+        self._printed = time.monotonic()
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, done: int) -> None:
+        self._last = (done, time.monotonic())
+        if self._first is None:
+            self._first = self._last
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, left=self.left)
+
+    @property
+    def left(self) -> str:
+        """About how long the rest takes, all that happens between two steps included; empty where nobody knows."""
+        (done, now), first = self._last, self._first
+        if first is None:
+            return ""
+        pace = (now - first[1]) / (done - first[0]) if done > first[0] else now - self._began
+        return f"{duration((self.total - done) * pace)} left"
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _speak(self) -> None:
+        while self._bar is None and not self._closed.wait(SILENCE / 10):
+            now = time.monotonic()
+            if now - self._printed < SILENCE:
+                continue
+            done, since = self._last
+            doing = f"{duration(now - since)} in the next" if now - since > SILENCE else self.left
+            self.print(f"{self.what}: {done:,}/{self.total:,} steps, {doing}")
+
+
+def duration(seconds: float) -> str:
+    """About, in the unit that suits it."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

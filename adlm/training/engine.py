@@ -6,10 +6,12 @@ takes the same way, and there is nothing to exchange.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,6 +152,46 @@ def _device(wanted: str) -> torch.device:
         )
     torch.cuda.set_device(device)
     return device
+
+
+def default_threads() -> int:
+    """CPU threads for torch where nobody asks for a number: OMP_NUM_THREADS, or as many as CPUs are idle now.
+
+    More threads than idle CPUs wait for each other at every operation: on two busy cores, 1 thread trained at 3,900
+    tokens/s and 2 at 1,700 to 2,700 (quickstart/adlm).
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, min(torch.get_num_threads(), round(idle_cpus())))
+
+
+def idle_cpus(seconds: float = 0.3) -> float:
+    """How many of the CPUs that this process may use are idle for a moment, by /proc/stat; all where there is none."""
+    before = _cpu_times()
+    if not before:
+        return float(os.cpu_count() or 1)
+    time.sleep(seconds)
+    after = _cpu_times()
+    shares = []
+    for cpu, (idle, total) in before.items():
+        passed = after[cpu][1] - total
+        shares.append((after[cpu][0] - idle) / passed if passed else 1.0)
+    return sum(shares)
+
+
+def _cpu_times() -> dict[int, tuple[int, int]]:
+    """(idle, total) ticks of every CPU that this process may use; nothing where there is no /proc/stat."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        usable = os.sched_getaffinity(0)
+    except (OSError, AttributeError):  # macOS has neither
+        return {}
+    times: dict[int, tuple[int, int]] = {}
+    for name, *ticks in map(str.split, lines):
+        if name[:3] == "cpu" and name[3:] and int(name[3:]) in usable:
+            user, nice, system, idle, waiting, *others = map(int, ticks[:8])  # what follows is contained in user
+            times[int(name[3:])] = idle + waiting, user + nice + system + idle + waiting + sum(others)
+    return times
 
 
 def recompute_blocks(network: nn.Module) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from adlm.config.schema import Train
+from adlm.errors import UserError
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -22,10 +23,20 @@ def learning_rate(train: Train, step: int) -> float:
 
     cosine, linear and trapezoid reach 0 when all of `train.steps` are done. The very first rate is 0, as published.
     """
-    if step < train.warm_up_steps:
-        return train.learning_rate * step / train.warm_up_steps
-    decaying = max(1, train.steps - train.warm_up_steps)
-    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - train.warm_up_steps) / decaying))
+    warm_up = train.num_warm_up_steps
+    if step < warm_up:
+        return train.learning_rate * step / warm_up
+    decaying = max(1, train.steps - warm_up)
+    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - warm_up) / decaying))
+
+
+def check_warm_up(train: Train) -> None:
+    """Refuse a warm-up that does not end within the run. Checked for training only: a trained model loads anyway."""
+    if train.num_warm_up_steps >= train.steps:
+        raise UserError(
+            f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
+            f"learning rate would never reach train.learning_rate; try train.warm_up_steps={train.steps // 10}"
+        )
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:

@@ -31,6 +31,7 @@ MAY_CHANGE = {
     "train.precision",
     "train.compile",
     "train.device",
+    "train.threads",
     "train.log_every",
     "train.valid_every",
     "train.valid_rows",

@@ -1,7 +1,10 @@
 """Being told to stop, and running out of memory: what comes from outside a run. Knows nothing of what is running."""
 
+import os
 import signal
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,23 +24,44 @@ class Stop:
 
 
 @contextmanager
-def told_to_stop() -> Iterator[Stop]:
-    """Inside, the first SIGTERM or SIGINT is written down instead of obeyed; the second ends the process as usual."""
+def told_to_stop(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Inside, the first SIGTERM or SIGINT is answered and asks to stop after the step; the second ends the process.
+
+    Python runs signal handlers between two bytecodes of the main thread, so not before a long backward pass returns.
+    The wakeup descriptor is written to at once, and a thread answers it.
+    """
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        stop.signal = number
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in SIGNALS:
-        signal.signal(number, note)
+    received, sent = socket.socketpair()
+    sent.setblocking(False)
+    before = {number: signal.signal(number, _wake_up_only) for number in SIGNALS}
+    descriptor = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    watch = threading.Thread(target=_watch, args=(received, stop, say), daemon=True)
+    watch.start()
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
+        sent.close()
+        watch.join()
+        received.close()
+
+
+def _wake_up_only(number: int, frame: FrameType | None) -> None:
+    """A handler of our own, so that signals reach the wakeup descriptor."""
+
+
+def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> None:
+    """Answer signals, by their numbers, until the other end is closed."""
+    while number := int.from_bytes(received.recv(1)):
+        if number not in SIGNALS:
+            continue
+        if stop.signal:
+            os._exit(128 + number)  # the main thread may be busy for minutes; what is on the disk is whole
+        stop.signal = number
+        again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
+        say(f"{signal.Signals(number).name}: finishing this step, then saving; {again} to quit now, without saving")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ same on any number of processes.
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,7 +19,7 @@ from adlm.config.schema import Config
 from adlm.data.loader import Batches, Loader
 from adlm.data.packing import Rows, counted_positions
 from adlm.data.plan import described, plan_of
-from adlm.data.prepare import prepare
+from adlm.data.prepare import Progress, prepare
 from adlm.data.prepared import Prepared, open_prepared
 from adlm.data.streaming import Stream
 from adlm.diffusion.times import Portion
@@ -52,6 +53,10 @@ class Supply:
     training: Batches
     fingerprint: str
     """Of the text that is trained on: the same bytes have the same."""
+    num_rows: int | None
+    """Of the training text; empty for a stream, which nobody has counted."""
+    num_tokens: int | None
+    """Of the training text, before rows are cut."""
     num_held_out: int
     """Rows that are measured; 0 where nothing is held out."""
     read: Callable[[int, int], tuple[Tensor, Tensor | None]]
@@ -104,7 +109,10 @@ def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[
         x, pad = held_out.read(_spread_out(held_out, num_held_out)[start:stop])
         return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
 
-    return Supply(settled, prepared.tokenizer, loader, _fingerprint(prepared), num_held_out, read)
+    num_tokens = len(prepared.tokens("train"))
+    return Supply(
+        settled, prepared.tokenizer, loader, _fingerprint(prepared), len(rows), num_tokens, num_held_out, read
+    )
 
 
 def _fingerprint(prepared: Prepared) -> str:
@@ -119,7 +127,8 @@ def _spread_out(rows: Rows, num: int) -> list[int]:
 
 def _prepared(config: Config, run: Path, say: Callable[[str], None]) -> Prepared:
     if not config.data.prepared:
-        outcome = prepare(config, run / "data")
+        say(f"preparing {config.data.name or config.data.path or config.data.hub} for tokenizer {config.tokenizer}")
+        outcome = prepare(config, run / "data", _every_ten_seconds(say))
         say(f"data {outcome.how}: {run / 'data'}")
         return outcome.prepared
     prepared = open_prepared(Path(config.data.prepared), sums=False)
@@ -130,6 +139,21 @@ def _prepared(config: Config, run: Path, say: Callable[[str], None]) -> Prepared
             f"{source}; give the folder of that text, or prepare it"
         )
     return prepared
+
+
+def _every_ten_seconds(say: Callable[[str], None]) -> Callable[[Progress], None]:
+    """Says how far the preparation is, but not more often."""
+    said = time.monotonic()
+
+    def report(progress: Progress) -> None:
+        nonlocal said
+        if time.monotonic() - said < 10:
+            return
+        said = time.monotonic()
+        share = f"{progress.bytes_read / progress.bytes_in_all:.0%} read, " if progress.bytes_in_all else ""
+        say(f"preparing: {share}{progress.tokens:,} tokens")
+
+    return report
 
 
 def _streamed(config: Config, processes: Processes) -> Supply:
@@ -150,4 +174,4 @@ def _streamed(config: Config, processes: Processes) -> Supply:
         return torch.cat([batch.x for batch in some]), torch.cat(pads) if pads else None
 
     fingerprint = hashlib.sha256(json.dumps(described(plan), sort_keys=True).encode()).hexdigest()
-    return Supply(settled, tokenizer, stream, fingerprint, len(held_out), read)
+    return Supply(settled, tokenizer, stream, fingerprint, None, None, len(held_out), read)

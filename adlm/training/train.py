@@ -10,22 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from adlm.config.schema import Config
 from adlm.data.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.model_folder import ModelFolder
+from adlm.models.transformer import num_parameters
 from adlm.training import run_folder, snapshot
 from adlm.training.clock import Clock
 from adlm.training.counters import Counters
 from adlm.training.draws import generator_of, reseed_dropout
-from adlm.training.engine import Processes, micro_batches, processes_of
+from adlm.training.engine import Processes, default_threads, micro_batches, processes_of
 from adlm.training.ledger import Taken, line_of, settle
 from adlm.training.logbook import Line, Logbook, open_logbook
-from adlm.training.optimizer import learning_rate, set_learning_rate
+from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.run_folder import RunFolder
 from adlm.training.samples import write_samples
+from adlm.training.speed import device_name
 from adlm.training.step import MicroBatch, count_tokens, train_step
 from adlm.training.stopping import Stop, memory_told, told_to_stop
 from adlm.training.supply import Supply, log_frequencies, open_supply
@@ -33,10 +37,35 @@ from adlm.training.trainee import Trainee, build
 from adlm.training.validation import Measured, measure
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a run is about to do."""
+
+    device: str
+    threads: int | None
+    """CPU threads; empty on a GPU."""
+    num_parameters: int
+    num_rows: int | None
+    """Of the training text; empty for a stream."""
+    num_tokens: int | None
+    num_held_out: int
+    """Rows that are measured."""
+    step: int
+    """Where it stands: 0, or where it is resumed."""
+    exact: bool
+    """Whether held-out nats are exact, and not an upper bound."""
+
+
 class Screen(Protocol):
     """Who reads along."""
 
     def say(self, sentence: str) -> None: ...
+
+    def start(self, start: Start) -> None: ...
+
+    def step(self, step: int) -> None:
+        """So many steps are done."""
+        ...
 
     def write(self, line: Line) -> None: ...
 
@@ -50,7 +79,9 @@ class Outcome:
     folder: Path
     counters: Counters
     measured: Measured | None
-    """The bound on held-out rows at the end; empty where nothing is held out or the run was stopped."""
+    """Nats of held-out rows at the end; empty where nothing is held out or the run was stopped."""
+    exact: bool
+    """Whether those nats are exact, and not an upper bound."""
     signal: int = 0
     """That stopped it before its end; 0 where it came to its end."""
 
@@ -66,6 +97,8 @@ class Workshop:
     trainee: Trainee
     logbook: Logbook | None
     """The first process's."""
+    screen: Screen | None
+    """The first process's."""
     stop: Stop
 
 
@@ -75,6 +108,8 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
         say = screen.say if processes.first else _nothing
         with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
+            check_warm_up(config.train)
+            config = _with_threads(config, run, processes)
             supply = open_supply(config, out, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
@@ -85,8 +120,12 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             counters = _resumed(run, trainee, processes, screen)
             logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
             try:
-                with told_to_stop() as stop:  # what came before can be cut off at any moment: it is resumed or redone
-                    return _walk(Workshop(config, processes, run, supply, trainee, logbook, stop), counters)
+                with told_to_stop(
+                    say
+                ) as stop:  # what came before can be cut off at any moment: it is resumed or redone
+                    watching = screen if processes.first else None
+                    shop = Workshop(config, processes, run, supply, trainee, logbook, watching, stop)
+                    return _walk(shop, counters)
             finally:
                 if logbook is not None:
                     logbook.close()
@@ -94,6 +133,20 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
 
 def _nothing(sentence: str) -> None:
     pass
+
+
+def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:
+    """The config with the CPU threads of the run: those asked for, those it began with, or the default.
+
+    They change results in the last bits, so a run keeps them, and resumes to the bits of an unbroken one.
+    """
+    if processes.device.type != "cpu":
+        return config
+    begun = run.config
+    wanted = config.train.threads or (begun.train.threads if begun is not None else None)
+    threads = processes.same(wanted or default_threads())
+    torch.set_num_threads(threads)
+    return replace(config, train=replace(config.train, threads=threads))
 
 
 def _resumed(run: RunFolder, trainee: Trainee, processes: Processes, screen: Screen) -> Counters:
@@ -119,6 +172,8 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
     clock = Clock(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
     taken: Taken | None = None  # the last step, its report not read yet
     measured: Measured | None = None
+    if shop.screen is not None:
+        shop.screen.start(_start(shop, counters.step))
     while counters.step < config.train.steps:
         batch = _next(batches)
         tokens, stopped, failed = processes.sum(
@@ -130,12 +185,28 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
         now = _step(shop, counters, batch, int(tokens))
         counters = _settled(shop, counters, taken)
         counters, taken = _counted(counters, batch, int(tokens)), now
+        if shop.screen is not None:
+            shop.screen.step(counters.step)
         if _due(config, counters.step):
             counters, taken = _settled(shop, counters, taken), None
             counters, measured = _take_stock(shop, counters, clock)
             clock.start(counters)
     _keep_if_missing(shop)
-    return Outcome(shop.run.place, counters, measured or _measured(shop))
+    return Outcome(shop.run.place, counters, measured or _measured(shop), shop.trainee.method.exact)
+
+
+def _start(shop: Workshop, step: int) -> Start:
+    config, supply = shop.config, shop.supply
+    return Start(
+        device_name(shop.processes.device),
+        config.train.threads if shop.processes.device.type == "cpu" else None,
+        num_parameters(shop.trainee.network),
+        supply.num_rows,
+        supply.num_tokens,
+        supply.num_held_out,
+        step,
+        shop.trainee.method.exact,
+    )
 
 
 def _next(batches: Iterator[Batch]) -> Batch | UserError:
@@ -285,4 +356,4 @@ def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: 
         raise UserError(
             f"{problem}; the {counters.step:,} steps done are saved, and the same command goes on from there"
         )
-    return Outcome(shop.run.place, counters, None, shop.stop.signal or signal.SIGTERM)
+    return Outcome(shop.run.place, counters, None, shop.trainee.method.exact, shop.stop.signal or signal.SIGTERM)

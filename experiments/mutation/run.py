@@ -75,7 +75,7 @@ MUTANTS = [
     ("models/layers.py", "gate * layer.bias", "layer.bias"),
     ("training/average.py", "self.num_updates += finite", "self.num_updates += 1"),
     ("training/average.py", "/ (10 + self.num_updates)", "/ (11 + self.num_updates)"),
-    ("training/optimizer.py", "step / train.warm_up_steps", "(step + 1) / train.warm_up_steps"),
+    ("training/optimizer.py", "step / warm_up", "(step + 1) / warm_up"),
     ("training/optimizer.py", "rate * group[\"multiple\"]", "rate"),
     ("training/optimizer.py", "betas=(train.beta1, train.beta2)", "betas=(train.beta2, train.beta1)"),
     ("training/step.py", "(norm / clip).clamp(min=1)", "(norm / clip).clamp(max=1)"),

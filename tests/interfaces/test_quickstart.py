@@ -40,6 +40,7 @@ def test_a_short_quickstart_leaves_all_that_it_promises(tmp_path, capsys, monkey
     out = tmp_path / "quick"
     words = [
         "train.steps=4",
+        "train.warm_up_steps=1",
         "train.batch_size=4",
         "train.valid_rows=4",
         "tokenizer=bytes",

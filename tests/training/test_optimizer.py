@@ -8,8 +8,9 @@ import torch
 from worlds import seeded, wake
 
 from adlm.config.schema import Train
+from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.training.optimizer import DECAYS, build_optimizer, learning_rate, set_learning_rate
+from adlm.training.optimizer import DECAYS, build_optimizer, check_warm_up, learning_rate, set_learning_rate
 
 RECIPE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
 
@@ -38,11 +39,20 @@ def test_a_cosine_is_slower_than_a_line_at_first_and_faster_later():
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-def test_a_run_shorter_than_its_warm_up_has_a_rate_everywhere(decay):
-    short = Train(steps=10, warm_up_steps=10, decay=decay)
-    assert [learning_rate(short, step) for step in (0, 5)] == pytest.approx([0, short.learning_rate / 2])
-    assert 0 <= learning_rate(short, 10) <= short.learning_rate
-    assert learning_rate(Train(warm_up_steps=0), 0) == Train().learning_rate
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 2_000, 1_000_000])
+def test_a_default_warm_up_ends_and_the_rate_is_reached(decay, steps):
+    train = Train(steps=steps, decay=decay)
+    check_warm_up(train)
+    assert learning_rate(train, train.num_warm_up_steps) == train.learning_rate
+    assert (learning_rate(train, 0) == 0) == (steps >= 10)
+
+
+def test_a_warm_up_that_does_not_end_is_refused_with_one_that_does():
+    with pytest.raises(UserError, match=r"warm_up_steps 2500 does not end within train.steps 2000.*warm_up_steps=200$"):
+        check_warm_up(Train(steps=2_000, warm_up_steps=2_500))
+    with pytest.raises(UserError, match="does not end"):
+        check_warm_up(Train(steps=10, warm_up_steps=10))
+    check_warm_up(Train(steps=10, warm_up_steps=9))
 
 
 @pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture"])

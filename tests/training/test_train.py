@@ -44,10 +44,10 @@ def unigram_nats(prepared: Path) -> float:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_more_than_frequencies_by_the_same_loop(name, prepared, tmp_path):
-    words = (f"method={name}", *NEEDS.get(name, ()), "model.hidden=32", "model.blocks=1", "train.batch_size=16")
-    pace = ("train.steps=100", "train.learning_rate=1e-2", "train.ema=0.9", "model.dropout=0.0")
+    words = (f"method={name}", *NEEDS.get(name, ()), "model.hidden=32", "model.blocks=1", "model.dropout=0.0")
+    pace = ("train.steps=100", "train.warm_up_steps=4", "train.learning_rate=1e-2", "train.ema=0.9")
     watched = ("train.valid_every=0", "train.valid_rows=200", "train.samples=1", "train.sample_every=100")
-    outcome = run(prepared, tmp_path, *words, *pace, *watched)
+    outcome = run(prepared, tmp_path, *words, "train.batch_size=16", *pace, *watched)
     assert outcome.measured is not None
     assert outcome.measured.nats + 2 * outcome.measured.stderr < unigram_nats(prepared)
     assert (tmp_path / "samples" / "step-00000100.txt").read_text().startswith("--- 1 ---\n")
@@ -58,8 +58,9 @@ def test_every_method_learns_more_than_frequencies_by_the_same_loop(name, prepar
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_that_starts_at_the_unigrams_pays_their_cross_entropy_before_it_learns(name, prepared, tmp_path):
-    """A first rate of 0 leaves the start as it was. D3PM names every token of the text once more, at t = 0."""
-    knobs = ("train.unigram_start=true", "train.steps=1", "train.valid_rows=200", "time.t_min=0")
+    """A rate of nearly 0 leaves the start as it was. D3PM names every token of the text once more, at t = 0."""
+    still = ("train.steps=1", "train.warm_up_steps=0", "train.learning_rate=1e-12")
+    knobs = ("train.unigram_start=true", *still, "train.valid_rows=200", "time.t_min=0")
     outcome = run(prepared, tmp_path, f"method={name}", *NEEDS.get(name, ()), *knobs)
     assert outcome.measured is not None
     times = 2 if name == "d3pm" else 1
@@ -246,7 +247,7 @@ def test_a_disk_that_is_really_full_or_read_only_costs_nothing(prepared, unbroke
 
 def test_a_file_that_may_not_grow_is_a_sentence_too(prepared, tmp_path):
     """A real limit of the system, not a stand-in for one: no file of the child may exceed 100 kB."""
-    process = start(prepared, tmp_path, "model.hidden=64", "train.steps=2", "limit=100000")
+    process = start(prepared, tmp_path, "model.hidden=64", "train.steps=3", "limit=100000")
     process.join(30)
     assert process.exitcode == 2
     assert not list(tmp_path.glob("snapshots/step-*"))
@@ -305,8 +306,8 @@ def test_a_run_goes_on_only_with_its_own_config(prepared, unbroken, tmp_path):
 def test_a_config_that_its_method_refuses_does_not_become_the_runs(prepared, tmp_path):
     """The remedy that the refusal names can be given to the same folder."""
     with pytest.raises(UserError, match="d3pm is a method of discrete steps"):
-        run(prepared, tmp_path, "method=d3pm", "train.steps=1")
-    assert run(prepared, tmp_path, "method=d3pm", *NEEDS["d3pm"], "train.steps=1").counters.step == 1
+        run(prepared, tmp_path, "method=d3pm", "train.steps=3")
+    assert run(prepared, tmp_path, "method=d3pm", *NEEDS["d3pm"], "train.steps=3").counters.step == 3
 
 
 def test_a_run_goes_on_only_with_its_own_text(unbroken, tmp_path):
@@ -379,7 +380,7 @@ def test_training_perplexity_is_that_of_the_bound_without_the_anchor_term(unbrok
 def test_a_run_prepares_its_own_text(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the state of the union is strong\n" * 200)
-    words = (f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0.1", "train.steps=2")
+    words = (f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0.1", "train.steps=3")
     outcome = run(Path(""), tmp_path / "run", *words, "data.prepared=")
     assert outcome.measured is not None
     assert (tmp_path / "run" / "data" / "manifest.json").is_file()

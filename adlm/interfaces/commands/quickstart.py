@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     def say(sentence: str) -> None:
         console.print(sentence, style="bold", highlight=False, markup=False)
 
-    findings = quickstart(arguments.words, arguments.out, say, lambda config: Screen(config.train.steps))
+    findings = quickstart(arguments.words, arguments.out, say, Screen)
     if arguments.json:
         sys.stdout.write(f"{json.dumps(asdict(findings))}\n")
     else:

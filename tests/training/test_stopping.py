@@ -1,0 +1,46 @@
+"""Properties of being told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# One call that runs in C for seconds, as a backward pass does: no Python handler runs before it returns.
+BUSY = """
+import hashlib
+from adlm.training.stopping import told_to_stop
+
+with told_to_stop(lambda sentence: print(sentence, flush=True)) as stop:
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 40_000_000)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_answered_at_once_and_a_second_quits_at_once(number):
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        sent = time.monotonic()
+        os.kill(process.pid, number)
+        assert "finishing this step, then saving" in process.stdout.readline()
+        os.kill(process.pid, number)
+        assert process.wait(30) == 128 + number
+        assert time.monotonic() - sent < 3
+
+
+def test_handlers_are_as_before_afterwards():
+    from adlm.training.stopping import told_to_stop
+
+    before, said = signal.getsignal(signal.SIGTERM), []
+    with told_to_stop(said.append) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not said:
+            time.sleep(0.01)
+        assert stop.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
