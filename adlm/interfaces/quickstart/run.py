@@ -16,7 +16,9 @@ from adlm.data.prepared import Prepared
 from adlm.evaluation.likelihood import Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
 from adlm.evaluation.perplexity import Recipe, measure
-from adlm.interfaces.quickstart.report import Findings, Trained, write_report
+from adlm.interfaces.looking.page import write_trace
+from adlm.interfaces.looking.trace import About, record
+from adlm.interfaces.quickstart.report import TRACE, Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
 from adlm.model_folder import load_model_folder, save_model_folder
 from adlm.models.transformer import num_parameters
@@ -51,7 +53,7 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         _in_parts(prepared.rows("train")), _in_parts(prepared.rows("valid")), prepared.tokenizer.vocabulary.size
     )
     gap = difference(nats["adlm"], nats["mdlm"])
-    say("writing with ADLM")
+    say("writing with both")
     canvas, infilled = _infilled(models["adlm"])
     findings = Findings(
         adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
@@ -62,11 +64,13 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         bigram_nats=counted.bigram,
         held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
+        mdlm_samples=_samples(models["mdlm"]),
         canvas=canvas,
         infilled=infilled,
         seconds=round(time.monotonic() - started, 1),
         commit=_commit(),
     )
+    _write_trace(models["adlm"], out / TRACE)
     write_report(out, findings, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
     return findings
 
@@ -107,18 +111,21 @@ def _in_parts(rows: Rows, size: int = 4096):  # type: ignore[no-untyped-def]
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
-    return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
+    return tuple(text.strip() for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
+
+
+def _write_trace(model: LanguageModel, place: Path) -> None:
+    """How the first of the samples was written, as a page."""
+    frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
+    about = About("quickstart", model.config.sampling.sampler, STEPS, seed=0)
+    write_trace(record(model, frames, about), place)
 
 
 def _infilled(model: LanguageModel) -> tuple[str, str]:
     """A sentence with gaps, and the same with the gaps filled."""
-    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), _readable(
-        model.fill(GAPS, steps=STEPS, top_p=TOP_P, seed=1)
+    return HOLE.sub(lambda hole: " " + "_" * int(hole[1] or 1), GAPS), model.fill(
+        GAPS, steps=STEPS, top_p=TOP_P, seed=1
     )
-
-
-def _readable(text: str) -> str:
-    return text.replace("<|endoftext|>", " ").strip()
 
 
 def _commit() -> str:
