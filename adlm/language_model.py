@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from adlm.canvas import Canvas, canvas_of, ids_of
+from adlm.canvas import Canvas, canvas_of, hole_between, ids_of
 from adlm.config.knobs import instead
 from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
@@ -27,6 +27,7 @@ from adlm.methods.masked_diffusion import told_of
 from adlm.methods.method import Method
 from adlm.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.models.inference import Frozen
+from adlm.models.transformer import num_parameters
 from adlm.published import as_model_folder, read_published
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, last_of
@@ -94,7 +95,7 @@ class FrozenOnce:
         return self._frozen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A network with its method. Calls with text need the `tokenizer`, which is there where the folder has one."""
 
@@ -166,25 +167,46 @@ class LanguageModel:
         return last_of(walk).ids.to(rows.device)
 
     def sample(
-        self, num: int = 1, length: int | None = None, seed: int = 0, **knobs: Unpack[SamplingKnobs]
+        self,
+        num: int = 1,
+        length: int | None = None,
+        seed: int = 0,
+        *,
+        prompt: str = "",
+        suffix: str = "",
+        special_tokens: bool = False,
+        **knobs: Unpack[SamplingKnobs],
     ) -> list[str]:
-        """`num` texts of `length` tokens, as long as the model's rows unless told."""
+        """`num` texts of `length` tokens that begin with `prompt` and end with `suffix`, as `adlm sample` draws them.
+
+        `length` counts the tokens of prompt and suffix too; without it, a text is as long as fits the model. bos, eos
+        and pad count as tokens; they are left out of the text unless `special_tokens` is set.
+        """
         if num < 1:
             raise UserError(f"num {num} must be at least 1")
         if length is not None and length < 1:
             raise UserError(f"length {length} must be at least 1")
-        return self._texts([f"[MASK*{self.config.length if length is None else length}]"] * num, seed, knobs)
+        tokenizer = self._tokenizer()
+        length = self.room(ids_of(prompt, tokenizer)) if length is None else length
+        return self._texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, knobs, special_tokens)
 
     @overload
-    def fill(self, text: str, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str: ...
+    def fill(
+        self, text: str, seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+    ) -> str: ...
     @overload
-    def fill(self, text: list[str], seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> list[str]: ...
-    def fill(self, text: str | list[str], seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> str | list[str]:
+    def fill(
+        self, text: list[str], seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+    ) -> list[str]: ...
+    def fill(
+        self, text: str | list[str], seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+    ) -> str | list[str]:
         """The text with its holes filled: `[MASK]` is one token, `[MASK*12]` twelve. Several texts walk side by side.
 
         A prompt is a text that ends with a hole, a suffix one that begins with one. What was given stays as it was.
+        bos, eos and pad are left out of the text unless `special_tokens` is set.
         """
-        filled = self._texts([text] if isinstance(text, str) else text, seed, knobs)
+        filled = self._texts([text] if isinstance(text, str) else text, seed, knobs, special_tokens)
         return filled[0] if isinstance(text, str) else filled
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Iterator[Frame]:
@@ -202,13 +224,19 @@ class LanguageModel:
         return canvas_of(opened, self.filling, [len(opening) for opening in openings])
 
     def opening(self, ids: Sequence[int]) -> list[int]:
-        """What ids are read after: bos from left to right, as in training, where they begin with a word.
+        """What ids are read after: bos, as in training, where they begin with a word (experiments/prompt_bos).
 
-        A mask that comes first becomes bos itself, and a diffusion model reads a text as it is.
+        A mask that comes first becomes bos itself. A diffusion model reads a text that leaves no place for bos without
+        it, and a longer one in windows that have their own.
         """
         bos, _ = frame_of(vocabulary_of(self.config))
         given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
-        return bos if given and self.left_to_right else []
+        fits = len(bos) + len(ids) <= self.config.length
+        return bos if given and (fits or self.left_to_right) else []
+
+    def room(self, ids: Sequence[int]) -> int:
+        """How many tokens a text that begins with these ids can have."""
+        return self.config.length - len(self.opening(ids))
 
     @property
     def left_to_right(self) -> bool:
@@ -259,7 +287,14 @@ class LanguageModel:
             raise UserError(f"alpha {shares[~fits].flatten()[0]:g} must be a share of visible tokens, {least}")
         return shares.expand(rows)
 
-    def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs) -> list[str]:
+    def __repr__(self) -> str:
+        """One line: the config and the network have a thousand, and can be asked for by name."""
+        config, device = self.config, next(self.network.parameters()).device
+        tokenizer = "no tokenizer" if self.tokenizer is None else f"tokenizer {config.tokenizer}"
+        size = f"{num_parameters(self.network):,} parameters"
+        return f"LanguageModel({config.method}, {size}, length {config.length}, {tokenizer}, {device})"
+
+    def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs, special_tokens: bool) -> list[str]:
         """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""
         tokenizer, sampling = self._tokenizer(), self.sampling(**knobs)
         starts = range(0, len(texts), ROWS_AT_ONCE)
@@ -269,7 +304,7 @@ class LanguageModel:
         filled: list[str] = []
         for start, canvas in parts:
             last = last_of(self.walk(canvas, sampling, seed, start))
-            filled += map(tokenizer.decode, canvas.texts(last.ids))
+            filled += [tokenizer.decode(ids, special_tokens) for ids in canvas.texts(last.ids)]
         return filled
 
     def _tokenizer(self) -> Tokenizer:

@@ -83,6 +83,7 @@ class Sample:
     """Which of the canvases it began as."""
     seed: int
     text: str
+    """Of all the ids, special tokens written out: the published judges read bos and eos in it."""
     ids: list[int]
 
 

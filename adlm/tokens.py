@@ -12,6 +12,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import tokenizers
@@ -76,14 +77,27 @@ class Tokenizer:
             return json.loads(self.engine.to_str())["model"]["unk_id"]  # type: ignore[no-any-return]
         return None if model.unk_token is None else self.engine.token_to_id(model.unk_token)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens written out."""
+    def decode(self, ids: Sequence[int], special_tokens: bool = True) -> str:
+        """The text of the ids, special tokens written out.
+
+        With `special_tokens=False` bos, eos and pad are left out; between two texts a blank line stands for them, so
+        that the end of a document does not run into the next one.
+        """
+        if not special_tokens:
+            runs = groupby(ids, key=self.special_ids.__contains__)
+            return "\n\n".join(self.decode(list(run)) for special, run in runs if not special)
         for index in ids:
             if not 0 <= index < self.vocabulary.size:
                 raise UserError(
                     f"id {index} is outside tokenizer {self.name}, which has ids 0 to {self.vocabulary.size - 1}"
                 )
         return str(self.engine.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """bos, eos and pad, where the vocabulary has them; the mask is not text and not one of them."""
+        vocabulary = self.vocabulary
+        return frozenset(i for i in (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) if i is not None)
 
     @cached_property
     def sha256(self) -> str:

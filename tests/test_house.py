@@ -1,6 +1,7 @@
 """Laws of the house: each floor imports only lower floors, and no room is a store-room."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,14 @@ def test_pydantic_stays_in_config():
     for path in FILES:
         if path.relative_to(HOUSE).parts[0] != "config":
             assert "pydantic" not in path.read_text(), path
+
+
+def test_git_ignores_what_the_commands_of_the_docs_write():
+    written = ["prepared/own/manifest.json", "samples/own.jsonl", "cards/own.json", "runs/own/metrics.jsonl"]
+    asked = subprocess.run(
+        ["git", "check-ignore", *written, "experiments/generation/cards/ar.json"],
+        cwd=HOUSE.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if asked.returncode == 128:
+        pytest.skip("not a git repository")
+    assert asked.stdout.split() == written

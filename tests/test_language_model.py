@@ -10,6 +10,8 @@ from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
+from adlm.models.inference import Frozen
+from adlm.sampling.frame import first_frame
 from adlm.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -66,7 +68,7 @@ def test_sampling_many_is_sampling_a_few_at_a_time(monkeypatch):
 
 def test_watching_ends_with_what_filling_says():
     *_, last = LM.watch("We [MASK*4] of", steps=6, seed=2)
-    assert BYTES.decode(last.ids[0].tolist()) == LM.fill("We [MASK*4] of", steps=6, seed=2)
+    assert BYTES.decode(last.ids[0].tolist(), special_tokens=False) == LM.fill("We [MASK*4] of", steps=6, seed=2)
     first = next(LM.watch(torch.full((5,), LM.mask_id), steps=2))
     assert first.ids.shape == (1, 5)
 
@@ -100,8 +102,8 @@ def test_a_small_change_of_one_weight_among_large_ones_is_noticed():
     assert lm.frozen is not frozen
 
 
-@pytest.mark.parametrize("name", ["ar", "a2r"])
-def test_from_left_to_right_words_are_read_after_bos_as_in_training(name):
+@pytest.mark.parametrize("name", ["adlm", "mdlm", "ar", "a2r"])
+def test_a_prompt_is_read_after_bos_as_in_training(name):
     lm = model(name)
     bos, words, holes = BYTES.vocabulary.bos_id, BYTES.encode("We"), [lm.mask_id] * 6
     after = lm.complete(torch.tensor([[bos, *words, *holes]]), seed=3)[0].tolist()
@@ -111,17 +113,18 @@ def test_from_left_to_right_words_are_read_after_bos_as_in_training(name):
     *_, without = lm.watch(torch.tensor([*words, *holes]), seed=3)
     assert without.ids.shape == (1, 8)
     assert not torch.equal(without.chance[0], last.chance[0, 1:]), "ids are taken as they are"
-    both = lm.fill(["[MASK*6]", "We[MASK*6]"], seed=3)
+    both = lm.fill(["[MASK*6]", "We[MASK*6]"], seed=3, special_tokens=True)
     assert both[0] == BYTES.decode(lm.complete(torch.tensor([holes]), seed=3)[0].tolist()), "a first mask is bos"
 
 
-def test_a_diffusion_model_and_a_language_without_bos_read_a_text_as_it_is():
-    words, holes = BYTES.encode("We"), [LM.mask_id] * 6
+def test_a_text_that_fills_the_row_of_a_diffusion_model_and_a_language_without_bos_are_read_as_they_are():
+    words, holes = BYTES.encode("We"), [LM.mask_id] * 22
     ids = LM.complete(torch.tensor([[*words, *holes]]), steps=4)[0].tolist()
-    assert LM.fill("We[MASK*6]", steps=4) == BYTES.decode(ids)
+    assert LM.fill("We[MASK*22]", steps=4, special_tokens=True) == BYTES.decode(ids)
+    holes = [LM.mask_id] * 6
     nameless = model("ar", vocabulary=replace(BYTES.vocabulary, bos_id=None))
     ids = nameless.complete(torch.tensor([[*words, *holes]]))[0].tolist()
-    assert nameless.fill("We[MASK*6]") == BYTES.decode(ids)
+    assert nameless.fill("We[MASK*6]", special_tokens=True) == BYTES.decode(ids)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,9 @@ def test_of_many_canvases_the_wrong_one_is_named_however_many_samples_are_drawn(
         (lambda: LM.sample(top_q=0.5), r"there is no sampling knob 'top_q'; did you mean 'top_"),
         (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
         (lambda: LM.sample(0), r"num 0 must be at least 1"),
+        (lambda: model("ar").sample(suffix="z"), r"gives a token after a mask, and ar writes from left to right"),
+        (lambda: LM.sample(prompt="abc", length=3), r"length 3 leaves no room: what is given is 3 tokens long"),
+        (lambda: LM.sample(suffix="a[MASK]"), r"suffix 'a\[MASK\]' has a hole of its own"),
         (lambda: LM.sample(seed=-3), r"seed -3 must be 0 or more"),
         (
             lambda: model("mdlm").sample(sampler="anchor-first"),
@@ -214,3 +220,60 @@ def test_texts_longer_than_the_model_are_written_through_a_window():
     text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", stride=8, steps=4)
     assert text.shape == (1, 60)
     assert (text != LM.mask_id).all()
+
+
+def test_windows_of_a_long_text_are_read_between_bos_and_eos_as_in_training(monkeypatch):
+    read, hidden = [], Frozen.hidden
+
+    def spied(network, z, *others):
+        read.append(z.clone())
+        return hidden(network, z, *others)
+
+    monkeypatch.setattr(Frozen, "hidden", spied)
+    bos, eos = BYTES.vocabulary.bos_id, BYTES.vocabulary.eos_id
+    text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", steps=4)
+    assert text.shape == (1, 60)
+    assert read
+    assert all(z.shape[1] == 24 and z[0, 0] == bos and z[0, -1] == eos for z in read)
+    read.clear()
+    LM.complete(torch.full((1, 24), LM.mask_id), sampler="semi-autoregressive", steps=4)
+    assert (read[0] == LM.mask_id).all(), "what fits the model is read as it is"
+
+
+def model_of_ends() -> LanguageModel:
+    """A model that writes bos first, eos last, and one eos in between: the end of a document."""
+    lm = model("mdlm", length=8)
+    end = BYTES.vocabulary.eos_id
+
+    def written(canvas, sampling, seed=0, first_row=0):
+        ids = torch.tensor([[end, *b"ab", end, *b"cd", end, end]])[:, : canvas.ids.shape[1]]
+        yield first_frame(ids.expand(len(canvas.ids), -1), lm.mask_id)
+
+    object.__setattr__(lm, "walk", written)
+    return lm
+
+
+def test_special_tokens_are_hidden_in_texts_unless_asked_for():
+    lm = model_of_ends()
+    assert lm.sample(2) == ["ab\n\ncd", "ab\n\ncd"]
+    assert lm.fill("[MASK*8]") == "ab\n\ncd"
+    whole = "<|endoftext|>ab<|endoftext|>cd<|endoftext|><|endoftext|>"
+    assert lm.sample(special_tokens=True) == [whole]
+    assert lm.fill(["[MASK*8]"], special_tokens=True) == [whole]
+
+
+@pytest.mark.parametrize("name", ["adlm", "ar"])
+def test_a_prompt_and_a_suffix_stand_around_what_is_sampled(name):
+    lm = model(name)
+    suffix = "" if name == "ar" else "yz"
+    texts = lm.sample(3, length=12, seed=2, prompt="abc", suffix=suffix, steps=4)
+    assert texts == lm.fill([f"abc[MASK*{9 - len(suffix)}]{suffix}"] * 3, seed=2, steps=4)
+    assert all(text.startswith("abc") and text.endswith(suffix) for text in texts)
+    whole = lm.sample(prompt="abc", steps=4, special_tokens=True)[0]
+    assert whole == lm.fill("abc[MASK*20]", steps=4, special_tokens=True), "as long as fits, with bos: 1 + 3 + 20"
+
+
+def test_the_repr_of_a_model_is_one_line():
+    size = sum(weight.numel() for weight in LM.network.parameters())
+    assert repr(LM) == f"LanguageModel(adlm, {size:,} parameters, length 24, tokenizer gpt2, cpu)"
+    assert "no tokenizer" in repr(model(tokenizer=None))

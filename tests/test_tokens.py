@@ -194,3 +194,16 @@ def test_words_a_unigram_model_does_not_know_are_known(tmp_path):
 def test_half_a_character_is_told(name):
     with pytest.raises(UserError, match="half a character: it is no UTF-8"):
         load_tokenizer(name).encode("ab\udcff")
+
+
+def test_hidden_special_tokens_leave_a_blank_line_between_texts_and_nothing_at_the_ends(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    end = tokenizer.vocabulary.eos_id
+    ids = [end, *b"one", end, end, *b"two", end]
+    assert tokenizer.decode(ids, special_tokens=False) == "one\n\ntwo"
+    assert tokenizer.decode(ids).count("<|endoftext|>") == 4
+    assert tokenizer.decode([end, end], special_tokens=False) == ""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "day", "##s"]))
+    bert = load_tokenizer(str(tmp_path / "vocab.txt"))
+    assert bert.decode([2, 5, 6, 7, 4, 3, 0, 0], special_tokens=False) == "good days [MASK]", "masks are not hidden"
+    assert load_tokenizer("text8").decode([1, 2], special_tokens=False) == "ab"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
+from adlm.data.packing import frame_of, width_of
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.methods import masked_diffusion as diffusion
@@ -22,7 +23,7 @@ from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
 from adlm.sampling.samplers import SAMPLERS
 from adlm.sampling.steps import steps_of
-from adlm.sampling.windows import Walk, windowed_walk
+from adlm.sampling.windows import framed, windowed_walk
 
 
 def generate(
@@ -42,20 +43,24 @@ def generate(
     denoiser, mask_id = denoiser_of(config, network), vocabulary_of(config).mask_id
     steps, sampler = steps_of(diffusion.schedule_of(config), sampling), SAMPLERS[sampling.sampler]
 
-    def walk(part: Tensor, its_pad: Tensor | None) -> Iterator[Frame]:
+    def walk(part: Tensor, its_pad: Tensor | None = None) -> Iterator[Frame]:
         return sampler(denoiser, part, mask_id, steps, sampling, draws, its_pad)
 
-    return in_windows(config, walk, canvas, sampling, pad)
+    if sampling.sampler == "semi-autoregressive":
+        window, stride = window_and_stride(config, sampling)
+        if canvas.shape[1] > config.length:
+            between = framed(walk, *frame_of(vocabulary_of(config)))
+            return windowed_walk(between, canvas, mask_id, window, stride)
+    return walk(canvas, pad)
 
 
-def in_windows(config: Config, walk: Walk, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> Iterator[Frame]:
-    """The walk over a window that slides, where sampling is semi-autoregressive; else over the canvas at once."""
-    if sampling.sampler != "semi-autoregressive":
-        return walk(canvas, pad)
+def window_and_stride(config: Config, sampling: Sampling) -> tuple[int, int]:
+    """How many tokens of a longer text a window holds, which is a row without bos and eos, and by how many it moves."""
+    window = width_of(vocabulary_of(config), config.length)
     stride = sampling.stride or max(1, config.length // 2)
-    if stride > config.length:
-        raise UserError(f"sampling.stride {stride} would skip tokens: the model sees {config.length}; lower it")
-    return windowed_walk(walk, canvas, vocabulary_of(config).mask_id, config.length, stride, pad)
+    if stride > window:
+        raise UserError(f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it")
+    return window, stride
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,44 @@
 
 Knows a walk only as a function from a canvas to Frames.
 
-Shapes: B sequences, L tokens, of which the window sees at most `length`.
+A training row is [bos] text [eos], cut from a longer text anywhere. So a window is read between bos and eos too: they
+are given, and no part of the text. A window without them would draw its own, in the middle of the text.
+
+Shapes: B sequences, L tokens, of which the window holds at most `length`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from adlm.sampling.frame import Frame, first_frame
 
-Walk = Callable[[Tensor, Tensor | None], Iterator[Frame]]
-"""(canvas, pad) -> Frames, the first of which is the canvas."""
+Walk = Callable[[Tensor], Iterator[Frame]]
+"""canvas -> Frames, the first of which is the canvas."""
 
 
-def windowed_walk(
-    walk: Walk, canvas: Tensor, mask_id: int, length: int, stride: int, pad: Tensor | None = None
-) -> Iterator[Frame]:
+def framed(walk: Walk, before: Sequence[int], after: Sequence[int]) -> Walk:
+    """The walk of a canvas that is read between given ids; its Frames are of the canvas alone."""
+
+    def walk_between(canvas: Tensor) -> Iterator[Frame]:
+        first, last = (canvas.new_tensor(ids).expand(len(canvas), -1) for ids in (before, after))
+        text = slice(len(before), len(before) + canvas.shape[1])
+        for frame in walk(torch.cat([first, canvas, last], dim=1)):
+            yield replace(
+                frame,
+                ids=frame.ids[:, text],
+                revealed=frame.revealed[:, text],
+                remasked=frame.remasked[:, text],
+                chance=frame.chance[:, text],
+                read=frame.read[:, text],
+            )
+
+    return walk_between
+
+
+def windowed_walk(walk: Walk, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
     """Fills the first `length` tokens, moves on by `stride`, fills what is new given the rest, and so to the end.
 
     Time runs from 1 to its end in every window.
@@ -30,7 +51,7 @@ def windowed_walk(
         part = slice(start, start + length)
         before = whole
         if (before.ids[:, part] == mask_id).any():
-            frames = walk(before.ids[:, part], None if pad is None else pad[:, part])
+            frames = walk(before.ids[:, part])
             next(frames)  # the window itself
             for frame in frames:
                 whole = _laid_over(before, frame, part)

@@ -26,7 +26,7 @@ def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, pro
     with trainee.at_its_best():
         last = last_of(trainee.method.generate(trainee.network, canvas, config.sampling, draws))
     if processes.first:
-        texts = [supply.tokenizer.decode(row) for row in last.ids.tolist()]
+        texts = [supply.tokenizer.decode(row, special_tokens=False) for row in last.ids.tolist()]
         ruled = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -22,13 +22,14 @@ from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabula
 from adlm.errors import UserError
 from adlm.interfaces.looking.moments import OTHERS
 from adlm.interfaces.looking.page import as_page, write_trace
-from adlm.interfaces.looking.pieces import side_by_side, text_of
+from adlm.interfaces.looking.pieces import pieces_of, side_by_side, text_of
 from adlm.interfaces.looking.predictions import GUESSES
 from adlm.interfaces.looking.trace import About, Recording, Trace, record
 from adlm.interfaces.looking.watch import Screen, show
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.sampling.draws import RowDraws
+from adlm.sampling.frame import first_frame
 from adlm.tokens import load_tokenizer, train_bpe
 
 ABOUT = About("a model", "remdm-cap", 30, 0)
@@ -114,6 +115,33 @@ def test_a_character_cut_by_a_mask_is_shown_as_its_bytes():
     first, rest = "é".encode()[:1], "é".encode()[1:]
     assert side_by_side([b"caf", first, rest, b"!"]) == ["caf", "é", "", "!"]
     assert side_by_side([b"caf", first, None, b"!"]) == ["caf", "\\xc3", "", "!"]
+
+
+def of_two_documents() -> tuple[Knowing, list[int]]:
+    """A model that knows [eos] one [eos] [eos] two [eos]."""
+    tokenizer = train_bpe([TEXT], 400)
+    end = tokenizer.vocabulary.eos_id
+    ids = [end, *tokenizer.encode("The old"), end, end, *tokenizer.encode(" keeper—"), end]
+    return Knowing(ids, tokenizer.vocabulary.mask_id, tokenizer.vocabulary.size, tokenizer), ids
+
+
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_a_walk_is_shown_with_special_tokens_only_if_asked_for(special_tokens):
+    lm, ids = of_two_documents()
+    told = lm.tokenizer.decode(ids, special_tokens)
+    assert told == ("<|endoftext|>The old<|endoftext|><|endoftext|> keeper—<|endoftext|>" if special_tokens
+                    else "The old\n\n keeper—")  # fmt: skip
+    assert b"".join(pieces_of(lm.tokenizer, ids, special_tokens)).decode() == told
+    frames = [first_frame(torch.tensor([ids]), lm.mask_id)]
+    console, screen = Console(file=io.StringIO()), Screen(lm, 0, special_tokens=special_tokens)
+    list(show(lm, frames, console, special_tokens=special_tokens))
+    assert console.file.getvalue() == told + "\n"
+    screen.see(frames[0])
+    assert screen.text().plain == told
+    recording = Recording(lm, ABOUT, special_tokens=special_tokens)
+    list(recording.through(frames))
+    plain = recording.trace.plain()
+    assert (plain["text"], plain["hidden"]) == (told, [] if special_tokens else [ids[0]])
 
 
 def test_predictions_are_those_of_what_was_read():

@@ -3,11 +3,13 @@
 import itertools
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from browser import Page, browser, chromium
-from test_looking import hostile_trace
+from test_looking import hostile_trace, of_two_documents
 from walks import lighthouse, walk
 
 from adlm.interfaces.looking.page import write_trace
@@ -64,6 +66,19 @@ def test_the_slider_moves_the_text(page, trace, file):
             again = page.run("Array.from(document.querySelectorAll('#text .again'), (e) => Number(e.dataset.place))")
             assert again == [place for place in now.remasked if ids[place] == trace.mask_id]
     assert page.run(SHOWN) == trace.plain()["text"], "at the end the page has the text itself"
+    assert not page.problems
+
+
+def test_special_tokens_are_empty_boxes_and_the_end_of_a_document_is_a_blank_line(page, tmp_path):
+    lm, ids = of_two_documents()
+    trace = record(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), ABOUT)
+    trace = replace(trace, canvas=tuple(ids), moments=trace.moments[:1])
+    write_trace(trace, tmp_path / "walk.html")
+    page.open(tmp_path / "walk.html", "#frame=0")
+    assert trace.plain()["text"] == "The old\n\n keeper—"
+    assert page.run(SHOWN) == "The old\n\n keeper—"
+    page.point_at("#text .chip[data-place='0']")
+    assert page.run("document.querySelector('#card .token').textContent") == "<|endoftext|>"
     assert not page.problems
 
 

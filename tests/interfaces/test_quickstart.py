@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from browser import browser, chromium
 
 import adlm
 from adlm.canvas import ids_of
 from adlm.interfaces.cli import main
 from adlm.interfaces.quickstart import run
-from adlm.interfaces.quickstart.report import Findings, Trained
+from adlm.interfaces.quickstart.report import Findings, Trained, _drawn, write_report
 from adlm.tokens import load_tokenizer
 
 ROW = Trained(3.0, 0.01, 100, 10, 1000, 1.0)
-FINDINGS = Findings(ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), "x _", "x y", 1.0, "abc", "speeches")
+FINDINGS = Findings(
+    ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), ("of mdlm",), "x _", "x y", 1.0, "abc", "speeches"
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,49 @@ FINDINGS = Findings(ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), "x _", "
 )
 def test_the_verdict_is_what_the_numbers_say(gap, sentence):
     assert replace(FINDINGS, difference=gap).verdict.startswith(sentence)
+
+
+def curves(tokens: int) -> dict:
+    """Eight lines of metrics, down to a bound near the bigrams'."""
+    lines = [{"tokens": tokens * k // 8, "nats": 6 - 0.2 * k, "valid_nats": 5.8 - 0.2 * k} for k in range(1, 9)]
+    return {"adlm": lines, "mdlm": lines}
+
+
+def test_the_legend_covers_no_line_and_the_axis_counts_in_thousands_and_millions():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
+    for tokens, unit in ((1_638_400, "M"), (50_000, "k")):
+        figure = _drawn(FINDINGS, curves(tokens))
+        figure.canvas.draw()
+        axes, *legends = figure.axes[0], *figure.legends, *filter(None, [figure.axes[0].get_legend()])
+        assert len(legends) == 1
+        assert not legends[0].get_window_extent().overlaps(axes.get_window_extent()), "it stands beside the curves"
+        ticks = [label.get_text() for label in axes.get_xticklabels()]
+        assert any(tick.endswith(f" {unit}") for tick in ticks), ticks
+        assert axes.xaxis.get_offset_text().get_text() == "", "no 1e6 in the corner"
+
+
+def test_the_report_fits_a_phone_and_shows_both_models(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
+    row = replace(ROW, parameters=293_190_000, tokens=47_500_000, seconds=1234.0)
+    write_report(tmp_path, replace(FINDINGS, adlm=row, mdlm=row, samples=("w" * 200,)), curves(1_638_400))
+    page = (tmp_path / "report.html").read_text()
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert '<a href="trace.html">' in page
+    assert page.index("Samples of ADLM") < page.index("Samples of MDLM") < page.index("of mdlm")
+    binary = chromium()
+    if binary is None:
+        pytest.skip("there is no Chromium here to open a page with; install it, or name it in ADLM_CHROMIUM")
+    with browser(binary, tmp_path / "profile") as tab:
+        for width in (390, 1200):
+            tab.look(width=width)
+            tab.open(tmp_path / "report.html")
+            assert tab.run("innerWidth") == width, "it is laid out as wide as the screen"
+            assert tab.run("document.documentElement.scrollWidth") <= width
+            wide = "document.querySelector('table').getBoundingClientRect().right"
+            assert tab.run(wide) <= width - 16
+            left = "Array.from(document.querySelectorAll('.pair section'), (e) => e.getBoundingClientRect().left)"
+            assert (len(set(tab.run(left))) == 2) == (width == 1200), "side by side where there is room"
+        assert not tab.problems
 
 
 def test_a_short_quickstart_leaves_all_that_it_promises(tmp_path, capsys, monkeypatch):
@@ -61,6 +107,9 @@ def test_a_short_quickstart_leaves_all_that_it_promises(tmp_path, capsys, monkey
         assert model.config.method == name
         assert model.complete(torch.full((8,), model.mask_id), steps=2).shape == (1, 8)
     assert (out / "curves.png").stat().st_size > 1000
+    assert len(told["samples"]) == len(told["mdlm_samples"]) == run.SAMPLES
+    trace = re.search(r'id="trace">(.*?)</script>', (out / "trace.html").read_text(), re.DOTALL)
+    assert json.loads(trace[1])["text"].strip() == told["samples"][0], "how the first sample was written"
     assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0, "run again, it finds everything done"
     assert json.loads(capsys.readouterr().out)["adlm"]["nats"] == told["adlm"]["nats"]
 

@@ -55,7 +55,7 @@ def test_a_pipe_that_is_to_have_colours_gets_no_rule_as_wide_as_itself(models, c
 def test_every_method_samples_from_nothing_and_after_a_prompt(models, capsys, method):
     nothing, after = (sampled(capsys, models / method, *given)[0] for given in ((), ("--prompt", "abc")))
     assert len(nothing["ids"]) == 16
-    assert len(after["ids"]) == (15 if method in ("ar", "a2r") else 16)  # bos before the prompt takes a place
+    assert len(after["ids"]) == 15  # bos before the prompt takes a place
     assert after["text"].startswith("abc")
 
 
@@ -78,6 +78,25 @@ def test_it_draws_what_python_draws(models, capsys):
     fills = ["a[MASK*3]", "[MASK]bc"]
     told = sampled(capsys, models / "text8", "--fill", fills[0], "--fill", fills[1], "--sampler", "confidence")
     assert [row["text"] for row in told] == lm.fill(fills, sampler="confidence")
+
+
+def test_special_tokens_are_hidden_where_text_is_shown_and_complete_in_files(models, tmp_path, capsys, monkeypatch):
+    words, mark = [models / "adlm", "--num", 60], "<|endoftext|>"
+    hidden, shown = sampled(capsys, *words), sampled(capsys, *words, "--special-tokens")
+    ended = [row for row in shown if 256 in row["ids"]]
+    assert ended
+    assert [row["ids"] for row in hidden] == [row["ids"] for row in shown]
+    assert not any(mark in row["text"] for row in hidden)
+    assert all(row["text"].count(mark) == row["ids"].count(256) for row in ended)
+    sampled(capsys, *words, "--out", tmp_path / "samples.jsonl")
+    assert [sample.text for sample in read_samples(tmp_path / "samples.jsonl")] == [row["text"] for row in shown]
+    for option, found in (([], False), (["--special-tokens"], True)):
+        assert main(["sample", *map(str, words), *option]) == 0
+        assert (mark in capsys.readouterr().out) == found
+    for option, found in (([], False), (["--special-tokens"], True)):
+        terminal = as_terminal(monkeypatch)
+        assert main(["sample", *map(str, words), *option]) == 0
+        assert (mark in terminal.getvalue()) == found
 
 
 def test_knobs_by_option_and_by_word_are_the_same(models, capsys):
@@ -176,7 +195,7 @@ def test_another_command_does_not_touch_a_file(models, tmp_path, capsys):
     for other, told in (
         (["--seed", "1"], "seed 0 -> 1"),
         (["--batch", "2"], "batch 16 -> 2"),
-        (["--prompt", "ab"], "canvases ['[MASK*16]'] -> ['ab[MASK*14]']"),
+        (["--prompt", "ab"], "canvases ['[MASK*16]'] -> ['ab[MASK*13]']"),
         (["sampling.temperature=0.5"], "sampling.temperature 1.0 -> 0.5"),
     ):
         capsys.readouterr()
@@ -294,10 +313,11 @@ def test_a_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
     for moment in trace["moments"]:
         for place, index, _ in moment["changed"]:
             ids[place] = index
-    read_after = [] if method == "adlm" else [256]  # from left to right words are read after bos
-    assert ids == [*read_after, *first.ids]
+    assert ids == [256, *first.ids]  # a prompt is read after bos
+    capsys.readouterr()
     assert main(["sample", *map(str, words), "--trace", str(tmp_path / "walk.html")]) == 0
     assert (tmp_path / "walk.html").read_text().startswith("<!")
+    assert f"trace is in {tmp_path / 'walk.html'}\n" in capsys.readouterr().err, "and says where it is"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """Laws of the sliding window."""
 
 import torch
-from worlds import seeded
+from worlds import Table, World, chi_square, seeded
 
-from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.windows import windowed_walk
+from adlm.config.schema import Sampling
+from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.draws import RowDraws
+from adlm.sampling.frame import Frame, first_frame, last_of
+from adlm.sampling.steps import steps_of
+from adlm.sampling.walk import walk
+from adlm.sampling.windows import framed, windowed_walk
 
 MASK = 9
 
@@ -12,8 +17,8 @@ MASK = 9
 def counting_walk(seen):
     """Fills each mask with the number of the window, in one step, and remembers what it saw."""
 
-    def walk(canvas, pad):
-        seen.append((canvas.clone(), pad))
+    def walk(canvas):
+        seen.append(canvas.clone())
         yield first_frame(canvas, MASK)
         masked = canvas == MASK
         ids = torch.where(masked, len(seen), canvas)
@@ -30,14 +35,14 @@ def test_what_a_window_leaves_behind_is_the_next_ones_prompt():
     canvas[1, 7] = 0
     frames = list(windowed_walk(counting_walk(seen), canvas, MASK, length=4, stride=3))
     assert frames[-1].ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3, 3], [1, 1, 1, 1, 2, 2, 2, 0, 3, 3]]
-    assert seen[1][0][0].tolist() == [1, MASK, MASK, MASK]
+    assert seen[1][0].tolist() == [1, MASK, MASK, MASK]
     assert torch.equal(frames[0].ids, canvas)
 
 
 def test_the_last_window_ends_with_the_canvas():
     seen = []
     *_, last = windowed_walk(counting_walk(seen), torch.full((1, 9), MASK), MASK, length=4, stride=3)
-    assert [tuple(window.shape) for window, _ in seen] == [(1, 4)] * 3
+    assert [tuple(window.shape) for window in seen] == [(1, 4)] * 3
     assert last.ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
 
 
@@ -61,3 +66,38 @@ def test_a_canvas_no_longer_than_the_window_is_walked_at_once():
     seen = []
     list(windowed_walk(counting_walk(seen), torch.full((1, 3), MASK), MASK, length=4, stride=2))
     assert len(seen) == 1
+
+
+def test_a_framed_walk_reads_the_window_between_given_ids_and_returns_the_window_alone():
+    seen = []
+    canvas = torch.tensor([[5, MASK, MASK]])
+    first, last = framed(counting_walk(seen), [7], [8])(canvas)
+    assert seen[0].tolist() == [[7, 5, MASK, MASK, 8]]
+    assert (first.ids.tolist(), last.ids.tolist()) == ([[5, MASK, MASK]], [[5, 1, 1]])
+    assert last.revealed.tolist() == [[False, True, True]]
+    assert last.read.tolist() == canvas.tolist()
+    for part in (last.remasked, last.chance):
+        assert part.shape == (1, 3)
+
+
+def test_framed_windows_sample_the_language_that_rows_are_cut_from():
+    """Rows are [end] x y [end], cut from a chain of two words anywhere. By exact beliefs, windows of two words that
+    move by one sample the chain, whatever the length; bare windows would put ends inside it."""
+    end, first = 2, torch.tensor([0.6, 0.4], dtype=torch.float64)
+    then = torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=torch.float64)  # 0.6, 0.4 stays 0.6, 0.4
+    rows = World(words=3, length=4, probabilities=torch.zeros(81, dtype=torch.float64))
+    for number, (left, x, y, right) in enumerate(rows.texts.tolist()):
+        if left == right == end and end not in (x, y):
+            rows.probabilities[number] = first[x] * then[x, y]
+    sampling, draws = Sampling("semi-autoregressive", steps=4000), RowDraws(0, range(8000))
+    steps, table = steps_of(LogLinear(), sampling), Table(rows, rows.exact_beliefs())
+
+    def ancestral(canvas):
+        return walk(table, canvas, rows.mask_id, steps, sampling, draws)
+
+    canvas = torch.full((8000, 4), rows.mask_id)
+    texts = last_of(windowed_walk(framed(ancestral, [end], [end]), canvas, rows.mask_id, length=2, stride=1)).ids
+    assert (texts != end).all()
+    chain = torch.einsum("a,ab,bc,cd->abcd", first, then, then, then).flatten()
+    counts = torch.bincount((texts * torch.tensor([8, 4, 2, 1])).sum(dim=1), minlength=16)
+    assert chi_square(counts, 8000 * chain) < 37.7  # 15 degrees of freedom: once in a thousand seeds

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,7 +17,7 @@ from adlm.errors import UserError
 from adlm.interfaces.console import Console
 from adlm.interfaces.drawing import Through, Wanted, check_wanted, draw_batch, made_by, sampling_of, tokenizer_of
 from adlm.interfaces.looking.page import check_trace_place, write_trace
-from adlm.interfaces.looking.pieces import piece, side_by_side, visible
+from adlm.interfaces.looking.pieces import pieces_of, side_by_side, visible
 from adlm.interfaces.looking.trace import About, Recording
 from adlm.interfaces.looking.watch import show
 from adlm.language_model import LanguageModel, device_of, load
@@ -67,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keep how the first one was written: .html to look at, .json the data",
     )
+    parser.add_argument(
+        "--special-tokens",
+        action="store_true",
+        help="show bos, eos and pad in the text (hidden; ids and a file of --out always have them)",
+    )
     parser.add_argument("--json", action="store_true", help="for machines: a line for each sample, or for --out")
 
 
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_wanted(lm, wanted)
     if arguments.watch and arguments.json:
         raise UserError("--watch is for people and --json for machines; leave one out")
-    shown = Shown(lm, wanted, arguments.json)
+    shown = Shown(lm, wanted, arguments.json, arguments.special_tokens)
     watched = arguments.watch and shown.console.is_terminal
     if watched or arguments.trace is not None:
         first = _look(lm, wanted, shown if watched else None, arguments)
@@ -103,7 +108,7 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     if arguments.fill is None:
         prompt, suffix, length = arguments.prompt or "", arguments.suffix or "", arguments.length
         if length is None:
-            length = lm.config.length - len(lm.opening(ids_of(prompt, tokenizer_of(lm))))
+            length = lm.room(ids_of(prompt, tokenizer_of(lm)))
         return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
     for name in ("prompt", "suffix", "length"):
         if getattr(arguments, name) is not None:
@@ -122,15 +127,18 @@ def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: 
                 f"{lm.config.length}; shorten the text"
             )
     about = About(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
-    recording = Recording(lm, about)
+    recording = Recording(lm, about, special_tokens=arguments.special_tokens)
     looking: list[Through] = [] if arguments.trace is None else [recording.through]
     if screen is not None:
         screen.rule(0)
         start = len(lm.opening(ids_of(wanted.canvases[0], tokenizer_of(lm))))
-        looking.append(lambda frames: show(lm, frames, screen.console, start=start))
+        looking.append(
+            lambda frames: show(lm, frames, screen.console, start=start, special_tokens=arguments.special_tokens)
+        )
     samples = draw_batch(lm, wanted.first_alone, 0, looking)
     if arguments.trace is not None:
         write_trace(recording.trace, arguments.trace)
+        sys.stderr.write(f"adlm: the trace is in {arguments.trace}\n")  # standard output holds samples alone
     return samples
 
 
@@ -167,20 +175,21 @@ def _counted(num: int) -> str:
 class Shown:
     """Standard output: JSON, or texts as they are; on a terminal what was given is dimmed, and nothing steers it."""
 
-    def __init__(self, lm: LanguageModel, wanted: Wanted, as_json: bool):
-        self.lm, self.wanted, self.as_json = lm, wanted, as_json
+    def __init__(self, lm: LanguageModel, wanted: Wanted, as_json: bool, special_tokens: bool):
+        self.lm, self.wanted, self.as_json, self.special_tokens = lm, wanted, as_json, special_tokens
         self.console = Console()
 
     def show(self, samples: list[Sample]) -> None:
         for sample in samples:
+            text = tokenizer_of(self.lm).decode(sample.ids, self.special_tokens)
             if self.as_json:
-                sys.stdout.write(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n")
+                sys.stdout.write(f"{json.dumps(asdict(replace(sample, text=text)), ensure_ascii=False)}\n")
                 continue
             self.rule(sample.row)
             if self.console.is_terminal:
                 self.console.print(self._coloured(sample))
             else:
-                sys.stdout.write(f"{sample.text}\n")
+                sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
     def rule(self, row: int) -> None:
@@ -193,7 +202,7 @@ class Shown:
     def _coloured(self, sample: Sample) -> Text:
         tokenizer = tokenizer_of(self.lm)
         given = [index != self.lm.mask_id for index in ids_of(self.wanted.canvases[sample.canvas], tokenizer)]
-        words = side_by_side([piece(tokenizer, index) for index in sample.ids])
+        words = side_by_side(pieces_of(tokenizer, sample.ids, self.special_tokens))
         return Text.assemble(*((visible(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
 
 

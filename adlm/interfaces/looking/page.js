@@ -63,9 +63,17 @@ const seen = (text) => Array.from(text, (c) => (hidden(c) ? pictured(c) : c)).jo
 const named = (id) => id === MASK ? "mask" : isPart(id) ? `bytes ${hex(id)}` : seen(piece(id)).replace(/^ +$/, (s) => "␣".repeat(s.length));
 const trimmed = (id) => (/^\s+$/.test(piece(id)) ? named(id) : named(id).trim());
 
+// Special tokens that the text leaves out show an empty box; the first of a run between two texts shows the blank line
+// that stands for it in the text.
+const leftOut = new Set(trace.hidden);
+function blank(ids, place) {
+  const separates = place > 0 && !leftOut.has(ids[place - 1]) && ids.slice(place).some((id) => !leftOut.has(id));
+  return separates ? "\n\n" : "";
+}
+
 // A character that several tokens share is shown by the first of them; the others show that they belong to it.
 function joined(ids) {
-  const texts = Array.from(ids, (id) => (isPart(id) ? null : piece(id)));
+  const texts = Array.from(ids, (id, place) => (leftOut.has(id) ? blank(ids, place) : isPart(id) ? null : piece(id)));
   for (let start = 0; start < ids.length; start++) {
     if (texts[start] !== null) continue;
     let bytes = [];

@@ -11,9 +11,23 @@ def piece(tokenizer: Tokenizer | None, index: int) -> bytes:
     return f" {index}".encode() if tokenizer is None else tokenizer.piece(index)
 
 
-def text_of(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
-    """The text of ids, for people: special tokens and masks written out, numbers where there is no tokenizer."""
-    return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids))
+def pieces_of(tokenizer: Tokenizer | None, ids: Sequence[int], special_tokens: bool = False) -> list[bytes]:
+    """What each id adds to the text of `Tokenizer.decode(ids, special_tokens)`.
+
+    Hidden special tokens are empty pieces; the first of a run between two texts is the blank line that stands for it.
+    """
+    hidden = [not special_tokens and tokenizer is not None and index in tokenizer.special_ids for index in ids]
+    last = max((place for place, special in enumerate(hidden) if not special), default=-1)
+    pieces = []
+    for place, index in enumerate(ids):
+        separates = 0 < place < last and not hidden[place - 1]
+        pieces.append((b"\n\n" if separates else b"") if hidden[place] else piece(tokenizer, index))
+    return pieces
+
+
+def text_of(tokenizer: Tokenizer | None, ids: Iterable[int], special_tokens: bool = False) -> str:
+    """The text of ids, for people; masks are written out, and ids are numbers where there is no tokenizer."""
+    return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids), special_tokens)
 
 
 def whole(data: bytes) -> str | None:

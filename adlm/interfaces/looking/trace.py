@@ -16,7 +16,7 @@ from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Trace:
     """The ids of frame 0."""
     moments: tuple[Moment, ...]
     """The first is the canvas itself; each of the others is a difference to the one before it."""
+    special_tokens: bool = False
+    """Whether bos, eos and pad are shown in the text."""
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -71,6 +73,11 @@ class Trace:
             spoken |= {index for table in (each.denoiser, each.anchor) for row in table.values() for index, _ in row}
         return {index: piece(self.tokenizer, index) for index in sorted(spoken)}
 
+    @property
+    def hidden(self) -> list[int]:
+        """The special tokens that the text leaves out."""
+        return [] if self.tokenizer is None or self.special_tokens else sorted(self.tokenizer.special_ids)
+
     def plain(self) -> dict[str, Any]:
         """The trace as JSON has it."""
         return {
@@ -89,7 +96,8 @@ class Trace:
                 "row": self.row,
                 "frames": self.frames,
             },
-            "text": text_of(self.tokenizer, self.last),
+            "text": text_of(self.tokenizer, self.last, self.special_tokens),
+            "hidden": self.hidden,
             "tokens": {str(index): readable(data) for index, data in self.pieces.items()},
             "bytes": {str(index): data.hex() for index, data in self.pieces.items() if whole(data) is None},
             "canvas": list(self.canvas),
@@ -104,8 +112,10 @@ class Recording:
     Frames in which the row does not change are counted and make no moment; every other costs a call of each network.
     """
 
-    def __init__(self, lm: LanguageModel, about: About, row: int = 0, limit: int = MOMENTS):
-        self._lm, self._about, self._row = lm, about, row
+    def __init__(
+        self, lm: LanguageModel, about: About, row: int = 0, limit: int = MOMENTS, special_tokens: bool = False
+    ):
+        self._lm, self._about, self._row, self._special_tokens = lm, about, row, special_tokens
         self._first: Frame | None = None
         self._thinning, self._anchoring = Thinning(limit), Anchoring()
         self._frames, self._changed_at = 0, 0
@@ -129,6 +139,7 @@ class Recording:
             tokenizer=self._lm.tokenizer,
             canvas=tuple(self._first.ids[self._row].tolist()),
             moments=(canvas, *self._thinning.kept),
+            special_tokens=self._special_tokens,
         )
 
     def _see(self, frame: Frame) -> None:

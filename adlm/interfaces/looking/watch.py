@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from adlm.interfaces.looking.pieces import piece, side_by_side, text_of, visible
+from adlm.interfaces.looking.pieces import pieces_of, side_by_side, text_of, visible
 from adlm.interfaces.looking.predictions import anchors_of
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
@@ -27,17 +27,25 @@ STYLES = {
 }
 
 
-def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int = 0, start: int = 0) -> Iterator[Frame]:
+def show(
+    lm: LanguageModel,
+    frames: Iterable[Frame],
+    console: Console,
+    row: int = 0,
+    start: int = 0,
+    special_tokens: bool = False,
+) -> Iterator[Frame]:
     """The frames themselves, one row of them drawn on the console as they pass, the last one to stay there.
 
     The row's text begins at `start`; before it stands what is only read (`LanguageModel.opening`). Where the console is
     no terminal only the final text is printed. A token is an anchor if the anchor network's first guess was the same
-    token, at what the network had read: that costs a call a frame, of the anchor network alone.
+    token, at what the network had read: that costs a call a frame, of the anchor network alone. bos, eos and pad are
+    hidden unless `special_tokens` is set.
     """
+    screen = Screen(lm, row, start, special_tokens)
     if not console.is_terminal:
-        yield from _printed(lm, frames, console, row, start)
+        yield from _printed(screen, frames, console)
         return
-    screen = Screen(lm, row, start)
     with Live(screen, console=console, auto_refresh=False, transient=True) as live:
         drawn = 0.0
         for frame in frames:
@@ -50,24 +58,23 @@ def show(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int 
     console.print(screen.told(at_rest=True), no_wrap=True, overflow="ellipsis")
 
 
-def _printed(lm: LanguageModel, frames: Iterable[Frame], console: Console, row: int, start: int) -> Iterator[Frame]:
+def _printed(screen: "Screen", frames: Iterable[Frame], console: Console) -> Iterator[Frame]:
     last = None
     for last in frames:
         yield last
     if last is not None:
-        console.file.write(text_of(lm.tokenizer, last.ids[row, start:].tolist()) + "\n")
+        console.file.write(screen.plain(last) + "\n")
 
 
 class Screen:
     """One row as it stands, coloured, with a line below that says how far the walk is."""
 
-    def __init__(self, lm: LanguageModel, row: int, start: int = 0):
-        self._lm, self._row, self._start = lm, row, start
+    def __init__(self, lm: LanguageModel, row: int, start: int = 0, special_tokens: bool = False):
+        self._lm, self._row, self._start, self._special_tokens = lm, row, start, special_tokens
         self._frame: Frame | None = None
         self._number = -1
         self._given: set[int] = set()
         self._anchors: set[int] = set()
-        self._pieces: dict[int, bytes | None] = {}
         self._mask = " ░░░" if lm.tokenizer is None or lm.tokenizer.vocabulary.size > 300 else "░"
 
     def see(self, frame: Frame) -> None:
@@ -89,8 +96,11 @@ class Screen:
         ids, revealed, remasked = (
             part[self._row].tolist() for part in (self._frame.ids, self._frame.revealed, self._frame.remasked)
         )
-        pieces = side_by_side([self._piece(index) for index in ids])
-        for place, words in enumerate(pieces[self._start :], self._start):
+        pieces = pieces_of(self._lm.tokenizer, ids[self._start :], self._special_tokens)
+        unmasked = [
+            None if index == self._lm.mask_id else data for index, data in zip(ids[self._start :], pieces, strict=True)
+        ]
+        for place, words in enumerate(side_by_side(unmasked), self._start):
             fresh, again = revealed[place] and not at_rest, remasked[place] and not at_rest
             if ids[place] == self._lm.mask_id:
                 text.append(self._mask, STYLES["again" if again else "masked"])
@@ -98,6 +108,10 @@ class Screen:
                 kind = "given" if place in self._given else "anchor" if place in self._anchors else "drawn"
                 text.append(visible(words), f"{STYLES[kind]} {STYLES['new'] if fresh else ''}")
         return text
+
+    def plain(self, frame: Frame) -> str:
+        """The row's text at a frame, without colours."""
+        return text_of(self._lm.tokenizer, frame.ids[self._row, self._start :].tolist(), self._special_tokens)
 
     def told(self, at_rest: bool = False) -> Text:
         """How far the walk is, and what the colours mean."""
@@ -123,9 +137,3 @@ class Screen:
         else:
             yield Text("\n").join(lines)
         yield self.told()
-
-    def _piece(self, index: int) -> bytes | None:
-        """The token's bytes; nothing of a mask."""
-        if index not in self._pieces:
-            self._pieces[index] = None if index == self._lm.mask_id else piece(self._lm.tokenizer, index)
-        return self._pieces[index]

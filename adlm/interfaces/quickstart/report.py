@@ -35,6 +35,8 @@ class Findings:
     bigram_nats: float
     held_out_tokens: int
     samples: tuple[str, ...]
+    """Of ADLM."""
+    mdlm_samples: tuple[str, ...]
     canvas: str
     """The sentence with gaps, and what was put there."""
     infilled: str
@@ -56,6 +58,9 @@ class Findings:
         )
 
 
+TRACE = "trace.html"
+"""Beside the report: how the first of ADLM's samples was written."""
+
 Curves = dict[str, list[dict[str, Any]]]
 """The lines of each run's metrics.jsonl."""
 
@@ -74,8 +79,9 @@ def write_report(folder: Path, findings: Findings, curves: Curves) -> None:
 def _drawn(findings: Findings, curves: Curves) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    figure = Figure(figsize=(5, 4), layout="constrained")  # narrow enough to be read on a phone
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for name, colour in (("adlm", "tab:orange"), ("mdlm", "tab:blue")):
@@ -96,45 +102,78 @@ def _drawn(findings: Findings, curves: Curves) -> Any:
         axes.annotate(name, (0.995, nats), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
     axes.set_xlabel("tokens trained on")
     axes.set_ylabel("bound, nats a token")
+    axes.margins(y=0.1)  # room for the names above both lines
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter())  # 1.5 M, not 1.5 above a 1e6 in the corner
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, loc="outside upper left")
     return figure
 
 
 STYLE = """
-body { font: 16px/1.5 Georgia, serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .9rem .25rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #999; font-weight: normal; }
-pre { white-space: pre-wrap; font: inherit; background: #f6f4ee; padding: .8rem 1rem; }
-svg { width: 100%; height: auto; }
-.note { color: #666; font-size: .9rem; }
+:root { color-scheme: light dark; --ink: #222; --soft: #666; --line: #999; --paper: #fff; --block: #f6f4ee; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e3dc; --soft: #9d9a92; --line: #666; --paper: #15171b; --block: #20242b; }
+}
+body { font: 16px/1.5 Georgia, serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
+  color: var(--ink); background: var(--paper); }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+td, th { padding: .25rem 0 .25rem 1.4rem; text-align: right; font-weight: normal; }
+td:first-child, th:first-child { padding-left: 0; text-align: left; }
+th { border-bottom: 1px solid var(--line); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; background: var(--block); padding: .8rem 1rem;
+  margin: .8rem 0; }
+svg { display: block; width: 100%; max-width: 34rem; height: auto; margin: 1.5rem auto; border-radius: 6px; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1.5rem; } .pair > * { min-width: 0; }
+a { color: inherit; }
+.note { color: var(--soft); font-size: .9rem; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; } h1 { font-size: 1.6rem; }
+  table { width: 100%; font-size: .8rem; } td, th { padding-left: .4rem; }
+  .pair { grid-template-columns: 1fr; }
+}
 """
 
 
 def _page(findings: Findings, picture: str) -> str:
-    rows = "".join(
-        f"<tr><td>{name}</td><td>{row.nats:.4f} ± {row.stderr:.4f}</td><td>{math.exp(row.nats):.1f}</td>"
-        f"<td>{row.parameters:,}</td><td>{row.tokens:,}</td><td>{row.seconds:.0f} s</td></tr>"
-        for name, row in (("ADLM", findings.adlm), ("MDLM", findings.mdlm))
+    samples = "".join(
+        f"<section><h2>Samples of {name}</h2>{''.join(f'<pre>{html.escape(text)}</pre>' for text in texts)}</section>"
+        for name, texts in (("ADLM", findings.samples), ("MDLM", findings.mdlm_samples))
     )
-    counted = "".join(
-        f"<tr><td>{name}</td><td>{nats:.4f}</td><td>{math.exp(nats):.1f}</td></tr>"
-        for name, nats in (("unigrams", findings.unigram_nats), ("bigrams", findings.bigram_nats))
-    )
-    samples = "".join(f"<pre>{html.escape(text)}</pre>" for text in findings.samples)
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>adlm quickstart</title><style>{STYLE}</style>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>adlm quickstart</title><style>{STYLE}</style>
 <h1>adlm quickstart</h1>
 <p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
 for the same number of steps: an anchored pair (ADLM) and a plain masked diffusion network (MDLM). Bounds are on
 {findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors.</p>
-<table><tr><th></th><th>bound, nats a token</th><th>perplexity</th><th>parameters</th><th>tokens seen</th>
-<th>training</th></tr>{rows}{counted}</table>
+<div class="table"><table>{_rows(findings)}</table></div>
 <p><strong>{html.escape(findings.verdict)}</strong></p>
 {picture}
-<h2>Samples of ADLM</h2>{samples}
-<h2>Infilling</h2><pre>{html.escape(findings.canvas)}
+<div class="pair">{samples}</div>
+<p><a href="{TRACE}">See how the first sample of ADLM was written</a>, token by token, with what both of its networks
+expected.</p>
+<h2>Infilling by ADLM</h2><pre>{html.escape(findings.canvas)}
 {html.escape(findings.infilled)}</pre>
 <p class="note">{findings.seconds:.0f} seconds in all; commit {html.escape(findings.commit)}. One seed, minutes of
 training on a CPU: this shows that the parts work together, not how anchoring compares at scale.</p></html>
 """
+
+
+def _rows(findings: Findings) -> str:
+    """The table, a column a model: narrow enough for a phone."""
+    models, counted = (findings.adlm, findings.mdlm), (findings.bigram_nats, findings.unigram_nats)
+    nats = (*(model.nats for model in models), *counted)
+    lines = (
+        ("", "ADLM", "MDLM", "bigrams", "unigrams"),
+        ("nats a token", *(f"{each:.4f}" for each in nats)),
+        ("standard error", *(f"{model.stderr:.4f}" for model in models)),
+        ("perplexity", *(f"{math.exp(each):.1f}" for each in nats)),
+        ("parameters", *(f"{model.parameters:,}" for model in models)),
+        ("tokens seen", *(f"{model.tokens:,}" for model in models)),
+        ("training", *(f"{model.seconds:.0f} s" for model in models)),
+    )
+    tags = ("th", *("td" for _ in lines[1:]))
+    cells = ("".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in zip(tags, lines, strict=True))
+    return "".join(f"<tr>{row}</tr>" for row in cells)

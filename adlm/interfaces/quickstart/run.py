@@ -20,7 +20,9 @@ from adlm.errors import UserError
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
 from adlm.evaluation.perplexity import Recipe, measure
-from adlm.interfaces.quickstart.report import Findings, Trained, write_report
+from adlm.interfaces.looking.page import write_trace
+from adlm.interfaces.looking.trace import About, record
+from adlm.interfaces.quickstart.report import TRACE, Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
 from adlm.model_folder import load_model_folder, save_model_folder
 from adlm.models.transformer import num_parameters
@@ -64,7 +66,7 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     num_symbols = prepared.tokenizer.vocabulary.size
     counted = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
     gap = difference(nats["adlm"], nats["mdlm"])
-    say("writing with ADLM")
+    say("writing with both")
     findings = Findings(
         adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
         mdlm=_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
@@ -74,12 +76,14 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         bigram_nats=counted.bigram,
         held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
+        mdlm_samples=_samples(models["mdlm"]),
         canvas=HOLE.sub(lambda hole: "_" * int(hole[1]), canvas),
-        infilled=_readable(models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1)),
+        infilled=models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1).strip(),
         seconds=round(time.monotonic() - started, 1),
         commit=_commit(),
         text=text,
     )
+    _write_trace(models["adlm"], out / TRACE)
     write_report(out, findings, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
     return findings
 
@@ -123,7 +127,14 @@ def _error(found: Estimate) -> float:
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
-    return tuple(_readable(text) for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
+    return tuple(text.strip() for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
+
+
+def _write_trace(model: LanguageModel, place: Path) -> None:
+    """How the first of the samples was written, as a page."""
+    frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
+    about = About("quickstart", model.config.sampling.sampler, STEPS, seed=0)
+    write_trace(record(model, frames, about), place)
 
 
 def _title(data: Data) -> str:
@@ -135,7 +146,7 @@ def _beginning(prepared: Prepared, split: str) -> str:
     tokens = prepared.tokens(split)
     ids = np.zeros(min(BEGINNING, len(tokens)), np.int64)
     tokens.copy_to(ids, 0, len(ids))
-    return _readable(prepared.tokenizer.decode(ids.tolist()))
+    return prepared.tokenizer.decode(ids.tolist(), special_tokens=False).strip()
 
 
 def with_gaps(text: str, tokenizer: Tokenizer, longest: int) -> str:
@@ -155,10 +166,6 @@ def with_gaps(text: str, tokenizer: Tokenizer, longest: int) -> str:
         hidden = (space if tokenizer.joins_spaces else "") + space.join(words[start : start + size])
         words[start : start + size] = [f"[MASK*{len(tokenizer.encode(hidden)) or 1}]"]
     return space.join(words)
-
-
-def _readable(text: str) -> str:
-    return text.replace("<|endoftext|>", " ").strip()
 
 
 def _commit() -> str:
