@@ -5,11 +5,13 @@ quarters; so all walks of a small world fit in one batch, each with its probabil
 """
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from worlds import Table, Told, World, chi_square, quarters, seeded
+from worlds import Table, Told, World, chi_square, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
@@ -171,6 +173,52 @@ def test_few_steps_do_not_return_the_language():
     *_, last = draw_walk(world, world.exact_beliefs(), Sampling(steps=1), canvas)
     counts = text_law(world, last.ids, torch.ones(15_000, dtype=torch.float64))
     assert chi_square(counts, 15_000 * world.probabilities) > 200
+
+
+def distance(sampling: Sampling) -> float:
+    """Total variation between a sampler's texts and a language of 00 and 11, half each, with exact beliefs."""
+    world = World(2, 2, real([0.5, 0.0, 0.0, 0.5]))
+    exact, itself = world.exact_beliefs(), torch.nn.functional.one_hot(world.states, world.num_symbols).double()
+    beliefs = torch.where(exact.isnan(), itself, exact)  # 01 and 10 are no texts, but they stay what they are
+    law = chain_law(world, beliefs, steps_of(LogLinear(), sampling), sampling.final)
+    return float((law - world.probabilities).abs().sum() / 2)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "eta", "falls_by"),
+    [
+        ("ancestral", None, 4.0),  # like 1 / T
+        ("forward-backward", None, 4.0),
+        ("dfm", None, 4.0),
+        ("remdm-cap", 0.5, 2.0),  # like 1 / sqrt(T)
+        ("remdm-rescale", 0.5, 2.0),
+    ],
+)
+def test_samplers_that_are_exact_in_the_limit_come_nearer_with_every_step(sampler, eta, falls_by):
+    few, many = (distance(Sampling(sampler, steps=steps, eta=eta)) for steps in (256, 1024))
+    assert few / many == pytest.approx(falls_by, rel=0.05)
+
+
+@pytest.mark.parametrize(("eta", "stays_at"), [(0.02, 0.0041), (0.1, 0.0213)])
+def test_the_loop_with_a_fixed_eta_stays_away_from_the_language_however_many_steps_it_takes(eta, stays_at):
+    """Every step of the loop masks and reveals the same share, so tokens that change together stay as frequent."""
+    few, many = (distance(Sampling("remdm-loop", steps=steps, eta=eta)) for steps in (512, 2048))
+    assert few / many < 1.05
+    assert many == pytest.approx(stays_at, abs=1e-4)
+    falling = [distance(Sampling("remdm-loop", steps=steps, eta=0.8 / steps)) for steps in (256, 1024)]
+    assert falling[0] / falling[1] == pytest.approx(4.0, rel=0.05), "with eta like 1 / T it does not"
+
+
+def test_the_distances_that_the_docs_print_are_these():
+    docs = (Path(__file__).parent.parent.parent / "docs" / "sampling.md").read_text()
+    rows = re.findall(
+        r"^\| `([\w-]+)`(?:, eta ([\d.]+)( / T)?)? \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \| [\d.]+ \|$", docs, re.M
+    )
+    assert len(rows) == 8
+    for sampler, eta, falling, at_64, at_512 in rows:
+        for steps, printed in ((64, at_64), (512, at_512)):
+            strength = float(eta) / (steps if falling else 1) if eta else None
+            assert distance(Sampling(sampler, steps=steps, eta=strength)) == pytest.approx(float(printed), abs=5e-6)
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "remdm-loop", "dfm"])
