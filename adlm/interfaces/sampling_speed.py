@@ -26,7 +26,7 @@ from adlm.sampling.plain import plain_transition, plain_walk
 from adlm.sampling.samplers import SAMPLERS, analytic_walk
 from adlm.sampling.steps import steps_of
 from adlm.sampling.walk import walk
-from adlm.training.speed import device_name
+from adlm.training.speed import Watch, device_name
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,14 @@ class Counted(Frozen):
 
 
 def measure_sampling(
-    lm: LanguageModel, sampling: Sampling, batch: int, length: int, repeats: int, plain: bool, seed: int = 0
+    lm: LanguageModel,
+    sampling: Sampling,
+    batch: int,
+    length: int,
+    repeats: int,
+    plain: bool,
+    watch: Watch,
+    seed: int = 0,
 ) -> SamplingSpeed:
     """The same walk over and over, after one that is not timed: it records what is replayed later.
 
@@ -84,20 +91,22 @@ def measure_sampling(
     check_canvas(lm.config, canvas, sampling)
     network = lm.network if plain else Counted(lm.network)
     count = _counter(network)
+    most = length if lm.method.exact else sampling.steps  # steps of a walk, where none is left out
 
-    def once() -> float:
+    def once(number: int) -> float:
         start = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16) if plain and device.type == "cuda" else nullcontext():
-            last_of(_walk(lm, network, canvas, sampling, RowDraws(seed, range(batch)), plain))
+            frames = _walk(lm, network, canvas, sampling, RowDraws(seed, range(batch)), plain)
+            last_of(_watched(frames, watch, number * most, (repeats + 1) * most) if device.type == "cpu" else frames)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    once()
+    once(0)
     calls = count()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = statistics.median(once() for _ in range(repeats))
+    seconds = statistics.median(once(number) for number in range(1, repeats + 1))
     lowered = torch.bfloat16 if device.type == "cuda" else next(lm.network.parameters()).dtype
     return SamplingSpeed(
         device=device_name(device),
@@ -116,6 +125,17 @@ def measure_sampling(
         tokens_per_second=batch * length / seconds,
         peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
     )
+
+
+def _watched(frames: Iterator[Frame], watch: Watch, done: int, most: int) -> Iterator[Frame]:
+    """The same frames; after the first step of the first walk, how long all of them take at the most."""
+    start = time.perf_counter()
+    for number, frame in enumerate(frames):
+        if number == 1 and done == 0:
+            watch.begin(most, most * (time.perf_counter() - start))
+        if number:
+            watch.step(done + number)
+        yield frame
 
 
 def _counter(network: nn.Module | Counted) -> Callable[[], int]:

@@ -8,8 +8,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import count, pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, Report, count_tokens, train_step
 
 WARM_UP = 5
+PROFILED = 3
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 products a second, by part of the name
 
 # Where a kernel belongs, by the first of these that its name holds.
@@ -64,9 +65,26 @@ class Speed:
     """Milliseconds a step by kind of work, if asked for."""
 
 
-def measure(config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool) -> Speed:
+class Watch(Protocol):
+    """Who waits for a measurement."""
+
+    def begin(self, steps: int, seconds: float) -> None:
+        """So many steps follow, and take about so long. On a GPU nobody is told: that is over in a moment."""
+        ...
+
+    def step(self, done: int) -> None: ...
+
+
+def measure(
+    config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool, watch: Watch
+) -> Speed:
     """Steps on one drawn batch, over and over, after a warm-up."""
-    step, network = _prepare(config, batch, device)
+    step_on, network = _prepare(config, batch, device)
+    num_steps = 1 + WARM_UP + steps + PROFILED * profiled
+    step = step_on(batch, config.length)
+    if device.type == "cpu":
+        watch.begin(num_steps, num_steps * _estimate(step_on, batch, config.length))
+        step = _counted(step, watch)
     tflop = count_flop(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP):
@@ -104,20 +122,49 @@ def zipf(config: Config, batch: int, generator: torch.Generator) -> Tensor:
     return rank + (rank >= vocabulary.mask_id)
 
 
-def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[], Report], nn.Module]:
+Step = Callable[[], Report]
+
+
+def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[int, int], Step], nn.Module]:
+    """A step on the first so many rows, and tokens of each, of one drawn batch; and the network that it trains."""
     method = method_of(config)
     network = fresh_network(method, device).train()
     optimizer = build_optimizer(network, config.train)
     average = Average(network, config.train.ema) if config.train.ema > 0 else None
-    draws = torch.Generator(device).manual_seed(config.train.seed)
-    batches = [MicroBatch(zipf(config, batch, torch.Generator().manual_seed(config.train.seed)))]
-    tokens = count_tokens(method, batches)
+    x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
     lowered = torch.bfloat16 if device.type == "cuda" else None
 
-    def step() -> Report:
-        return train_step(method, network, optimizer, average, batches, tokens, 1.0, draws, lowered)
+    def step_on(rows: int, length: int) -> Step:
+        batches = [MicroBatch(x[:rows, :length])]
+        tokens = count_tokens(method, batches)
+        draws = torch.Generator(device).manual_seed(config.train.seed)
+        return lambda: train_step(method, network, optimizer, average, batches, tokens, 1.0, draws, lowered)
 
-    return step, network
+    return step_on, network
+
+
+def _estimate(step_on: Callable[[int, int], Step], batch: int, length: int) -> float:
+    """About how many seconds a step takes, by one on part of a row, or on 8 rows where that is quick."""
+    seconds = 0.0
+    for rows, tokens in ((1, min(length, 128)), (min(batch, 8), length)):
+        if seconds < 1:
+            start = time.perf_counter()
+            step_on(rows, tokens)()
+            seconds = time.perf_counter() - start
+            whole = seconds * batch * length / (rows * tokens)
+    return whole
+
+
+def _counted(step: Step, watch: Watch) -> Step:
+    """The same step, and every one that is done is told."""
+    numbers = count(1)
+
+    def counted() -> Report:
+        report = step()
+        watch.step(next(numbers))
+        return report
+
+    return counted
 
 
 def fresh_network(method: Method, device: torch.device) -> nn.Module:
@@ -180,7 +227,7 @@ def _product(device: torch.device) -> float:
 
 def _where(step: Callable[[], Report], device: torch.device) -> tuple[tuple[str, float], ...]:
     """Milliseconds a step by kind of work, longest first; on a GPU with the time it stood idle."""
-    steps, on_gpu = 3, device.type == "cuda"
+    steps, on_gpu = PROFILED, device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
         for _ in range(steps):
             step()

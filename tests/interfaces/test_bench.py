@@ -15,13 +15,21 @@ SMALL += ["vocabulary.size=12", "vocabulary.mask_id=11"]
 def test_a_small_training_step_is_measured_on_the_host(capsys):
     words = ["bench", "train", "owt/adlm", *SMALL, "--batch", "2", "--steps", "2", "--no-compile", "--device", "cpu"]
     assert main([*words, "--profile"]) == 0
-    told = capsys.readouterr().out
-    assert "tokens/s on cpu, not compiled" in told
-    assert "matrix products" in told
+    told = capsys.readouterr()
+    assert "tokens/s on cpu, not compiled" in told.out
+    assert "matrix products" in told.out
+    assert told.err.startswith("timing a small step first\nabout ")
+    assert "s on this CPU with 1 thread" in told.err
     assert main([*words, "--json"]) == 0
     speed = json.loads(capsys.readouterr().out)
     assert speed["tokens_a_step"] == 16
     assert speed["peak_gib"] is None
+
+
+def test_a_preset_whose_tokenizer_is_yet_to_be_learnt_is_measured_by_its_size(capsys):
+    small = ["model.hidden=8", "model.heads=2", "length=8", "--batch", "2", "--steps", "1", "--no-compile"]
+    assert main(["bench", "train", "quickstart/adlm", *small, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens_a_step"] == 16
 
 
 @pytest.mark.parametrize(
@@ -70,10 +78,11 @@ def test_a_model_is_measured_in_words(capsys, tmp_path):
     small_model(tmp_path / "model")
     words = ["bench", "sample", str(tmp_path / "model"), "sampling.sampler=remdm-cap", "--repeats", "1"]
     assert main([*words, "--device", "cpu", "--batch", "3", "sampling.steps=6"]) == 0
-    told = capsys.readouterr().out
-    assert "s a sequence of 16 tokens" in told
-    assert "3 side by side" in told
-    assert "adlm by remdm-cap, 6 steps, on cpu in float32, no CUDA graphs" in told
+    told = capsys.readouterr()
+    assert "s a sequence of 16 tokens" in told.out
+    assert "3 side by side" in told.out
+    assert "adlm by remdm-cap, 6 steps, on cpu in float32, no CUDA graphs" in told.out
+    assert told.err.startswith("timing a small step first\nabout ")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
+from adlm.interfaces.console import Console, Progress, duration
 from adlm.interfaces.drawing import sampling_of
 from adlm.interfaces.sampling_speed import SamplingSpeed, measure_sampling
 from adlm.language_model import LanguageModel, load
 from adlm.methods import method_of
-from adlm.tokens import load_tokenizer
+from adlm.tokens import bpe_size, load_tokenizer
+from adlm.training.engine import default_threads
 from adlm.training.speed import Speed, fresh_network, measure
 
 TRAIN = "adlm bench train owt/adlm --batch 32 --profile"
@@ -79,30 +81,52 @@ def run(arguments: argparse.Namespace) -> int:
     return int(arguments.measure(arguments))
 
 
+class Waiting:
+    """The console of a measurement: about how long it takes, then how far it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.console = Console(stderr=True)
+        self.progress: Progress | None = None
+        if device.type == "cpu":
+            self.console.print("timing a small step first", style="yellow", highlight=False)
+
+    def begin(self, steps: int, seconds: float) -> None:
+        threads = torch.get_num_threads()
+        on = f"this CPU with {threads} thread{'s' if threads > 1 else ''}"
+        self.console.print(f"about {duration(seconds)} on {on}", style="yellow", highlight=False)
+        self.progress = Progress(self.console, "measuring", steps)
+
+    def step(self, done: int) -> None:
+        assert self.progress is not None
+        self.progress.update(done)
+
+    def __enter__(self) -> "Waiting":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self.progress is not None:
+            self.progress.close()
+
+
 def _train(arguments: argparse.Namespace) -> int:
-    speed = measure(
-        _with_vocabulary(resolve(arguments.words)),
-        arguments.batch,
-        arguments.steps,
-        arguments.compile,
-        _device(arguments.device),
-        arguments.profile,
-    )
+    config, device = _with_vocabulary(resolve(arguments.words)), _device(arguments.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.train.threads or default_threads())
+    with Waiting(device) as watch:
+        speed = measure(config, arguments.batch, arguments.steps, arguments.compile, device, arguments.profile, watch)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told(speed))
     return 0
 
 
 def _sample(arguments: argparse.Namespace) -> int:
-    lm, sampling = _model(arguments.words, _device(arguments.device))
+    device = _device(arguments.device)
+    if device.type == "cpu":
+        torch.set_num_threads(default_threads())
+    lm, sampling = _model(arguments.words, device)
+    length = arguments.length or lm.config.length
     try:
-        speed = measure_sampling(
-            lm,
-            sampling,
-            arguments.batch,
-            arguments.length or lm.config.length,
-            arguments.repeats,
-            arguments.plain,
-        )
+        with Waiting(device) as watch:
+            speed = measure_sampling(lm, sampling, arguments.batch, length, arguments.repeats, arguments.plain, watch)
     except torch.OutOfMemoryError:
         raise UserError(f"--batch {arguments.batch} does not fit the memory of the device; try fewer") from None
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told_sampling(speed))
@@ -122,7 +146,9 @@ def _model(words: list[str], device: torch.device) -> tuple[LanguageModel, Sampl
 def _with_vocabulary(config: Config) -> Config:
     if config.vocabulary is not None:
         return config
-    vocabulary = SIZES.get(config.tokenizer) or load_tokenizer(config.tokenizer).vocabulary
+    size = bpe_size(config.tokenizer)
+    learnt = None if size is None else Vocabulary(size, size - 1, 0, 0, 0)  # as `train_bpe` gives them out
+    vocabulary = SIZES.get(config.tokenizer) or learnt or load_tokenizer(config.tokenizer).vocabulary
     return dataclasses.replace(config, vocabulary=vocabulary)
 
 
