@@ -290,9 +290,9 @@ class LanguageModel:
     def __repr__(self) -> str:
         """One line: the config and the network have a thousand, and can be asked for by name."""
         config, device = self.config, next(self.network.parameters()).device
-        tokenizer = "no tokenizer" if self.tokenizer is None else f"tokenizer {config.tokenizer}"
-        size = f"{num_parameters(self.network):,} parameters"
-        return f"LanguageModel({config.method}, {size}, length {config.length}, {tokenizer}, {device})"
+        sizes = f"{num_parameters(self.network):,} parameters, {vocabulary_of(config).size:,} symbols"
+        without = ", no tokenizer" if self.tokenizer is None else ""
+        return f"LanguageModel({config.method}, {sizes}, length {config.length}, {device}{without})"
 
     def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs, special_tokens: bool) -> list[str]:
         """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""

@@ -275,5 +275,5 @@ def test_a_prompt_and_a_suffix_stand_around_what_is_sampled(name):
 
 def test_the_repr_of_a_model_is_one_line():
     size = sum(weight.numel() for weight in LM.network.parameters())
-    assert repr(LM) == f"LanguageModel(adlm, {size:,} parameters, length 24, tokenizer gpt2, cpu)"
-    assert "no tokenizer" in repr(model(tokenizer=None))
+    assert repr(LM) == f"LanguageModel(adlm, {size:,} parameters, 258 symbols, length 24, cpu)"
+    assert repr(model(tokenizer=None)).endswith("cpu, no tokenizer)")
