@@ -120,6 +120,7 @@ BOOK = "\n\n".join(
 )
 SMALL = [
     "train.steps=2",
+    "train.warm_up_steps=0",
     "train.batch_size=4",
     "train.valid_rows=4",
     "tokenizer=bytes",
