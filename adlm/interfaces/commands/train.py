@@ -23,7 +23,7 @@ EXAMPLE = """adlm train own data.path='texts/*.txt'
   adlm train --out runs/own train.steps=1600
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm.interfaces.cli train owt/adlm train.micro_batch=32 --out runs/adlm
-  adlm train --plot runs/adlm"""
+  adlm train --plot runs/adlm runs/mdlm"""
 
 # How the numbers of a line are told, in this order; what a line does not have is left out. The nats of training are no
 # bound: they are of t from t_min on, of the weights as they move, and with dropout.
@@ -50,7 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to resume (runs/PRESET)"
     )
-    parser.add_argument("--plot", metavar="RUN", type=Path, help="draw the curves of a run: curves.png and curves.svg")
+    parser.add_argument(
+        "--plot",
+        metavar="RUN",
+        type=Path,
+        nargs="+",
+        help="draw the curves of a run, curves.png and curves.svg in it;\n"
+        "of several runs on one pair of axes, comparison.png and comparison.svg in the first",
+    )
     parser.add_argument("--json", action="store_true", help="for machines: the outcome as one line")
 
 
