@@ -1,4 +1,4 @@
-"""`adlm train`: any method on any text, alone or under torchrun; on the folder of a run it goes on with it."""
+"""`adlm train`: any method on any text, alone or under torchrun; an interrupted or finished run is resumed or extended."""
 
 import argparse
 import json
@@ -119,7 +119,7 @@ def _told(outcome: "Outcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
-        return f"stopped by {name} after step {counters.step:,}, which is saved: the same command goes on from there"
+        return f"stopped by {name} after step {counters.step:,}, which is saved; rerun the same command to resume"
     text = f"{counters.step:,} steps, {counters.tokens:,} tokens: {outcome.folder / 'model'}"
     if measured is not None:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
