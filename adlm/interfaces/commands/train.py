@@ -1,4 +1,4 @@
-"""`adlm train`: any method on any text, alone or under torchrun; an interrupted or finished run is resumed or extended."""
+"""`adlm train`: any method on any text, alone or under torchrun; runs are resumed, extended and plotted."""
 
 import argparse
 import json
