@@ -186,7 +186,10 @@ def _read(name: str) -> tuple[Engine, Mapping[str, str]]:
     if name == "bytes":
         return _bytes(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
     if bpe_size(name) is not None:
-        raise UserError(f"tokenizer {name} is learnt from the text that is prepared; there is none yet to load")
+        raise UserError(
+            f"tokenizer {name} is learnt from the text when it is prepared, so there is none to load yet; run `adlm "
+            f"prepare tokenizer={name} ...` first and give data.prepared"
+        )
     path = Path(name)
     local = Path(os.environ.get("ADLM_DATA", "")) / "tokenizers" / name
     if not path.exists() and os.environ.get("ADLM_DATA") and local.is_dir():
@@ -195,6 +198,10 @@ def _read(name: str) -> tuple[Engine, Mapping[str, str]]:
         return _from_folder(path), _named_beside(path)
     if path.is_file():
         return (_bert(path) if path.suffix == ".txt" else _from_json(path)), _named_beside(path.parent)
+    if meant := re.fullmatch(r"bpe[-_ ]?([1-9]\d*)", name, re.IGNORECASE):
+        raise UserError(
+            f"tokenizer {name!r} does not exist; did you mean 'bpe-{meant[1]}', learnt from the text itself?"
+        )
     if path.suffix in (".json", ".txt"):
         raise UserError(f"tokenizer {name} does not exist; give a tokenizer.json, a vocab.txt or a folder with one")
     return _from_hub(name), {}

@@ -139,6 +139,12 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_network():
         load_tokenizer("no/such/tokenizer.json")
 
 
+@pytest.mark.parametrize("name", ["bpe4096", "bpe_4096", "BPE-4096"])
+def test_a_size_written_otherwise_gets_the_name_that_is_meant(name):
+    with pytest.raises(UserError, match=f"tokenizer '{name}' does not exist; did you mean 'bpe-4096'"):
+        load_tokenizer(name)
+
+
 def test_an_id_outside_the_tokenizer_is_refused():
     with pytest.raises(UserError, match="id 258 is outside tokenizer bytes, which has ids 0 to 257"):
         load_tokenizer("bytes").decode([65, 258])
@@ -170,7 +176,7 @@ def test_a_bpe_learnt_from_texts_gives_them_back_and_is_the_same_every_time(tmp_
 def test_a_bpe_to_be_learnt_is_told_from_one_that_is_there():
     assert bpe_size("bpe-2048") == 2048
     assert bpe_size("gpt2") is bpe_size("bpe-0x10") is bpe_size("bpe-") is None
-    with pytest.raises(UserError, match=r"bpe-2048 is learnt from the text that is prepared"):
+    with pytest.raises(UserError, match=r"bpe-2048 is learnt from the text.*adlm prepare tokenizer=bpe-2048"):
         load_tokenizer("bpe-2048")
     with pytest.raises(UserError, match=r"bpe-100 cannot be made: give a size from 300"):
         train_bpe(["text"], 100)

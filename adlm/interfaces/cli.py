@@ -22,7 +22,7 @@ COMMANDS = {
     "quickstart": "prepare, train and compare two small models on speeches, in minutes on a CPU",
     "presets": "list the presets, or print one resolved, with overrides",
     "prepare": "tokenise a corpus by name, your own text or a dataset of the hub, once, for training and evaluation",
-    "train": "train any method on any text, or go on with a run; alone, or under torchrun",
+    "train": "train any method on any text, resume or extend a run, plot runs; alone, or under torchrun",
     "perplexity": "what texts cost a model, with error bars: nats, bits, perplexity; models compared on the same draws",
     "reproduce": "hold models, or what was measured of them, against a table of the paper, with errors and caveats",
     "sample": "write text with a model: from nothing, after a prompt, or into the holes of a text",

@@ -61,7 +61,6 @@ def line_of(counters: Counters, config: Config, measured: Measured | None, clock
     if steps:
         norm = window.pop(NORM) / steps
         line |= {name: value / tokens for name, value in window.items()}
-        line["perplexity"] = perplexity(line["nats"] or 0.0)  # of the bound: the anchor term is not in it
         line["gradient_norm"] = norm
     if "anchor" in window:
         done = (counters.step - 1) / train.steps

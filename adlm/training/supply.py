@@ -126,13 +126,14 @@ def _spread_out(rows: Rows, num: int) -> list[int]:
 
 
 def _prepared(config: Config, run: Path, say: Callable[[str], None]) -> Prepared:
+    source = config.data.name or config.data.path or config.data.hub
     if not config.data.prepared:
-        say(f"preparing {config.data.name or config.data.path or config.data.hub} for tokenizer {config.tokenizer}")
+        if source:  # or `prepare` refuses
+            say(f"preparing {source} for tokenizer {config.tokenizer}")
         outcome = prepare(config, run / "data", _every_ten_seconds(say))
         say(f"data {outcome.how}: {run / 'data'}")
         return outcome.prepared
     prepared = open_prepared(Path(config.data.prepared), sums=False)
-    source = config.data.name or config.data.path or config.data.hub
     if source and prepared.manifest["source"] != source:
         raise UserError(
             f"data.prepared {config.data.prepared} was made from {prepared.manifest['source']}, and the run is to read "

@@ -30,6 +30,10 @@ def test_presets_explains_and_speaks_json(capsys):
     assert "# Weight of the anchor term; 0 leaves the plain bound.\n  gamma: 0.003\n" in capsys.readouterr().out
     main(["presets", "owt/adlm", "--json"])
     assert json.loads(capsys.readouterr().out)["method"] == "adlm"
+    main(["presets", "owt/adlm", "--explain", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["config"]["anchor"]["gamma"] == 3e-3
+    assert told["meaning"]["anchor.gamma"] == "Weight of the anchor term; 0 leaves the plain bound."
     main(["presets", "--json"])
     assert "owt/adlm" in json.loads(capsys.readouterr().out)
 

@@ -1,6 +1,7 @@
 """Laws of `adlm train`: it trains, tells, resumes, draws, and a mistake is one sentence."""
 
 import json
+import re
 
 import pytest
 from small_runs import SMALL, corpus
@@ -27,6 +28,33 @@ def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
     assert main(["train", "--plot", str(out)]) == 0
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "curves.svg").read_text()
+
+
+def test_several_runs_are_drawn_on_one_pair_of_axes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for number, run in enumerate(runs):
+        run.mkdir()
+        line = {"step": 2, "nats": 4.0 + number, "valid_nats": 4.5 + number, "valid_stderr": 0.1}
+        (run / "metrics.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'step': 4})}\n")
+    assert main(["train", "--plot", *map(str, runs), "--json"]) == 0
+    png, svg = json.loads(capsys.readouterr().out)
+    assert (png, svg) == (str(runs[0] / "comparison.png"), str(runs[0] / "comparison.svg"))
+    drawn = (runs[0] / "comparison.svg").read_text()
+    assert drawn.count('<g id="axes_') == 1
+    for run in runs:
+        assert f"{run}, held out" in drawn
+        assert f"{run}, in training" in drawn
+
+
+@pytest.mark.parametrize(("method", "told"), [("ar", "held out "), ("mdlm", "held out <= ")])
+def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys):
+    words = [*SMALL, f"method={method}", "train.steps=3", f"data.prepared={corpus(tmp_path, lines=100)}"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    output = capsys.readouterr()
+    assert re.search(rf"3/3  loss .*  {told}\d", output.err)
+    assert ("upper bound on the loss of" in output.out) == (method != "ar")
+    assert ("exact loss of" in output.out) == (method == "ar")
 
 
 @pytest.mark.parametrize(

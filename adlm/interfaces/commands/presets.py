@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from adlm.config.knobs import sentences
 from adlm.config.load import preset_titles, resolve, to_mapping, to_yaml
 
 EXAMPLE = "adlm presets owt/adlm model=medium train.steps=500000 --explain"
@@ -17,13 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a preset or .yaml file, section=preset, or knob=value; read from left to right.\nwithout any, list them",
     )
     parser.add_argument("--explain", action="store_true", help="write each knob's meaning above it")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--json", action="store_true", help="for machines; with --explain the keys are config and meaning"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.words:
         config = resolve(arguments.words)
-        text = f"{json.dumps(to_mapping(config))}\n" if arguments.json else to_yaml(config, arguments.explain)
+        told = {"config": to_mapping(config), "meaning": sentences()} if arguments.explain else to_mapping(config)
+        text = f"{json.dumps(told)}\n" if arguments.json else to_yaml(config, arguments.explain)
     elif arguments.json:
         text = f"{json.dumps(preset_titles())}\n"
     else:

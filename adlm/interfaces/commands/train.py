@@ -1,4 +1,4 @@
-"""`adlm train`: any method on any text, alone or under torchrun; on the folder of a run it goes on with it."""
+"""`adlm train`: any method on any text, alone or under torchrun; runs are resumed, extended and plotted."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ EXAMPLE = """adlm train own data.path='texts/*.txt'
   adlm train --out runs/own train.steps=1600
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm.interfaces.cli train owt/adlm train.micro_batch=32 --out runs/adlm
-  adlm train --plot runs/adlm"""
+  adlm train --plot runs/adlm runs/mdlm"""
 
 # How the numbers of a line are told, in this order; what a line does not have is left out. The nats of training are no
 # bound: they are of t from t_min on, of the weights as they move, and with dropout.
@@ -50,7 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to resume (runs/PRESET)"
     )
-    parser.add_argument("--plot", metavar="RUN", type=Path, help="draw the curves of a run: curves.png and curves.svg")
+    parser.add_argument(
+        "--plot",
+        metavar="RUN",
+        type=Path,
+        nargs="+",
+        help="draw the curves of a run, curves.png and curves.svg in it;\n"
+        "of several runs on one pair of axes, comparison.png and comparison.svg in the first",
+    )
     parser.add_argument("--json", action="store_true", help="for machines: the outcome as one line")
 
 
@@ -112,7 +119,7 @@ def _told(outcome: "Outcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
-        return f"stopped by {name} after step {counters.step:,}, which is saved: the same command goes on from there"
+        return f"stopped by {name} after step {counters.step:,}, which is saved; rerun the same command to resume"
     text = f"{counters.step:,} steps, {counters.tokens:,} tokens: {outcome.folder / 'model'}"
     if measured is not None:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
