@@ -11,7 +11,7 @@ from texts import prose
 
 import adlm
 from adlm.evaluation.hugging_face import HuggingFaceFeaturiser, HuggingFaceJudge
-from adlm.evaluation.judging import token_nats
+from adlm.evaluation.judging import reading_of, token_nats
 from adlm.interfaces.cli import main
 from adlm.interfaces.judging import judge_of
 from adlm.model_folder import ModelFolder, save_model_folder
@@ -57,7 +57,9 @@ def assert_the_same_nats(judges):
     rows = judges[0].encode(TEXTS)
     assert max(map(len, rows)) > judges[0].about.context
     for batch in (1, 3, 64):
-        there, here = (token_nats(judge, rows, batch) for judge in judges)
+        there, here = (
+            token_nats(judge, rows, batch, reading_of(judge.about, "given", judge.about.context)) for judge in judges
+        )
         for ours, theirs in zip(there, here, strict=True):
             assert theirs.dtype == np.float32
             np.testing.assert_allclose(theirs, ours, **CLOSE)
