@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config
+from adlm.data.corpora import CORPORA
 from adlm.data.loader import Batches, Loader
 from adlm.data.packing import Rows, counted_positions
 from adlm.data.plan import described, plan_of
@@ -94,8 +95,10 @@ def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[
     prepared = processes.after_the_first(lambda: _prepared(config, run, say))
     packing = config.data.packing or prepared.manifest["packing"]
     settled = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
-    if config.data.prepared:
-        settled = replace(settled, tokenizer=OWN)
+    if config.data.prepared:  # the model's config says which text it learnt, not only where its ids lay
+        source = prepared.manifest["source"]
+        named = {"name": source} if source in CORPORA else {"path": source}
+        settled = replace(settled, tokenizer=OWN, data=replace(settled.data, **named))
     rows = prepared.rows("train", config.length, packing, overlap=True)
     train = config.train
     order = seed_of(train.seed, "order")

@@ -1,6 +1,7 @@
 """Properties of `adlm train own`: one command from text files to a model, on a CPU, without other options."""
 
 import json
+from pathlib import Path
 
 import pytest
 from small_runs import SMALL, corpus, logged
@@ -50,6 +51,8 @@ def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
     words = ["quickstart/adlm", f"data.prepared={corpus(tmp_path, lines=100)}", *small, "train.warm_up_steps=2"]
     assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 20
+    learnt = load(tmp_path / "run").config.data
+    assert (learnt.name, Path(learnt.path).suffix) == ("", ".txt"), "the model says which text it learnt"
 
 
 def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
