@@ -32,7 +32,7 @@ class Recipe:
     samples: int = 4
     """Independent replicates K of the draws; one for exact methods."""
     seed: int = 0
-    batch: int = 16
+    batch: int = 8
     """Rows read at once: changes nothing but speed and memory."""
     max_tokens: int | None = None
     """About how many tokens at most; rows are then taken evenly from all over the text."""
