@@ -3,7 +3,6 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.packing import filler_of, frame_of
 from adlm.errors import UserError
-from adlm.evaluation.likelihood import estimate
+from adlm.evaluation.likelihood import estimate, perplexity_of
 from adlm.evaluation.perplexity import Recipe, measure
 from adlm.evaluation.text_sets import rows_of_texts
 from adlm.methods import method_of
@@ -146,7 +145,7 @@ class LanguageModel:
         return Perplexity(
             value=value,
             stderr=None if found.monte_carlo is None else value * found.monte_carlo,
-            interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
+            interval=None if interval is None else (perplexity_of(interval[0]), perplexity_of(interval[1])),
             document_stderr=None if found.over_documents is None else value * found.over_documents,
             nats=found.nats,
             nats_stderr=found.monte_carlo,

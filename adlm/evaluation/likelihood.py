@@ -109,8 +109,7 @@ class Estimate:
 
     @property
     def perplexity(self) -> float:
-        """e^nats; infinite where no number is so large."""
-        return math.exp(self.nats) if self.nats < 700 else math.inf
+        return perplexity_of(self.nats)
 
     def interval(self) -> tuple[float, float] | None:
         """Of 95% confidence for the bound on this very text, in nats a token."""
@@ -118,6 +117,11 @@ class Estimate:
             return None
         reach = 0.0 if self.monte_carlo == 0 else t_quantile(self.freedom) * self.monte_carlo
         return self.nats - reach, self.nats + reach
+
+
+def perplexity_of(nats: float) -> float:
+    """e^nats; infinite where no number is so large."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def measure_groups(
