@@ -21,6 +21,7 @@ from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
 from adlm.methods.method import Method
 
+AT_ONCE, AT_ONCE_ON_GPU = 2**13, 2**15  # tokens read at once
 LEAST_ROWS, LEAST_TOKENS = 16, 2**11  # that a replicate scores, by scoring the rows of a short text repeatedly
 
 
@@ -32,8 +33,8 @@ class Recipe:
     samples: int = 4
     """Independent replicates K of the draws; one for exact methods."""
     seed: int = 0
-    batch: int = 8
-    """Rows read at once: changes nothing but speed and memory."""
+    batch: int | None = None
+    """Rows read at once: changes nothing but speed and memory. By default about 8,192 tokens, on a GPU 32,768."""
     max_tokens: int | None = None
     """About how many tokens at most; rows are then taken evenly from all over the text."""
     repeats: int | None = None
@@ -42,15 +43,12 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise UserError(f"estimator {self.estimator!r} is not one of {', '.join(ESTIMATORS)}")
-        for name in ("samples", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.repeats is not None and self.repeats < 1:
-            raise UserError(f"repeats {self.repeats} must be at least 1")
+        for name in ("samples", "batch", "max_tokens", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} must be at least 1")
         if self.seed < 0:
             raise UserError(f"seed {self.seed} must be 0 or more")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"max_tokens {self.max_tokens} must be at least 1")
 
     def replicates(self, method: Method) -> int:
         return 1 if method.exact else self.samples
@@ -83,7 +81,10 @@ def measure(
     estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator].of(method)
     replicates = recipe.replicates(method)
     once = chosen_rows(rows, recipe.max_tokens)
-    repeats = repeats_of(recipe, method, len(once), _longest(rows))
+    longest = _longest(rows)
+    repeats = repeats_of(recipe, method, len(once), longest)
+    at_once = AT_ONCE_ON_GPU if next(network.parameters()).device.type == "cuda" else AT_ONCE
+    batch = recipe.batch or max(1, at_once // longest)
     numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
     rank, ranks = shares.place()
@@ -92,7 +93,7 @@ def measure(
     done = {number: group for number, group in kept.items() if number % ranks == rank}
     todo = (group for group in range(rank, in_all, ranks) if group not in done)
     tell(min(in_all, len(done) * ranks), in_all)
-    for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, recipe.batch, todo):
+    for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, batch, todo):
         done[group.group] = group
         if own is not None:
             with own.open("a", encoding="utf-8") as file:

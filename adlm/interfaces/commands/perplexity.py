@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--packing", default="", metavar="P", help="packed (nothing dropped) or packed-published")
     parser.add_argument("--tokenizer", metavar="T", help="for a model that has none: a name, a file or a folder")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same draws for every model (0)")
-    parser.add_argument("--batch", type=int, metavar="B", help="rows read at once (8, on a GPU 32); changes no figure")
+    parser.add_argument(
+        "--batch", type=int, metavar="B", help="rows read at once (of 8,192 tokens in all); changes no figure"
+    )
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cuda or cpu")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the figures as JSON; interrupted, it goes on")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -60,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.estimator,
             arguments.samples,
             arguments.seed,
-            (32 if device.type == "cuda" else 8) if arguments.batch is None else arguments.batch,
+            arguments.batch,
             arguments.max_tokens,
         )
         check_place(arguments.out)

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, metavar="N", help="measure about so many, from all over each text")
     add("--tokenizer", metavar="T", help="for a model that has none: a name, a file or a folder")
     add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
-    add("--batch", type=int, metavar="B", help="rows read at once (8, on a GPU 32); changes no figure")
+    add("--batch", type=int, metavar="B", help="rows read at once (of 8,192 tokens in all); changes no figure")
     add("--device", default="auto", metavar="D", help="auto, cuda or cpu")
 
 
@@ -141,8 +141,7 @@ def _measured(
     figures: list[dict[str, Any]] = []
     journals: list[Path] = []
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
-        batch = (32 if device.type == "cuda" else 8) if arguments.batch is None else arguments.batch
-        recipe = Recipe(estimator, arguments.samples, arguments.seed, batch, arguments.max_tokens)
+        recipe = Recipe(estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens)
         found = measured({model: lm}, texts, recipe, arguments.out, first)
         figures += [asdict(line) for line in found.lines]
         journals += found.journals
