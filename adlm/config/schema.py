@@ -16,7 +16,7 @@ MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
 ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
 BridgeName = Literal["logits", "hidden", "mixture"]
 StartName = Literal["published", "neighbours"]
-PackingName = Literal["packed", "packed-published", "padded", "cropped"]
+PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped"]
 SamplerName = Literal[
     "ancestral",
     "remdm-cap",

@@ -118,6 +118,7 @@ LAYOUTS: dict[str, Callable[[Tokens, int, int, bool], Layout]] = {
     "packed": lambda tokens, width, num_marks, overlap: Packed(len(tokens), width, overlap),
     "packed-published": lambda tokens, width, num_marks, overlap: Published(tokens.ends, width),
     "padded": lambda tokens, width, num_marks, overlap: Padded(tokens, width, num_marks),
+    "padded-published": lambda tokens, width, num_marks, overlap: Padded(tokens, width, num_marks),
     "cropped": lambda tokens, width, num_marks, overlap: Cropped(len(tokens), width),
 }
 
@@ -164,7 +165,7 @@ class Rows:
             self.tokens.copy_to(x[index, first:], start, stop)
             x[index, end : end + len(eos)] = eos
             used[index] = end + len(eos)
-        if self.packing != "padded" and (used == self.length).all():
+        if not self.packing.startswith("padded") and (used == self.length).all():
             return x, None
         return x, np.arange(self.length) >= used[:, None]
 
@@ -205,10 +206,10 @@ def counted_positions(
     """(n, L), True at the ids that count as tokens in a mean per token: those of documents, with the eos after each.
 
     The bos and eos that frame a row are almost free to predict and tell nothing of the text: their nats are added to
-    the sum and they are not counted. `packed-published` counts them, as the released code does.
+    the sum and they are not counted. `packed-published` and `padded-published` count them, as the released code does.
     """
     used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
-    bos, eos = ([], []) if packing == "packed-published" else frame_of(vocabulary)
+    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else frame_of(vocabulary)
     positions = np.arange(x.shape[1])
     return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
 

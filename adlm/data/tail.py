@@ -11,7 +11,7 @@ SHORTEST = 64  # characters: a shorter tail is not worth measuring on
 WINDOW = 2**16  # characters before and after the wanted place that are searched for a break
 
 BREAKS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"(?<=\S)(?=\s)"))
-"""Where a document is cut, best first: after a blank line, after a line, before a blank."""
+"""Where a document is cut, best first: after a blank line, after a line, before whitespace."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def find_tail(parts: Sequence[TextFile], share: float, is_drawn: Callable[[int],
     """The last `share` of the text, or None where there are enough documents to draw from, or too little text.
 
     There are enough where the share is at least one document and at least one is drawn; reading stops there. The tail
-    begins at the nearest start of a document, blank line, line or blank, in this order of preference, at which it is
-    between half and twice as long as asked for; or exactly there, where there is no such place.
+    begins at the start of a document, after a blank line, after a line or before whitespace, in this order of
+    preference: at the nearest such place that makes it between half and twice as long as asked for, or exactly there.
     """
     documents: list[Document] = []
     any_drawn = False

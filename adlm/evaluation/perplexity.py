@@ -54,13 +54,14 @@ class Recipe:
         return 1 if method.exact else self.samples
 
 
-def repeats_of(recipe: Recipe, method: Method, num_rows: int, length: int) -> int:
+def repeats_of(recipe: Recipe, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
     """How often each row is scored in a replicate: a text of few tokens is scored at many noise levels at once."""
     if method.exact:
         return 1
     if recipe.repeats is not None:
         return recipe.repeats
-    return math.ceil(max(1, LEAST_ROWS / num_rows, LEAST_TOKENS / (num_rows * length)))
+    num_tokens = _num_tokens(rows, chosen) if len(chosen) < LEAST_TOKENS else LEAST_TOKENS
+    return math.ceil(max(1, LEAST_ROWS / len(chosen), LEAST_TOKENS / num_tokens))
 
 
 def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
@@ -81,10 +82,9 @@ def measure(
     estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator].of(method)
     replicates = recipe.replicates(method)
     once = chosen_rows(rows, recipe.max_tokens)
-    longest = _longest(rows)
-    repeats = repeats_of(recipe, method, len(once), longest)
+    repeats = repeats_of(recipe, method, rows, once)
     at_once = AT_ONCE_ON_GPU if next(network.parameters()).device.type == "cuda" else AT_ONCE
-    batch = recipe.batch or max(1, at_once // longest)
+    batch = recipe.batch or max(1, at_once // rows.length)
     numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
     rank, ranks = shares.place()
@@ -102,10 +102,9 @@ def measure(
     return nats_of(shares.gathered(list(done.values())), method.exact, repeats)
 
 
-def _longest(rows: TextRows) -> int:
-    """Tokens of the longest row: a text of one row may be much shorter than the model's length."""
-    _, pad = rows.read(np.zeros(1, np.int64)) if len(rows) == 1 else (None, None)
-    return rows.length if pad is None else int((~pad).sum())
+def _num_tokens(rows: TextRows, chosen: NDArray[np.int64]) -> int:
+    x, pad = rows.read(chosen)
+    return int(x.size if pad is None else (~pad).sum())
 
 
 def forget(journal: Path) -> None:

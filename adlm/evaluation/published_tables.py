@@ -93,7 +93,7 @@ def entries(table: PublishedTable) -> Iterator[Entry]:
 
 PPL = "perplexity"
 OWT = Protocol({PPL: ("openwebtext",)}, {PPL: "valid"}, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
-LM1B = Protocol({PPL: ("lm1b",)}, {PPL: "test"}, 128, "padded", 30_522, "BERT's (uncased)", "lm1b")
+LM1B = Protocol({PPL: ("lm1b",)}, {PPL: "test"}, 128, "padded-published", 30_522, "BERT's (uncased)", "lm1b")
 SEVEN = {
     "lambada": ("lambada",),
     "ptb": ("ptb",),

@@ -147,7 +147,7 @@ def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) ->
         "eos": eos,
         "eos_means": EOS[eos],
         "max_tokens": asked.longest,
-        "num_cut": 0 if asked.longest is None else sum(len(row) > asked.longest for row in read),
+        "num_cut": sum(len(row) > len(cut) for row, cut in zip(texts_read(read, reading, None), rows, strict=True)),
         "context": context,
         "windows": f"texts longer than {reading.room} tokens are read in windows that overlap by {reading.room // 2}",
         "num_in_windows": sum(len(windows_of(0, row, reading)) > 1 for row in rows),

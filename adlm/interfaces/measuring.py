@@ -29,7 +29,7 @@ from adlm.models.fingerprint import fingerprint
 from adlm.tokens import load_tokenizer
 
 FREEDOM = 3
-FRAMES_COUNTED = "packed-published counts the bos and eos of every row as tokens; every other packing counts the text"
+FRAMES_COUNTED = "this packing counts the bos and eos of every row as tokens, as published; packed and padded do not"
 FEW_DRAWS = "the error of the draws is itself a guess, by fewer than 3 degrees of freedom; raise --samples"
 
 
@@ -53,7 +53,7 @@ class Line:
     """Of 95% for the bound on this text, by the draws, in nats."""
     exact: bool
     tokens: int
-    """Of the text; by packed-published also the bos and eos of every row."""
+    """Of the text; by a published packing also the bos and eos of every row."""
     documents: int
     """How many units the error over documents is over."""
     unit: str
@@ -176,7 +176,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         notes=(
             *text.notes,
             *[f"{model} was trained on this split, so nothing here was held out"] * seen,
-            *[FRAMES_COUNTED] * (text.packing == "packed-published"),
+            *[FRAMES_COUNTED] * text.packing.endswith("-published"),
             *[FEW_DRAWS] * (found.monte_carlo is not None and found.freedom < FREEDOM),
         ),
     )

@@ -30,6 +30,8 @@ from adlm.models.transformer import Trunk
 PATIENCE = timedelta(days=1)  # what the others wait while the first process prepares the data
 CALLED = ("score", "price")  # what methods call of a network, beside the network itself
 
+MOST_THREADS = torch.get_num_threads()  # before any run lowers it: one for each physical core
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -161,8 +163,8 @@ def default_threads() -> int:
     tokens/s and 2 at 1,700 to 2,700 (quickstart/adlm).
     """
     if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    return max(1, min(torch.get_num_threads(), round(idle_cpus())))
+        return MOST_THREADS
+    return max(1, min(MOST_THREADS, round(idle_cpus())))
 
 
 def idle_cpus(seconds: float = 0.3) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from adlm.config.load import differences, read, save, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.model_folder import ModelFolder, save_model_folder
+from adlm.model_folder import WEIGHTS, ModelFolder, save_model_folder
 from adlm.places import write_whole
 
 CONFIG, TEXT = "config.yaml", "text.sha256"
@@ -76,6 +76,8 @@ def held(place: Path) -> Iterator[RunFolder]:
     """The folder, made where there is none, and nobody else's as long as we are in it."""
     if place.is_dir() and not (place / CONFIG).is_file() and _foreign(place):
         raise UserError(f"{place} is no run of adlm and is not empty; give another --out")
+    if (place / WEIGHTS).is_file():
+        raise UserError(f"{place} is a model folder, not a run; give another --out")
     try:
         place.mkdir(parents=True, exist_ok=True)
         lock = (place / "lock").open("w")

@@ -96,8 +96,9 @@ def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[
     packing = config.data.packing or prepared.manifest["packing"]
     settled = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
     if config.data.prepared:  # the model's config says which text it learnt, not only where its ids lay
-        source = prepared.manifest["source"]
-        named = {"name": source} if source in CORPORA else {"path": source}
+        source, form = prepared.manifest["source"], prepared.manifest["recipe"]["form"]
+        kind = "name" if source in CORPORA else "hub" if len(form) == 2 else "path"  # see `plan`: own files have three
+        named = {kind: source}
         settled = replace(settled, tokenizer=OWN, data=replace(settled.data, **named))
     rows = prepared.rows("train", config.length, packing, overlap=True)
     train = config.train

@@ -109,7 +109,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
         with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
             check_warm_up(config.train)
-            config = _with_threads(config, run, processes)
+            config = _with_threads(_with_warm_up(config, run), run, processes)
             supply = open_supply(config, out, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
@@ -133,6 +133,16 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
 
 def _nothing(sentence: str) -> None:
     pass
+
+
+def _with_warm_up(config: Config, run: RunFolder) -> Config:
+    """The config with the number of warm-up steps written out: the run's own where it has begun, so extending it
+    does not warm up again.
+    """
+    begun = run.config
+    known = config.train.warm_up_steps if begun is None else begun.train.warm_up_steps
+    wanted = config.train.num_warm_up_steps if config.train.warm_up_steps is not None or known is None else known
+    return replace(config, train=replace(config.train, warm_up_steps=wanted))
 
 
 def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:

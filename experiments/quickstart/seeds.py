@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
+REPORTED = ("adlm", "mdlm", "unigram_nats", "bigram_nats")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -29,7 +31,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}")
         report = json.loads((arguments.out / str(seed) / "report.json").read_text())
-        print(json.dumps({"seed": seed, **{key: report[key] for key in ("adlm", "mdlm")}}), flush=True)
+        print(json.dumps({"seed": seed, **{key: report[key] for key in REPORTED}}), flush=True)
         return {"adlm": report["adlm"]["nats"], "mdlm": report["mdlm"]["nats"]}
 
     with ThreadPoolExecutor(arguments.jobs) as pool:

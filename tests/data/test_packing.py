@@ -154,3 +154,18 @@ def test_rows_are_read_in_any_order_one_or_many(tmp_path):
 def test_length_must_leave_room_for_text(tmp_path):
     with pytest.raises(UserError, match=r"length 2 leaves no room"):
         rows_of(stored(tmp_path, [[5]], FRAMED), FRAMED, 2, "packed")
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded", "packed-published", "padded-published"])
+def test_the_frame_of_a_row_counts_as_tokens_in_the_published_packings_alone(tmp_path, packing):
+    rows = rows_of(stored(tmp_path, documents_like(1200, 12), FRAMED, shard=1000), FRAMED, 8, packing)
+    x, pad = rows.read(range(len(rows)))
+    ids = np.ones_like(x, bool) if pad is None else ~pad
+    counted = rows.counted(x, pad)
+    if packing.endswith("-published"):
+        assert (counted == ids).all()
+    else:
+        assert counted.sum() == ids.sum() - 2 * len(rows) == rows.num_tokens
+        assert not counted[:, 0].any()
+    parts = [text.sum() for _, text in rows.in_parts(7)]
+    assert sum(parts) == counted.sum()

@@ -55,6 +55,29 @@ def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
     assert (learnt.name, Path(learnt.path).suffix) == ("", ".txt"), "the model says which text it learnt"
 
 
+def test_the_default_folder_of_a_run_is_not_the_quickstarts_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in SMALL if not word.startswith("train.warm_up_steps")]
+    prepared = corpus(tmp_path, lines=100)
+    assert (
+        main(["train", "quickstart/adlm", f"data.prepared={prepared}", *words, "train.warm_up_steps=2", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["folder"] == "runs/quickstart-adlm"
+    assert main(["train", "own", f"data.prepared={prepared}", "--out", "runs/quickstart-adlm/model"]) == 2
+    assert "is a model folder, not a run" in capsys.readouterr().err
+
+
+def test_extending_a_run_does_not_warm_up_again(tmp_path):
+    words = [word for word in SMALL if not word.startswith(("train.warm_up_steps", "train.steps"))]
+    begun = ["train", *words, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert main([*begun, "train.steps=20"]) == 0
+    assert main([*begun, "train.steps=40"]) == 0
+    assert load(tmp_path / "run").config.train.warm_up_steps == 2
+    assert [line["learning_rate"] for line in logged(tmp_path / "run")][-1] == pytest.approx(
+        resolve(words).train.learning_rate
+    )
+
+
 def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
     out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
     steps = [word for word in SMALL if word != "train.steps=20"]

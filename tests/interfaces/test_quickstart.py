@@ -152,6 +152,16 @@ def test_a_single_text_of_ones_own_is_named_measured_and_infilled(tmp_path, caps
         assert part in told["infilled"]
 
 
+def test_what_is_not_the_quickstarts_is_refused_before_anything_is_done(tmp_path, capsys):
+    assert main(["quickstart", "data.prepared=somewhere", "--out", str(tmp_path / "quick")]) == 2
+    assert "the quickstart prepares its text itself; give data.path=FILE" in capsys.readouterr().err.replace("\n", " ")
+    (tmp_path / "mine" / "adlm").mkdir(parents=True)
+    (tmp_path / "mine" / "adlm" / "thesis.txt").write_text("years of work")
+    assert main(["quickstart", "--out", str(tmp_path / "mine")]) == 2
+    assert "is in the way" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "adlm" / "thesis.txt").read_text() == "years of work"
+
+
 def test_a_text_of_which_nothing_is_held_out_is_refused_before_training(tmp_path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text(BOOK)
     monkeypatch.setattr(run, "train", None)

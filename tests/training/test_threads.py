@@ -11,7 +11,7 @@ from adlm.training import engine
 @pytest.fixture
 def all_threads(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(engine, "MOST_THREADS", 8)
 
 
 @pytest.mark.parametrize(("idle", "threads"), [(0.1, 1), (1.2, 1), (2.8, 3), (7.9, 8), (30.0, 8)])

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(lines: list[Line], gaps: list[Gap]) -> None:
     console = Console()
-    columns = ("nats per token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "of")
+    columns = ("nats per token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "units")
     table = Table("model", "text", *columns, box=None)
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal breaks a figure and cuts none

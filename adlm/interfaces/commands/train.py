@@ -85,11 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _out(words: list[str], out: Path | None) -> Path:
-    """The folder of the run: as given, or runs/PRESET."""
+    """The folder of the run: as given, or runs/PRESET with - for /: runs/quickstart/adlm is the quickstart's model."""
     preset = next(filter(names_run, words), None)
     if out is None and preset is None:
         raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
-    return out or Path("runs", str(preset))
+    return out or Path("runs", str(preset).replace("/", "-"))
 
 
 def _config(words: list[str], out: Path) -> Config:

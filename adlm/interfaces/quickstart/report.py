@@ -107,7 +107,7 @@ def _drawn(findings: Findings, curves: Curves) -> Any:
         axes.axhline(nats, color="grey", linestyle=":", linewidth=1)
         axes.annotate(name, (0.995, nats), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
     axes.set_xlabel("tokens trained on")
-    axes.set_ylabel("bound, nats a token")
+    axes.set_ylabel("nats per token")
     axes.margins(y=0.1)  # room for the names above both lines
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter())  # 1.5 M, not 1.5 above a 1e6 in the corner
@@ -153,7 +153,8 @@ def _page(findings: Findings, picture: str) -> str:
 <h1>adlm quickstart</h1>
 <p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
 for the same number of steps: an anchored pair (ADLM) and a plain masked diffusion network (MDLM). Bounds are on
-{findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors.</p>
+{findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors; unigrams and bigrams, by
+counting, predict the tokens of the text alone.</p>
 <div class="table"><table>{_rows(findings)}</table></div>
 <p><strong>{html.escape(findings.verdict)}</strong></p>
 {picture}

@@ -24,7 +24,7 @@ from adlm.interfaces.looking.page import write_trace
 from adlm.interfaces.looking.trace import About, record
 from adlm.interfaces.quickstart.report import TRACE, Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
-from adlm.model_folder import load_model_folder, save_model_folder
+from adlm.model_folder import WEIGHTS, load_model_folder, save_model_folder
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer
 from adlm.training.logbook import read_metrics
@@ -43,6 +43,11 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     """Everything, into `out`; what an earlier run there has done is not done again."""
     started = time.monotonic()
     configs = {name: resolve([f"quickstart/{name}", *words]) for name in METHODS}
+    if configs["adlm"].data.prepared:
+        raise UserError("data.prepared: the quickstart prepares its text itself; give data.path=FILE instead")
+    for name in METHODS:
+        if (out / name).exists() and not (out / name / WEIGHTS).is_file():
+            raise UserError(f"{out / name} is in the way: a model of the quickstart goes there; give another --out")
     text = _title(configs["adlm"].data)
     say(f"preparing {text}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
