@@ -131,7 +131,7 @@ class LanguageModel:
         return self.method.bound(self.network, x, pad, torch.Generator().manual_seed(seed))
 
     def perplexity(
-        self, texts: str | list[str], samples: int = 4, estimator: str = "nelbo", seed: int = 0
+        self, texts: str | list[str], samples: int = 4, estimator: str = "auto", seed: int = 0
     ) -> Perplexity:
         """Perplexity of the texts, each a document: what `adlm perplexity --data` gives for a file with the same text.
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.evaluation import shares
-from adlm.evaluation.estimators import ESTIMATORS
+from adlm.evaluation.estimators import ESTIMATORS, steadiest
 from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
 from adlm.methods.method import Method
 
+AUTO = "auto"
 AT_ONCE, AT_ONCE_ON_GPU = 2**13, 2**15  # tokens read at once
 LEAST_ROWS, LEAST_TOKENS = 16, 2**11  # that a replicate scores, by scoring the rows of a short text repeatedly
 
@@ -29,7 +30,8 @@ LEAST_ROWS, LEAST_TOKENS = 16, 2**11  # that a replicate scores, by scoring the 
 class Recipe:
     """How it is measured."""
 
-    estimator: str = "nelbo"
+    estimator: str = AUTO
+    """A key of ESTIMATORS; auto is any-order where it is valid, else nelbo: the same bound."""
     samples: int = 4
     """Independent replicates K of the draws; one for exact methods."""
     seed: int = 0
@@ -41,14 +43,20 @@ class Recipe:
     """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise UserError(f"estimator {self.estimator!r} is not one of {', '.join(ESTIMATORS)}")
+        if self.estimator not in (AUTO, *ESTIMATORS):
+            raise UserError(f"estimator {self.estimator!r} is not one of {', '.join((AUTO, *ESTIMATORS))}")
         for name in ("samples", "batch", "max_tokens", "repeats"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
         if self.seed < 0:
             raise UserError(f"seed {self.seed} must be 0 or more")
+
+    def estimator_of(self, method: Method) -> str:
+        """The name of the estimator that this method is measured by."""
+        if method.exact:
+            return "exact"
+        return steadiest(method) if self.estimator == AUTO else self.estimator
 
     def replicates(self, method: Method) -> int:
         return 1 if method.exact else self.samples
@@ -79,7 +87,7 @@ def measure(
     tell: Callable[[int, int], None] = lambda done, in_all: None,
 ) -> Nats:
     """What the text costs. `tell` hears how many groups of how many are done."""
-    estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator].of(method)
+    estimator = method.bound if method.exact else ESTIMATORS[recipe.estimator_of(method)].of(method)
     replicates = recipe.replicates(method)
     once = chosen_rows(rows, recipe.max_tokens)
     repeats = repeats_of(recipe, method, rows, once)

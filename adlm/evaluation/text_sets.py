@@ -108,7 +108,8 @@ def _text_set(
     try:
         prepared = prepare(config, place / "ids", only=chosen).prepared
     except UserError as error:
-        raise UserError(str(error).replace(f"tokenizer {place}", f"tokenizer {tokenizer.name}")) from None
+        told = str(error).replace(f"tokenizer {place}", f"tokenizer {tokenizer.name}")
+        raise UserError(told.replace("give data.root=", "set ADLM_DATA=")) from None
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)

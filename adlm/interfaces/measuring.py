@@ -169,7 +169,7 @@ def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Na
         packing=text.packing,
         tokenizer=lm.config.tokenizer,
         tokenizer_sha256=tokenizer_of(lm).sha256,
-        estimator="exact" if lm.method.exact else recipe.estimator,
+        estimator=recipe.estimator_of(lm.method),
         samples=recipe.replicates(lm.method),
         seed=recipe.seed,
         about=about,

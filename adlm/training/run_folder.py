@@ -78,6 +78,7 @@ def held(place: Path) -> Iterator[RunFolder]:
         raise UserError(f"{place} is no run of adlm and is not empty; give another --out")
     if (place / WEIGHTS).is_file():
         raise UserError(f"{place} is a model folder, not a run; give another --out")
+    began_here = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
         lock = (place / "lock").open("w")
@@ -88,7 +89,12 @@ def held(place: Path) -> Iterator[RunFolder]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{place} is being trained by another process; wait for it, or stop it") from None
-        yield RunFolder(place)
+        try:
+            yield RunFolder(place)
+        except UserError:
+            if began_here and [entry.name for entry in place.iterdir()] == ["lock"]:
+                shutil.rmtree(place)  # what was refused before it began leaves nothing behind
+            raise
 
 
 def _foreign(place: Path) -> bool:
@@ -115,6 +121,12 @@ def admit(run: RunFolder, config: Config, fingerprint: str) -> None:
             )
         if not changed:
             return
+        steps = [int(folder.name.partition("-")[2]) for folder in run.snapshots.glob("step-*")]
+        if steps and config.train.steps < max(steps):
+            raise UserError(
+                f"train.steps {config.train.steps} is less than the {max(steps)} steps that {run.place} has done; give "
+                f"more, or resume it as it is by `adlm train --out {run.place}`"
+            )
     try:
         write_whole(text, f"{fingerprint}\n")
         save(config, run.place / CONFIG)

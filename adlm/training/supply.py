@@ -18,7 +18,7 @@ from torch import Tensor
 from adlm.config.schema import Config
 from adlm.data.corpora import CORPORA
 from adlm.data.loader import Batches, Loader
-from adlm.data.packing import Rows, counted_positions
+from adlm.data.packing import Rows, counted_positions, width_of
 from adlm.data.plan import described, plan_of
 from adlm.data.prepare import Progress, prepare
 from adlm.data.prepared import Prepared, open_prepared
@@ -114,6 +114,11 @@ def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[
         return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
 
     num_tokens = len(prepared.tokens("train"))
+    if packing == "packed" and num_tokens < width_of(prepared.tokenizer.vocabulary, config.length):
+        raise UserError(
+            f"the text to train on has {num_tokens:,} tokens, which do not fill one row of length {config.length}; "
+            "give more text, or a smaller length"
+        )
     return Supply(
         settled, prepared.tokenizer, loader, _fingerprint(prepared), len(rows), num_tokens, num_held_out, read
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adlm.evaluation.estimators import steadiest
+from adlm.evaluation.estimators import ESTIMATORS, steadiest
 from adlm.methods.method import Method
 from adlm.training.draws import generator_of
 from adlm.training.engine import Processes
@@ -34,7 +34,7 @@ def measure(method: Method, network: Any, supply: Supply, size: int, processes: 
     Every process takes part in every round, because gathering weights is done together; one that has no rows left
     measures some again and does not count them.
     """
-    seed, estimator = method.config.train.seed, steadiest(method)
+    seed, estimator = method.config.train.seed, ESTIMATORS[steadiest(method)].of(method)
     nats, tokens, nats_squared, mixed, tokens_squared, rows = (torch.zeros((), dtype=torch.float64) for _ in range(6))
     pieces = supply.held_out(size)
     while some := list(islice(pieces, processes.num_ranks)):

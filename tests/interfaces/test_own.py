@@ -114,3 +114,34 @@ def test_an_empty_warm_up_ends_within_a_short_run_and_is_the_published_one_in_a_
     assert resolve(["train.steps=2000"]).train.num_warm_up_steps == 200
     assert resolve(["train.steps=1000000"]).train.num_warm_up_steps == 2500
     assert resolve(["own", "train.steps=5"]).train.num_warm_up_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["onw", "data.path=texts/0.txt"], "did you mean 'own'?"),
+        (["train.steps=10", "--out", "runs/nothing"], "runs/nothing holds no run to extend"),
+        (["own", "data.path=nowhere.txt"], "nowhere.txt does not exist"),
+        (
+            ["own", "data.path=short.txt", "tokenizer=bytes"],
+            "the text to train on has 7 tokens, which do not fill one row",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_leaves_nothing_behind(words, sentence, tmp_path, monkeypatch, capsys):
+    write_texts(tmp_path)
+    (tmp_path / "short.txt").write_text("Hello.")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "runs" / "own" / "config.yaml").exists()
+    assert not (tmp_path / "runs" / "nothing").exists()
+
+
+def test_fewer_steps_than_a_run_has_done_are_refused_and_its_config_stays(tmp_path, capsys):
+    words = [*SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert main(["train", *words]) == 0
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert main(["train", "--out", str(tmp_path / "run"), "train.steps=10"]) == 2
+    assert "train.steps 10 is less than the 20 steps that" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.yaml").read_text() == config

@@ -33,7 +33,7 @@ FINDINGS = Findings(
 def test_the_verdict_is_what_the_numbers_say(gap, sentence):
     verdict = replace(FINDINGS, difference=gap).verdict
     assert sentence in verdict
-    assert "another seed moves a bound" in verdict
+    assert "another seed moves such a bound" in verdict
 
 
 def curves(tokens: int) -> dict:

@@ -158,13 +158,13 @@ def test_what_was_measured_is_kept_until_it_is_written(world, tmp_path, capsys, 
 
         def until_tired(models, texts, recipe, *more):
             asked.append(recipe.estimator)
-            if recipe.estimator == "nelbo":
+            if recipe.estimator == "auto":
                 raise KeyboardInterrupt
             return measured(models, texts, recipe, *more)
 
         patched.setattr(reproduce, "measured", until_tired)
         assert main(words) == 130
-    assert asked == ["published", "nelbo"]
+    assert asked == ["published", "auto"]
     kept = len(list(tmp_path.iterdir()))
     assert kept == 2  # a journal for each text
     assert main(words) == 0

@@ -66,8 +66,8 @@ def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys
             "has no manifest.json, so it is no prepared folder",
         ),
         (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
-        (["train.shard=2", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
-        (["train.device=cuda", "--out", "{tmp}/run"], "train.device cuda is not here"),
+        (["train.shard=2", "data.path=x.txt", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
+        (["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"], "train.device cuda is not here"),
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
     ],
 )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from adlm import __version__
 from adlm.evaluation.estimators import ESTIMATORS
-from adlm.evaluation.perplexity import Recipe, forget
+from adlm.evaluation.perplexity import AUTO, Recipe, forget
 from adlm.evaluation.text_sets import ZERO_SHOT
 from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Gap, Line, Texts, measured, with_tokenizer
@@ -37,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--estimator",
-        default="nelbo",
+        default=AUTO,
         metavar="NAME",
-        help="\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()).replace("%", "%%"),
+        help="auto: any-order where it is valid, else nelbo (the default)\n"
+        + "\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()).replace("%", "%%"),
     )
     parser.add_argument("--samples", type=int, default=4, metavar="K", help="independent replicates of the draws (4)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="measure about so many, from all over the text")
@@ -95,7 +96,7 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
         table.add_row(
             Text(line.model),
             Text(f"{line.data} {line.split}"),
-            f"{line.nats:.4f}" + (" exact" if line.exact else ""),
+            f"{line.nats:.4f} exact" if line.exact else f"<= {line.nats:.4f}",
             f"{line.bits:.4f}",
             "too large" if line.perplexity is None else _number(line.perplexity),
             *(

@@ -15,7 +15,7 @@ from adlm.config.knobs import instead
 from adlm.errors import UserError
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.findings import ACCURACIES, Finding, findings_of, read_results
-from adlm.evaluation.perplexity import Recipe, forget
+from adlm.evaluation.perplexity import AUTO, Recipe, forget
 from adlm.evaluation.picture import check_picture
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = measuring.add_argument
     add("--data", nargs="+", metavar="DATA", help="where the table's texts are, such as a prepared folder (by name)")
     add("--packing", metavar="P", help="packed (nothing dropped) or packed-published (the table's own)")
-    add("--estimator", default="nelbo", choices=tuple(ESTIMATORS), help="ours, beside the published one (nelbo)")
+    add("--estimator", default=AUTO, choices=(AUTO, *ESTIMATORS), help="ours, beside the published one (auto)")
     add("--samples", type=int, default=4, metavar="K", help="replicates of it (4)")
     add("--max-tokens", type=int, metavar="N", help="measure about so many, from all over each text")
     add("--tokenizer", metavar="T", help="for a model that has none: a name, a file or a folder")

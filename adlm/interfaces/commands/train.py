@@ -88,6 +88,7 @@ def _out(words: list[str], out: Path | None) -> Path:
     """The folder of the run: as given, or runs/PRESET with - for /: runs/quickstart/adlm is the quickstart's model."""
     preset = next(filter(names_run, words), None)
     if out is None and preset is None:
+        resolve(words)  # a misspelt preset is told first
         raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
     return out or Path("runs", str(preset).replace("/", "-"))
 
@@ -97,7 +98,15 @@ def _config(words: list[str], out: Path) -> Config:
     there = read(out / "config.yaml") if (out / "config.yaml").is_file() else None
     if there is None and not words:
         raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
-    return resolve(words, None if any("=" not in word for word in words) else there)
+    knobs_alone = all("=" in word for word in words)
+    config = resolve(words, there if knobs_alone else None)
+    data = config.data
+    if knobs_alone and there is None and not (data.name or data.path or data.hub or data.prepared):
+        raise UserError(
+            f"{out} holds no run to extend, and nothing says what to train on; give a preset, data=NAME, "
+            "data.path=FILE or data.prepared=FOLDER"
+        )
+    return config
 
 
 def _report(outcome: "Outcome") -> dict[str, Any]:

@@ -25,8 +25,8 @@ class Trained:
 
 
 SEEDS = (
-    "Each was trained with one seed, and another seed moves a bound by about 0.04 (docs/results.md): a difference of "
-    "that size says nothing about the methods."
+    "Each was trained with one seed, and another seed moves such a bound by about 0.04 (docs/results.md), so one run "
+    "of each does not say which method is better."
 )
 
 
@@ -152,7 +152,8 @@ def _page(findings: Findings, picture: str) -> str:
 <title>adlm quickstart</title><style>{STYLE}</style>
 <h1>adlm quickstart</h1>
 <p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
-for the same number of steps: an anchored pair (ADLM) and a plain masked diffusion network (MDLM). Bounds are on
+for the same number of steps: an anchored pair (ADLM, with a second head) and a plain masked diffusion network (MDLM).
+Bounds are on
 {findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors; unigrams and bigrams, by
 counting, predict the tokens of the text alone.</p>
 <div class="table"><table>{_rows(findings)}</table></div>
