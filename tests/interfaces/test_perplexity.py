@@ -214,7 +214,7 @@ def scored_by_hand(lm, texts, seed, samples=4, repeats=1):
 
 
 @pytest.mark.parametrize("method", ["adlm", "mdlm", "ar"])
-@pytest.mark.parametrize(("texts", "repeats"), [(["Peace."], 228), (SPEECHES[:1], 54), (SPEECHES, 4)])
+@pytest.mark.parametrize(("texts", "repeats"), [(["Peace."], 228), (SPEECHES[:1], 56), (SPEECHES, 4)])
 def test_command_python_call_and_a_plain_estimate_score_a_text_alike(world, tmp_path, capsys, method, texts, repeats):
     lm = load(world / method)
     place = tmp_path / "texts.jsonl"
