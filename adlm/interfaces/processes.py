@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -25,6 +25,8 @@ def processes() -> Iterator[bool]:
     dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield dist.get_rank() == 0
+        with suppress(RuntimeError):  # another process has failed, and says why itself
+            dist.barrier()  # all leave together: one that goes while another still talks to it can abort
     except UserError:
         first_to_tell()  # now: those who wait for this process learn that it is gone, and would be first
         raise
