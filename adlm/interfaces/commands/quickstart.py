@@ -36,7 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     def say(sentence: str) -> None:
         console.print(sentence, style="bold", highlight=False, markup=False)
 
-    findings = quickstart(arguments.words, arguments.out, say, Screen)
+    try:
+        findings = quickstart(arguments.words, arguments.out, say, Screen)
+    except KeyboardInterrupt:
+        sys.stderr.write("adlm: interrupted; what was done is kept, rerun the same command to resume\n")
+        raise
     if arguments.json:
         sys.stdout.write(f"{json.dumps(asdict(findings))}\n")
     else:
