@@ -101,3 +101,10 @@ def test_a_mistake_in_measuring_samples_is_one_sentence(capsys, words, sentence)
     *before, told = capsys.readouterr().err.splitlines()
     assert sentence in told
     assert before in ([], ["timing a small step first"])
+
+
+def test_a_run_is_measured_as_it_would_train(capsys):
+    """quickstart/adlm says train.compile off, so nothing is compiled unless asked for."""
+    small = ["model.hidden=16", "length=8", "tokenizer=bytes", "--batch", "2", "--steps", "1", "--device", "cpu"]
+    assert main(["bench", "train", "quickstart/adlm", *small]) == 0
+    assert "not compiled" in capsys.readouterr().out

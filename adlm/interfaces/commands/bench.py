@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--batch", type=int, default=32, metavar="B", help="sequences a step (32)")
     train.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed, after a warm-up (20)")
-    train.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the networks")
+    help_compile = "compile the networks, or not (as train.compile says)"
+    train.add_argument("--compile", action=argparse.BooleanOptionalAction, help=help_compile)
     train.add_argument("--profile", action="store_true", help="add a table of where the time goes")
     train.set_defaults(measure=_train)
     sample = _measuring(what, "sample", "whole walks from masks to text: time, network calls, memory", SAMPLE)
@@ -112,8 +113,10 @@ def _train(arguments: argparse.Namespace) -> int:
     config, device = _with_vocabulary(resolve(arguments.words)), _device(arguments.device)
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads or default_threads())
+    usual = config.train.compile == "on" or (config.train.compile == "auto" and device.type == "cuda")
+    compiled = usual if arguments.compile is None else arguments.compile
     with Waiting(device) as watch:
-        speed = measure(config, arguments.batch, arguments.steps, arguments.compile, device, arguments.profile, watch)
+        speed = measure(config, arguments.batch, arguments.steps, compiled, device, arguments.profile, watch)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told(speed))
     return 0
 
