@@ -104,7 +104,7 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
                 for error in (line.monte_carlo_stderr, line.document_stderr)
             ),
             f"{line.tokens:,}",
-            f"{line.documents:,} {line.unit}s",
+            f"{line.documents:,} {line.unit}{'s' * (line.documents != 1)}",
         )
     console.print(table)
     for gap in gaps:
