@@ -136,13 +136,16 @@ def _nothing(sentence: str) -> None:
 
 
 def _with_warm_up(config: Config, run: RunFolder) -> Config:
-    """The config with the number of warm-up steps written out: the run's own where it has begun, so extending it
-    does not warm up again.
+    """The config with its warm-up steps written out: those asked for, those the run began with, or the default.
+
+    So extending a run does not warm up again.
     """
     begun = run.config
-    known = config.train.warm_up_steps if begun is None else begun.train.warm_up_steps
-    wanted = config.train.num_warm_up_steps if config.train.warm_up_steps is not None or known is None else known
-    return replace(config, train=replace(config.train, warm_up_steps=wanted))
+    wanted = config.train.warm_up_steps
+    if wanted is None and begun is not None:
+        wanted = begun.train.warm_up_steps
+    steps = config.train.num_warm_up_steps if wanted is None else wanted
+    return replace(config, train=replace(config.train, warm_up_steps=steps))
 
 
 def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:
