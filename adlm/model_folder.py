@@ -3,9 +3,6 @@
 A folder appears whole or not at all. Nothing in it can run code: safetensors and YAML of plain values.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from adlm.config.load import read, save
 from adlm.config.schema import Config
 from adlm.errors import UserError
+from adlm.files import refuse_taken, replacing_folder
 from adlm.methods import method_of
-from adlm.places import refuse_taken
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
@@ -37,27 +34,23 @@ class ModelFolder:
 
 
 def save_model_folder(model: ModelFolder, folder: Path) -> None:
-    """Write the folder beside its place, then put it there in one move."""
+    """Write the folder, whole or not at all, where there is none."""
     refuse_taken(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
+    replace_model_folder(model, folder)
+
+
+def replace_model_folder(model: ModelFolder, folder: Path) -> None:
+    """Write the folder in place of an older one; the caller knows that it may be replaced."""
+    with replacing_folder(folder) as part:
         weights = {name: value.detach().contiguous() for name, value in model.weights.items()}
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        save(model.config, temporary / CONFIG)
+        try:
+            save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise UserError(f"{folder} cannot be written: {error}") from None
+        (part / WEIGHTS).chmod(0o644)  # safetensors makes it readable for its owner alone
+        save(model.config, part / CONFIG)
         if model.tokenizer is not None:
-            model.tokenizer.save(temporary)
-        temporary.chmod(0o755)
-        (temporary / WEIGHTS).chmod(0o644)
-        os.replace(temporary, folder)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{folder} cannot be written: {reason}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            model.tokenizer.save(part)
 
 
 def load_model_folder(folder: Path) -> ModelFolder:

@@ -21,6 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
+from adlm.files import write_file
 from adlm.reach import ask_the_hub_once
 
 MASK = "[MASK]"
@@ -124,10 +125,10 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and its special tokens by name; `load_tokenizer` reads them back to the same ids."""
-        self.engine.save(str(folder / "tokenizer.json"))
+        write_file(folder / "tokenizer.json", self.engine.to_str(pretty=True))
         ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
         named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
-        (folder / "special_tokens_map.json").write_text(json.dumps(named, indent=1), encoding="utf-8")
+        write_file(folder / "special_tokens_map.json", json.dumps(named, indent=1))
 
 
 def symbols_sha256(vocabulary: Mapping[str, int]) -> str:

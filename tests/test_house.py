@@ -11,7 +11,7 @@ HOUSE = Path(__file__).parent.parent / "adlm"
 # The map of docs/architecture.md. Files of one room may import each other; rooms of one floor may not.
 FLOORS = {
     "errors": 0,
-    "places": 1,
+    "files": 1,
     "reach": 1,
     "config": 2,
     "pickles": 2,

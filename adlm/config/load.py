@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from adlm.config import knobs
 from adlm.config.schema import SOURCES, Config
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 
 Raw = dict[str, Any]
 
@@ -131,7 +131,7 @@ def to_yaml(config: Config, explain: bool = False) -> str:
 def save(config: Config, path: Path) -> None:
     """Write the Config as YAML, whole or not at all."""
     title = f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n"
-    write_whole(path, title + to_yaml(config))
+    write_file(path, title + to_yaml(config))
 
 
 def read(path: Path) -> Config:

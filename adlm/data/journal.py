@@ -19,7 +19,7 @@ import numpy as np
 
 from adlm.data.shards import SPLITS, Extent, Writer, covers
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
@@ -104,8 +104,8 @@ def resumed(work: Path, recipe: dict[str, Any]) -> Place:
         if split not in start.splits:
             shutil.rmtree(work / split, ignore_errors=True)
     # the journal first: a new recipe beside an old journal would vouch for places in parts that have changed
-    write_whole(work / JOURNAL, "".join(_line(place) for place in places[1:]))
-    write_whole(work / RECIPE, json.dumps(recipe))
+    write_file(work / JOURNAL, "".join(_line(place) for place in places[1:]))
+    write_file(work / RECIPE, json.dumps(recipe))
     return start
 
 

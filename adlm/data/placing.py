@@ -12,7 +12,7 @@ from adlm.data.journal import JOURNAL, LOCK, RECIPE
 from adlm.data.prepared import MANIFEST, is_prepared
 from adlm.data.shards import SPLITS
 from adlm.errors import UserError
-from adlm.places import refuse_taken
+from adlm.files import refuse_taken
 
 TOKENIZER = ("tokenizer.json", "special_tokens_map.json")
 NOTES = (RECIPE, JOURNAL, LOCK)

@@ -14,7 +14,7 @@ import numpy as np
 from adlm.data.packing import LAYOUTS, Rows, rows_of
 from adlm.data.shards import SPLITS, Extent, Tokens, again, check_files, sizes_of
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 from adlm.tokens import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
@@ -113,4 +113,4 @@ def _check(manifest: Any) -> None:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from adlm import __version__
 from adlm.errors import UserError
 from adlm.evaluation.mauve import PUBLISHED_LONGEST, SOUND
-from adlm.places import check_place, write_whole
+from adlm.files import check_output, write_file, writing
 
 FORMAT = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
@@ -104,18 +104,13 @@ def make_room(path: Path | None) -> None:
     """A folder for the card, before anything is computed for it."""
     if path is None:
         return
-    try:
+    with writing(path, f"--out {path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written: {error.strerror or error}; give another place") from None
-    check_place(path)
+    check_output(path)
 
 
 def write_card(card: Card, path: Path) -> None:
-    try:
-        write_whole(path, json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --out") from None
+    write_file(path, json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_card(path: Path) -> Card:

@@ -6,7 +6,6 @@ judged/nats-3f0c.../00000.npz    arrays of the first PART texts
 
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.evaluation import shares
-from adlm.places import write_whole
+from adlm.files import replacing, write_file, writing
 
 PART = 64  # texts: at most so many are computed in vain
 
@@ -67,25 +66,16 @@ def in_parts(
 
 
 def _place(folder: Path, about: Mapping[str, Any]) -> Path:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "about.json").is_file():
-            write_whole(folder / "about.json", json.dumps(about, indent=1))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}; give another --out") from None
+    if not (folder / "about.json").is_file():
+        write_file(folder / "about.json", json.dumps(about, indent=1))
     return folder
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --out") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _read(path: Path) -> Arrays:

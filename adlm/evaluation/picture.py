@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.places import check_place
+from adlm.files import PICTURE_METADATA, check_output, replacing
 
 FORMS = (".png", ".svg", ".pdf")
 INK, GREY, WARNING = "#222222", "#8a8a8a", "#a32020"
@@ -31,7 +31,7 @@ def check_picture(path: Path, knob: str) -> None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
     if path.suffix not in FORMS:
         raise UserError(f"{knob} {path} is no picture; one ends in {', '.join(FORMS)}")
-    check_place(path, knob)
+    check_output(path, knob)
 
 
 def blank(width: float, height: float) -> Any:
@@ -45,14 +45,8 @@ def blank(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    partial = path.with_name(f".{path.name}")
-    try:
-        figure.savefig(partial, format=path.suffix[1:], dpi=200)
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:], dpi=200, metadata=PICTURE_METADATA[path.suffix])
 
 
 def plain(axes: Any, grid: str = "both") -> None:

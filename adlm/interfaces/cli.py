@@ -16,6 +16,7 @@ from typing import NoReturn
 from adlm import __version__
 from adlm.config.knobs import instead, sentences
 from adlm.errors import UserError
+from adlm.interfaces.console import open_streams, silence, write_error
 
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
 COMMANDS = {
@@ -42,39 +43,43 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    open_streams()
     try:
-        code = run(sys.argv[1:] if words is None else words)
+        code = run(_checked(sys.argv[1:] if words is None else words))
         sys.stdout.flush()
         return code
     except UserError as error:
         if _tells():
-            print(f"adlm: {error}", file=sys.stderr)  # noqa: T201
+            write_error(f"adlm: {error}")
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        _forget_output()
+    except BrokenPipeError:  # nobody reads standard output any more, `head` say
+        silence(sys.stdout)
         return 0
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _forget_output()
-        print("adlm: there is no space left on the device that is written to", file=sys.stderr)  # noqa: T201
+        silence(sys.stdout)
+        write_error("adlm: there is no space left on the device that is written to")
         return 2
+
+
+def _checked(words: Sequence[str]) -> Sequence[str]:
+    """Arguments must be text: a name that is not UTF-8 could be read, but not written down in configs and results."""
+    for word in words:
+        if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+            raise UserError(f"{word} is not UTF-8; rename the file, or give it through a link with another name")
+    return words
 
 
 def _tells() -> bool:
     """Of the processes that torchrun started, the first that finds a mistake: it is told once."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return True
     from adlm.interfaces.processes import first_to_tell
 
     return first_to_tell()
-
-
-def _forget_output() -> None:
-    """What is still buffered cannot be written, and Python must not try again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(words: Sequence[str]) -> int:

@@ -1,29 +1,72 @@
-"""Where commands print: a terminal as wide as it is, a pipe or a file as wide as what is told. Knows no command."""
+"""Standard output and standard error for commands, and progress. Knows no command.
 
+Everything printed here is plain text: no markup, and characters that could control the terminal are escaped.
+"""
+
+import io
+import os
+import sys
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
 
-from rich.console import Console as Terminal
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment
+
+from adlm.errors import printable
 
 NO_EDGE = 1_000_000
 """Columns of what is no terminal: nothing is cut or folded there, whoever reads it has a width of his own."""
 
 
-class Console(Terminal):
+def open_streams() -> None:
+    """Make standard output and error usable: closed ones lead nowhere, and what their encoding lacks is escaped."""
+    for name in ("stdout", "stderr"):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody reads this stream any more: what is written to it, and what Python flushes at exit, goes nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def write_error(line: str) -> None:
+    """A line on standard error; a reader that has gone away is no reason to fail."""
+    try:
+        sys.stderr.write(f"{printable(line)}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        silence(sys.stderr)
+
+
+class Console(RichConsole):
     """Standard output, or standard error."""
 
     def __init__(self, stderr: bool = False):
-        super().__init__(stderr=stderr)
+        super().__init__(stderr=stderr, markup=False, highlight=False)
         if not self.file.isatty():  # rich calls a pipe a terminal where FORCE_COLOR is set
             self.width = NO_EDGE
 
-    def on_broken_pipe(self) -> NoReturn:
-        """The reader has seen enough: `main` decides what that means, for every command."""
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Without a reader of standard output, `main` ends the command; of standard error, it goes on in silence."""
+        if not self.stderr:
+            raise BrokenPipeError
         self.quiet = True
-        raise BrokenPipeError
+        silence(sys.stderr)
 
 
 SILENCE = 10.0
@@ -53,7 +96,7 @@ class Progress:
 
     def print(self, line: str, style: str | None = None) -> None:
         self._printed = time.monotonic()
-        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(line, style=style, soft_wrap=True)
 
     def update(self, done: int) -> None:
         self._last = (done, time.monotonic())

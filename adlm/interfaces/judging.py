@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from adlm import __version__
 from adlm.errors import UserError
 from adlm.evaluation import shares
 from adlm.evaluation.card import FORMAT, Card, notes, perplexity_label, versions
@@ -61,7 +62,12 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
     if shares.place()[0] > 0:
         return None
 
-    card: Card = {"card": FORMAT, "made_with": versions(), "samples": _described(file, samples, writer)}
+    card: Card = {
+        "adlm": __version__,
+        "card": FORMAT,
+        "made_with": versions(),
+        "samples": _described(file, samples, writer),
+    }
     if reference is not None:
         card["reference"] = reference.about
     card |= judged["samples"]

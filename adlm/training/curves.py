@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.files import PICTURE_METADATA, replacing
 from adlm.training.logbook import read_metrics
 
 Lines = list[dict[str, Any]]
@@ -22,12 +23,8 @@ def plot(runs: Sequence[Path]) -> list[Path]:
         name, figure = "curves", _drawn(curves[str(runs[0])], runs[0].name)
     places = [runs[0] / f"{name}.png", runs[0] / f"{name}.svg"]
     for place in places:
-        partial = place.with_name(f".{place.name}")
-        try:
-            figure.savefig(partial, format=place.suffix[1:], dpi=120)
-            partial.replace(place)
-        except OSError as error:
-            raise UserError(f"{place} cannot be written: {error.strerror}") from None
+        with replacing(place) as part:
+            figure.savefig(part, format=place.suffix[1:], dpi=120, metadata=PICTURE_METADATA[place.suffix])
     return places
 
 

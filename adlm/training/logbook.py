@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from adlm.config.load import to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 
 Line = Mapping[str, float | int | None]
 
@@ -66,7 +66,7 @@ def _take_back(path: Path, step: int) -> None:
     kept = [line for line in lines if line["step"] <= step]
     text = "".join(json.dumps(line) + "\n" for line in kept)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_whole(path, text)
+        write_file(path, text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ class Wandb:
         wandb: Any = importlib.import_module("wandb")
         marker = place / "wandb-id"
         if not marker.is_file():
-            write_whole(marker, secrets.token_hex(4))
+            write_file(marker, secrets.token_hex(4))
         self._run = wandb.init(
             project="adlm",
             name=place.name,

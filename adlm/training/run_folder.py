@@ -16,8 +16,8 @@ from pathlib import Path
 from adlm.config.load import differences, read, save, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.model_folder import WEIGHTS, ModelFolder, save_model_folder
-from adlm.places import write_whole
+from adlm.files import write_file
+from adlm.model_folder import WEIGHTS
 
 CONFIG, TEXT = "config.yaml", "text.sha256"
 
@@ -127,23 +127,5 @@ def admit(run: RunFolder, config: Config, fingerprint: str) -> None:
                 f"train.steps {config.train.steps} is less than the {max(steps)} steps that {run.place} has done; give "
                 f"more, or resume it as it is by `adlm train --out {run.place}`"
             )
-    try:
-        write_whole(text, f"{fingerprint}\n")
-        save(config, run.place / CONFIG)
-    except OSError as error:
-        raise UserError(f"{run.place / CONFIG} cannot be written: {error.strerror}") from None
-
-
-def replace_model(model: ModelFolder, place: Path) -> None:
-    """Put a model folder where an older one is. Only between two renamings is there none."""
-    new, old = place.with_name(f".{place.name}.new"), place.with_name(f".{place.name}.old")
-    shutil.rmtree(new, ignore_errors=True)
-    save_model_folder(model, new)
-    try:
-        shutil.rmtree(old, ignore_errors=True)
-        if place.exists():
-            place.rename(old)
-        new.rename(place)
-    except OSError as error:
-        raise UserError(f"{place} cannot be written: {error.strerror}") from None
-    shutil.rmtree(old, ignore_errors=True)
+    write_file(text, f"{fingerprint}\n")
+    save(config, run.place / CONFIG)

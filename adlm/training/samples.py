@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from adlm.errors import UserError
+from adlm.files import write_file, writing
 from adlm.methods.inputs import vocabulary_of
-from adlm.places import write_whole
 from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import last_of
 from adlm.training.draws import seed_of
@@ -28,8 +27,6 @@ def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, pro
     if processes.first:
         texts = [supply.tokenizer.decode(row, special_tokens=False) for row in last.ids.tolist()]
         ruled = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / f"step-{step:08}.txt", ruled)
-        except OSError as error:
-            raise UserError(f"samples cannot be written to {folder}: {error.strerror}") from None
+        write_file(folder / f"step-{step:08}.txt", ruled)

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 from adlm.training.average import Average
 from adlm.training.counters import Counters, counters_from
 from adlm.training.described_tensors import TensorReader
@@ -94,7 +94,7 @@ def save_snapshot(
         with _told(place):
             files = {path.name: _described(path) for path in sorted(partial.iterdir())}
             card = {"format": FORMAT, "counters": asdict(counters), "nats": nats, "files": files}
-            write_whole(partial / CARD, json.dumps(card, indent=1, allow_nan=False))
+            write_file(partial / CARD, json.dumps(card, indent=1, allow_nan=False))
             shutil.rmtree(place, ignore_errors=True)
             partial.rename(place)
             _sync(folder)

@@ -17,7 +17,7 @@ from adlm.data.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.model_folder import ModelFolder
+from adlm.model_folder import ModelFolder, replace_model_folder
 from adlm.models.transformer import num_parameters
 from adlm.training import run_folder, snapshot
 from adlm.training.clock import Clock
@@ -349,7 +349,7 @@ def _save(shop: Workshop, counters: Counters, measured: Measured | None) -> None
 def _keep(shop: Workshop, place: Path) -> None:
     weights = shop.trainee.kept_weights()
     if shop.processes.first:
-        run_folder.replace_model(ModelFolder(shop.config, weights, shop.supply.tokenizer), place)
+        replace_model_folder(ModelFolder(shop.config, weights, shop.supply.tokenizer), place)
 
 
 def _keep_if_missing(shop: Workshop) -> None:

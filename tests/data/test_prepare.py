@@ -23,7 +23,7 @@ from adlm.data.plan import Division
 from adlm.data.prepare import prepare
 from adlm.data.prepared import FORMAT, open_prepared
 from adlm.errors import UserError
-from adlm.places import write_whole
+from adlm.files import write_file
 from adlm.tokens import load_tokenizer
 
 # A run of its own, slow and committing often, to be killed at any moment.
@@ -209,12 +209,12 @@ def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, a
     written = []
 
     def cut_off(path, text):
-        write_whole(path, text)
+        write_file(path, text)
         written.append(path.name)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_whole", cut_off)
+        patch.setattr(journal, "write_file", cut_off)
         with pytest.raises(KeyboardInterrupt):
             prepare(asked(*words), tmp_path / "out")
     assert len(written) == 1

@@ -175,14 +175,14 @@ def test_a_text_that_changed_meanwhile_is_measured_anew(world, tmp_path, capsys,
 
 
 def test_a_link_is_written_through_and_a_folder_refused_before_anything_is_measured(world, tmp_path, capsys):
-    (tmp_path / "there.json").write_text("{}")
+    (tmp_path / "there.json").write_text('{"adlm": "0.1.0"}')
     (tmp_path / "link.json").symlink_to("there.json")
     words = ["perplexity", str(world / "ar"), "--data", str(world / "prepared"), "--out"]
     assert main([*words, str(tmp_path / "link.json")]) == 0
     assert (tmp_path / "link.json").is_symlink()
     assert "figures" in json.loads((tmp_path / "there.json").read_text())
     assert main([*words, str(tmp_path)]) == 2
-    assert "is no file" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err
 
 
 def test_models_that_read_other_ids_are_not_compared(world, tmp_path, capsys):

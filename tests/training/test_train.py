@@ -207,8 +207,8 @@ def no_space(*values, **named):
 @pytest.mark.parametrize("where", ["shards", "card"])
 def test_a_full_disk_ends_a_run_in_a_sentence_and_costs_nothing(where, prepared, unbroken, tmp_path, monkeypatch):
     """The snapshot of step 9 does not fit; that of step 6 is untouched, and with room again the run is the same."""
-    saved, written = snapshot.save, snapshot.write_whole
-    failing = {"shards": ("save", saved), "card": ("write_whole", written)}[where]
+    saved, written = snapshot.save, snapshot.write_file
+    failing = {"shards": ("save", saved), "card": ("write_file", written)}[where]
 
     def full(*values, **named):
         return no_space() if (tmp_path / "snapshots/step-00000006").exists() else failing[1](*values, **named)

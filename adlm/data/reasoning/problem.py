@@ -5,13 +5,13 @@ idx_to_symbol, edges, root, target and neg_target beside them.
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.files import replacing
 
 GRAPH_FIELDS = ("idx_to_symbol", "edges", "root", "target", "neg_target")
 
@@ -55,19 +55,12 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
 
     The problems are written as they come, one a line, so a generator of any length fits.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            separator = "[\n"
-            for problem in problems:
-                file.write(separator + json.dumps(_entry(problem), ensure_ascii=False))
-                separator = ",\n"
-            file.write("[]\n" if separator == "[\n" else "\n]\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give a file in a folder you may write") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        separator = "[\n"
+        for problem in problems:
+            file.write(separator + json.dumps(_entry(problem), ensure_ascii=False))
+            separator = ",\n"
+        file.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
 def read_text(path: Path) -> str:

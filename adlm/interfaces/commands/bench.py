@@ -89,12 +89,12 @@ class Waiting:
         self.console = Console(stderr=True)
         self.progress: Progress | None = None
         if device.type == "cpu":
-            self.console.print("timing a small step first", style="yellow", highlight=False)
+            self.console.print("timing a small step first", style="yellow")
 
     def begin(self, steps: int, seconds: float) -> None:
         threads = torch.get_num_threads()
         on = f"this CPU with {threads} thread{'s' if threads > 1 else ''}"
-        self.console.print(f"about {duration(seconds)} on {on}", style="yellow", highlight=False)
+        self.console.print(f"about {duration(seconds)} on {on}", style="yellow")
         self.progress = Progress(self.console, "measuring", steps)
 
     def step(self, done: int) -> None:

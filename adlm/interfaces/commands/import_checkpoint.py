@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from adlm.config.load import to_mapping
+from adlm.files import refuse_taken
 from adlm.methods import METHODS
 from adlm.model_folder import network_of, save_model_folder
 from adlm.models.transformer import num_parameters
-from adlm.places import refuse_taken
 from adlm.published import Published, as_model_folder, read_published
 from adlm.tokens import load_tokenizer
 

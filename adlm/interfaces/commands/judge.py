@@ -199,13 +199,13 @@ def _tell(card: Card, out: Path | None) -> None:
         column.no_wrap = True
     for row in rows(card):
         table.add_row(row.name, row.value, *([row.reference] if beside else []), Text(row.of, style="dim"))
-    console.print(table, highlight=False)
+    console.print(table)
     for label in labels(card):
-        console.print(label, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(label, style="yellow", soft_wrap=True)
     for note in card["notes"]:
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print(note, style="dim", soft_wrap=True)
     if out is not None:
-        console.print(f"card: {out}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"card: {out}", soft_wrap=True)
 
 
 class Bars:

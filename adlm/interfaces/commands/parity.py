@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from adlm.evaluation.parity import Report, compare
 from adlm.interfaces.console import Console
@@ -43,15 +44,14 @@ def _show(report: Report) -> None:
     table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
     for row in report.rows:
         kind = " relative" if row.relative else ""
-        verdict = "[green]agrees[/]" if row.ok else "[bold red]DIFFERS[/]"
+        verdict = Text("agrees", "green") if row.ok else Text("DIFFERS", "bold red")
         table.add_row(row.name, f"{row.error:.1e}", f"{row.tolerance:.0e}{kind}", verdict)
     console = Console()
     console.print(table)
     apart = sum(not row.ok for row in report.rows)
     console.print(
         f"\n{len(report.rows)} compared by their largest error (losses: relative), {apart or 'none'} out of tolerance",
-        highlight=False,
     )
     for file, entries in groupby(report.unchecked, key=lambda entry: entry.partition(": ")[0]):
         names = ", ".join(entry.partition(": ")[2] for entry in entries)
-        console.print(f"not checked: {file} {names}".rstrip(), style="dim", markup=False, highlight=False)
+        console.print(f"not checked: {file} {names}".rstrip(), style="dim")

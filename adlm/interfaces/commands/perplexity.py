@@ -14,11 +14,11 @@ from adlm import __version__
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.perplexity import AUTO, Recipe, forget
 from adlm.evaluation.text_sets import ZERO_SHOT
+from adlm.files import check_output, write_file
 from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Gap, Line, Texts, measured, with_tokenizer
 from adlm.interfaces.processes import own_device, processes
 from adlm.language_model import load
-from adlm.places import check_place, write_whole
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
   adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.batch,
             arguments.max_tokens,
         )
-        check_place(arguments.out)
+        check_output(arguments.out)
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
         texts = Texts(tuple(arguments.data), arguments.packing, arguments.split)
         found = measured(models, texts, recipe, arguments.out, first)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         figures, differences = ([asdict(each) for each in some] for some in (lines, gaps))
         told = {"adlm": __version__, "figures": figures, "differences": differences}
         if arguments.out is not None:
-            write_whole(arguments.out, json.dumps(told, indent=1))
+            write_file(arguments.out, json.dumps(told, indent=1))
             for journal in found.journals:
                 forget(journal)
         if arguments.json:
@@ -112,13 +112,12 @@ def _show(lines: list[Line], gaps: list[Gap]) -> None:
         errors = ", ".join(f"+- {error:.2g} {of}" for error, of in both if error is not None) or "no error is known"
         console.print(
             f"{gap.model} minus {gap.against} on {gap.data}: {gap.nats:+.4f} nats a token ({errors})",
-            markup=False,
             soft_wrap=True,
         )
     for sentence in (*_recipes(lines), "errors are of the perplexity, one standard error each"):
-        console.print(sentence, style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(sentence, style="dim", soft_wrap=True)
     for note in dict.fromkeys(note for line in lines for note in (f"{line.data}: {each}" for each in line.notes)):
-        console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
 
 
 def _number(value: float) -> str:

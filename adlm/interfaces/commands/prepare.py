@@ -21,9 +21,8 @@ from adlm.data.prepare import Outcome, prepare
 from adlm.data.prepare import Progress as Reached
 from adlm.data.prepared import Prepared, open_prepared
 from adlm.data.statistics import Statistics, anchors_in, statistics_of
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 from adlm.interfaces.console import Console
-from adlm.interfaces.looking.pieces import visible
 from adlm.tokens import Tokenizer
 
 EXAMPLE = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
@@ -171,16 +170,14 @@ def _tell(console: Console, report: dict[str, Any]) -> None:
     console.print(
         f"{report['how']} in {report['seconds']:.1f} s: {report['folder']}, rows of {report['length']} by "
         f"{report['packing']}, {report['vocabulary']:,} symbols as {report['dtype']}",
-        highlight=False,
-        markup=False,
     )
     for note in report["notes"]:
-        console.print(note, style="dim", highlight=False, markup=False)
+        console.print(note, style="dim")
 
 
 def _inspect(console: Console, prepared: Prepared, split: str, seen: Statistics, tau: int) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
-    console.print(f"\n[bold]{split}[/]: {_in_words(seen, tau)}", highlight=False)
+    console.print(Text.assemble("\n", (split, "bold"), f": {_in_words(seen, tau)}"))
     frequent = Text("most frequent: ")
     for index, share in seen.most_frequent:
         frequent.append(repr(tokenizer.decode([index])), style="cyan")
@@ -215,7 +212,7 @@ def _coloured(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
     tokens = _one_by_one(prepared.tokenizer, beginning)
     for index, token, is_anchor in zip(beginning, tokens, anchors[~pad][:SHOWN_TOKENS], strict=True):
         style = "bold magenta" if index in special else "bold yellow" if is_anchor else ""
-        shown.append(visible(token), style=style)
+        shown.append(printable(token), style=style)
     if len(text) > SHOWN_TOKENS:
         shown.append(f" ... {len(text) - SHOWN_TOKENS} more", style="dim")
     if pad.any():

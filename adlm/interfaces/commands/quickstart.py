@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
 
     def say(sentence: str) -> None:
-        console.print(sentence, style="bold", highlight=False, markup=False)
+        console.print(sentence, style="bold")
 
     try:
         findings = quickstart(arguments.words, arguments.out, say, Screen)
@@ -58,10 +58,8 @@ def _tell(console: Console, findings: Findings, out: Path) -> None:
     for name, nats in (("bigrams", findings.bigram_nats), ("unigrams", findings.unigram_nats)):
         table.add_row(name, f"{nats:.4f}         ", f"{math.exp(nats):.1f}", "", "", style="dim")
     console.print(table)
-    console.print(findings.verdict, highlight=False)
+    console.print(findings.verdict)
     for text in findings.samples:
         console.print(Panel.fit(Text(text), title="a sample of ADLM", title_align="left", border_style="dim"))
     console.print(Text(f"given     {findings.canvas}\ninfilled  {findings.infilled}"))
-    console.print(
-        f"{findings.seconds:.0f} s in all; models, curves and report.html are in {out}", highlight=False, markup=False
-    )
+    console.print(f"{findings.seconds:.0f} s in all; models, curves and report.html are in {out}")

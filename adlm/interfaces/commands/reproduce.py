@@ -20,11 +20,11 @@ from adlm.evaluation.picture import check_picture
 from adlm.evaluation.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.evaluation.reproduction import Comparison, reproduced
 from adlm.evaluation.reproduction_figure import plot
+from adlm.files import check_output, write_file
 from adlm.interfaces.console import Console
 from adlm.interfaces.measuring import Texts, measured, with_tokenizer
 from adlm.interfaces.processes import own_device, processes
 from adlm.language_model import load
-from adlm.places import check_place, write_whole
 
 EXAMPLE = """adlm reproduce owt-ppl                                        the published figures alone
   adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     table = _table(arguments.table)
     rows = _rows(arguments.row, len(arguments.models), table)
-    check_place(arguments.out)
+    check_output(arguments.out)
     if arguments.plot is not None:
         check_picture(arguments.plot, "--plot")
     with processes() as first:
@@ -165,7 +165,7 @@ def _tell(table: PublishedTable, comparisons: Sequence[Comparison], arguments: a
         "comparisons": [asdict(each) for each in comparisons],
     }
     if arguments.out is not None:
-        write_whole(arguments.out, json.dumps(told, indent=1) + "\n")
+        write_file(arguments.out, json.dumps(told, indent=1) + "\n")
     if arguments.plot is not None:
         plot(table, comparisons, arguments.plot)
     if arguments.json:
@@ -246,14 +246,14 @@ def _caveats(table: PublishedTable, comparisons: Sequence[Comparison]) -> list[s
 def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
     console = Console()
     columns = _columns(comparisons, wide=not console.is_terminal)
-    console.print(f"{table.name}: {table.title}", style="bold", highlight=False)
+    console.print(f"{table.name}: {table.title}", style="bold")
     shown = Table(*columns, box=None)
     for column in (shown.columns[0], shown.columns[-1]):
         column.no_wrap, column.overflow = True, "fold"
     for each in comparisons:
         shown.add_row(*_cells(each, columns), style=STYLES[each.verdict] if len(columns) > 3 else None)
-    console.print(shown, highlight=False)
+    console.print(shown)
     for line in _said(comparisons):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     for line in (f"published: {table.source}", *_caveats(table, comparisons)):
-        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, style="dim", soft_wrap=True)

@@ -13,11 +13,11 @@ from rich.rule import Rule
 from rich.text import Text
 
 from adlm.canvas import hole_between, ids_of
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 from adlm.interfaces.console import Console
 from adlm.interfaces.drawing import Through, Wanted, check_wanted, draw_batch, made_by, sampling_of, tokenizer_of
 from adlm.interfaces.looking.page import check_trace_place, write_trace
-from adlm.interfaces.looking.pieces import pieces_of, side_by_side, visible
+from adlm.interfaces.looking.pieces import pieces_of, side_by_side
 from adlm.interfaces.looking.trace import About, Recording
 from adlm.interfaces.looking.watch import show
 from adlm.language_model import LanguageModel, device_of, load
@@ -203,7 +203,7 @@ class Shown:
         tokenizer = tokenizer_of(self.lm)
         given = [index != self.lm.mask_id for index in ids_of(self.wanted.canvases[sample.canvas], tokenizer)]
         words = side_by_side(pieces_of(tokenizer, sample.ids, self.special_tokens))
-        return Text.assemble(*((visible(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
+        return Text.assemble(*((printable(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
 
 
 class Bar:

@@ -151,7 +151,7 @@ class Screen:
         if self.progress is not None:
             self.progress.print(sentence, style="yellow")
         else:
-            self.console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            self.console.print(sentence, style="yellow", soft_wrap=True)
 
     def start(self, start: "Start") -> None:
         self.exact, self.started_at = start.exact, start.step

@@ -7,18 +7,15 @@ from importlib.resources import files
 from pathlib import Path
 
 from adlm.errors import UserError
+from adlm.files import write_file
 from adlm.interfaces.looking.trace import Trace
-from adlm.places import write_whole
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write the trace as its suffix says: .json the data, .html the page."""
     place = Path(path)
     check_trace_place(place)
-    try:
-        write_whole(place, FORMS[place.suffix](trace))
-    except OSError as error:
-        raise UserError(f"trace {place} cannot be written: {error}") from None
+    write_file(place, FORMS[place.suffix](trace))
 
 
 def check_trace_place(path: str | Path) -> None:

@@ -1,6 +1,5 @@
-"""How a token looks by itself: its own bytes, and text that neither steers a terminal nor hides. Knows no walks."""
+"""How a token looks by itself: its own bytes, and the text they are part of. Knows no walks."""
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from adlm.tokens import Tokenizer
@@ -63,13 +62,3 @@ def side_by_side(pieces: Sequence[bytes | None]) -> list[str]:
             texts[start:end] = [text] + [""] * (end - start - 1)
         start = end
     return texts
-
-
-def visible(text: str) -> str:
-    """Characters that steer a terminal, or hide, as their escapes."""
-    return "".join(
-        character.encode("unicode_escape").decode()
-        if unicodedata.category(character) in ("Cc", "Cf") and character not in "\n\t"
-        else character
-        for character in text
-    )

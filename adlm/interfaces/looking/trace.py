@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from adlm import __version__
 from adlm.errors import UserError
 from adlm.interfaces.looking.moments import MOMENTS, Anchoring, Moment, Thinning, moment
 from adlm.interfaces.looking.pieces import piece, readable, text_of, whole
@@ -81,6 +82,7 @@ class Trace:
     def plain(self) -> dict[str, Any]:
         """The trace as JSON has it."""
         return {
+            "adlm": __version__,
             "format": "adlm trace",
             "version": VERSION,
             "model": {

@@ -10,7 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from adlm.interfaces.looking.pieces import pieces_of, side_by_side, text_of, visible
+from adlm.errors import printable
+from adlm.interfaces.looking.pieces import pieces_of, side_by_side, text_of
 from adlm.interfaces.looking.predictions import anchors_of
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
@@ -106,7 +107,7 @@ class Screen:
                 text.append(self._mask, STYLES["again" if again else "masked"])
             else:
                 kind = "given" if place in self._given else "anchor" if place in self._anchors else "drawn"
-                text.append(visible(words), f"{STYLES[kind]} {STYLES['new'] if fresh else ''}")
+                text.append(printable(words), f"{STYLES[kind]} {STYLES['new'] if fresh else ''}")
         return text
 
     def plain(self, frame: Frame) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.places import write_whole
+from adlm.files import write_file
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def write_report(folder: Path, findings: Findings, curves: Curves) -> None:
     picture = io.StringIO()
     figure.savefig(picture, format="svg")
     drawn = picture.getvalue()
-    write_whole(folder / "report.json", json.dumps(asdict(findings), indent=1, ensure_ascii=False))
-    write_whole(folder / "report.html", _page(findings, drawn[drawn.index("<svg") :]))
+    write_file(folder / "report.json", json.dumps(asdict(findings), indent=1, ensure_ascii=False))
+    write_file(folder / "report.html", _page(findings, drawn[drawn.index("<svg") :]))
 
 
 def _drawn(findings: Findings, curves: Curves) -> Any:
@@ -148,7 +148,8 @@ def _page(findings: Findings, picture: str) -> str:
         for name, texts in (("ADLM", findings.samples), ("MDLM", findings.mdlm_samples))
     )
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><meta charset="utf-8"><meta name="generator" content="adlm">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>adlm quickstart</title><style>{STYLE}</style>
 <h1>adlm quickstart</h1>
 <p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
