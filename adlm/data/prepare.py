@@ -19,7 +19,14 @@ import numpy as np
 from adlm.config.schema import Config
 from adlm.data.journal import Place, commit, locked, resumed
 from adlm.data.packing import rows_of, width_of
-from adlm.data.placing import placed, put_in_place, refuse_others_work, refuse_replacing, work_of
+from adlm.data.placing import (
+    placed,
+    put_in_place,
+    refuse_others_work,
+    refuse_replacing,
+    remove_leftovers,
+    work_of,
+)
 from adlm.data.plan import Plan, described, plan_of
 from adlm.data.prepared import (
     FORMAT,
@@ -32,6 +39,7 @@ from adlm.data.prepared import (
 )
 from adlm.data.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of, remove_empty
 from adlm.errors import UserError
+from adlm.files import remove_parts
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
@@ -102,17 +110,43 @@ def prepare(
     how = "prepared"
     if is_prepared(out):
         manifest = read_manifest(out)
+        remove_leftovers(out, work)
         if manifest["recipe"] == recipe:
             return Outcome(_seen_as(open_prepared(out), view), "reused", plan.missing)
         refuse_replacing(out, manifest, plan.title)
         how = "prepared anew"
     with locked(work, out):
+        remove_parts(out.parent, out.name)
+        remove_parts(work)
         start = resumed(work, recipe)
         if start != Place():
             how = "resumed"
         end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
         _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
     return Outcome(open_prepared(out, sums=False), how, plan.missing)
+
+
+def check_source(config: Config, folder: Path, before: Config) -> None:
+    """Refuse where the text or the tokenizer is not what a folder was prepared from by the knobs `before`.
+
+    Writes nothing. A tokenizer that is learnt is not learnt again: the same text and the same knob give the same one.
+    """
+    if config.tokenizer != before.tokenizer and bpe_size(config.tokenizer) is not None:
+        raise UserError(f"{folder} was prepared with tokenizer={before.tokenizer}, not {config.tokenizer}; give that")
+    recipe = read_manifest(folder)["recipe"]
+    instead = f"add data.prepared={folder} to resume with the text as it was prepared"
+    try:
+        now = described(plan_of(config.data, without=(folder.resolve(), work_of(folder.resolve()))))
+        if bpe_size(config.tokenizer) is None:
+            now |= tokenizer_described(load_tokenizer(config.tokenizer))
+    except UserError as error:
+        raise UserError(f"{error}; {instead}") from None
+    was, parts = recipe["parts"], now["parts"]
+    changed = next((entry["name"] for entry in (*parts, *was) if entry not in parts or entry not in was), None)
+    if changed is not None:
+        raise UserError(f"{changed} is not what {folder} was prepared from; put it back as it was, or {instead}")
+    if other := next((knob for knob, value in now.items() if recipe.get(knob) != value), None):
+        raise UserError(f"{folder} was prepared with another {other} than now; give the same knobs, or {instead}")
 
 
 def _tokenizer(config: Config, plan: Plan) -> Tokenizer:
@@ -261,7 +295,7 @@ def _seen_as(found: Prepared, view: View) -> Prepared:
     if all(found.manifest[knob] == value for knob, value in view.items()):
         return found
     manifest = {**found.manifest, **view}
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         write_manifest(found.folder, manifest)
     return replace(found, manifest=manifest)
 

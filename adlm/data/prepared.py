@@ -14,7 +14,7 @@ import numpy as np
 from adlm.data.packing import LAYOUTS, Rows, rows_of
 from adlm.data.shards import SPLITS, Extent, Tokens, again, check_files, sizes_of
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import parse_json, read_bytes, write_file
 from adlm.tokens import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
@@ -81,13 +81,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared folder; make one with `adlm prepare`")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(read_bytes(path))
         if manifest["format"] != FORMAT:
             raise UserError(
                 f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; {again(folder)}"
             )
         _check(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again(folder)}") from None
     return dict(manifest)
 

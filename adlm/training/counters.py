@@ -37,8 +37,9 @@ class Counters:
 
 
 def counters_from(raw: Mapping[str, Any]) -> Counters:
-    """Counters as JSON gives them back; TypeError or KeyError where they are none."""
+    """Counters as JSON gives them back; TypeError where they are none."""
     counters = Counters(**raw)
-    if not isinstance(counters.step, int) or not isinstance(counters.window, dict):
-        raise TypeError("step and window")
+    whole = (counters.step, counters.epoch, counters.row, counters.tokens, counters.skipped, counters.skipped_in_a_row)
+    if not all(type(value) is int and value >= 0 for value in whole) or not isinstance(counters.window, dict):
+        raise TypeError("its counters are not numbers")
     return counters

@@ -1,22 +1,22 @@
 """The curves of runs as PNG and SVG, from their metrics.jsonl. Knows nothing of how they came about."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
 from adlm.files import PICTURE_METADATA, replacing
-from adlm.training.logbook import read_metrics
+from adlm.training.logbook import scan_metrics
 
 Lines = list[dict[str, Any]]
 
 
-def plot(runs: Sequence[Path]) -> list[Path]:
+def plot(runs: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> list[Path]:
     """curves.png and .svg in the folder of a run; of several, overlaid, comparison.png and .svg in the first one's."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
-    curves = {str(run): _lines(run) for run in runs}
+    curves = {str(run): _lines(run, say) for run in runs}
     if len(curves) > 1:
         name, figure = "comparison", _overlaid(curves)
     else:
@@ -28,11 +28,13 @@ def plot(runs: Sequence[Path]) -> list[Path]:
     return places
 
 
-def _lines(run: Path) -> Lines:
+def _lines(run: Path, say: Callable[[str], None]) -> Lines:
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise UserError(f"{run} has no metrics.jsonl, so it is no run of `adlm train`")
-    lines = read_metrics(path)
+    lines, num_damaged = scan_metrics(path)
+    if num_damaged:
+        say(f"{path} has {num_damaged} damaged line(s), which are left out")
     if not lines:
         raise UserError(f"{path} holds no line yet; wait for the first step that is logged")
     return lines
@@ -68,7 +70,7 @@ def _held_out(axes: Any, lines: Lines, label: str, color: str) -> None:
     axes.errorbar(
         [line["step"] for line in measured],
         [line["valid_nats"] for line in measured],
-        [line["valid_stderr"] or 0.0 for line in measured],
+        [line.get("valid_stderr") or 0.0 for line in measured],
         label=label,
         color=color,
         marker="o",

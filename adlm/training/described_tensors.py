@@ -21,15 +21,12 @@ ALLOWED = {
         "TensorProperties",
         "ChunkStorageMetadata",
         "MetadataIndex",
-        "StorageMeta",
         "_MEM_FORMAT_ENCODING",
     )
 } | {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),
 }
 
 
@@ -53,6 +50,4 @@ class TensorReader(FileSystemReader):
         for name, entry in metadata.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
                 raise pickle.UnpicklingError(f"{name} is no tensor")
-        if metadata.storage_meta is not None:
-            metadata.storage_meta.load_id = self.load_id
         return metadata

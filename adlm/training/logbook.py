@@ -9,7 +9,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,12 @@ from typing import Any, Protocol
 from adlm.config.load import to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import parse_json, read_bytes, write_file, writing
 
 Line = Mapping[str, float | int | None]
+
+LIMIT = 2**36
+"""Bytes of the largest metrics.jsonl that is read."""
 
 # What depends on the machine and the hour, not on the run.
 CLOCKS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
@@ -37,53 +40,67 @@ class Sink(Protocol):
 class Metrics:
     """metrics.jsonl. What was written up to a snapshot is on the disk before the snapshot is."""
 
-    def __init__(self, path: Path, step: int):
+    def __init__(self, path: Path, step: int, say: Callable[[str], None]):
         self.path = path
-        _take_back(path, step)
-        self._file = path.open("a", encoding="utf-8")
+        _take_back(path, step, say)
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: Line) -> None:
-        try:
+        with writing(self.path):
             self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written: {error.strerror}; make room, then run the same command again to go on "
-                "from the last snapshot"
-            ) from None
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         with suppress(OSError):  # what a full disk refused was told when it was written
             self._file.close()
 
 
-def _take_back(path: Path, step: int) -> None:
-    """Keep the lines up to a step, and none that a crash cut off."""
-    lines = read_metrics(path)
-    kept = [line for line in lines if line["step"] <= step]
-    text = "".join(json.dumps(line) + "\n" for line in kept)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+def _take_back(path: Path, step: int, say: Callable[[str], None]) -> None:
+    """Keep the lines up to a step. A file with lines that cannot be read is kept beside it, before they are dropped."""
+    lines, num_damaged = scan_metrics(path)
+    if num_damaged:
+        content, place, number = read_bytes(path, LIMIT), path.with_name(f"{path.name}.damaged"), 1
+        while place.exists() and read_bytes(place, LIMIT) != content:  # another one, or a start that was killed here
+            number += 1
+            place = path.with_name(f"{path.name}.damaged-{number}")
+        write_file(place, content)
+        say(f"{path} has {num_damaged} damaged line(s); it is kept as {place}, and its good lines are used")
+    text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
+    if not path.exists() or read_bytes(path, LIMIT) != text.encode():
         write_file(path, text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; it ends where a line is not whole."""
-    lines: list[dict[str, Any]] = []
+    """The good lines of a metrics.jsonl; none where there is no such file."""
+    return scan_metrics(path)[0]
+
+
+def scan_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The good lines of a metrics.jsonl, and how many are damaged; an unfinished last line is not counted."""
+    if not path.exists():
+        return [], 0
+    *rows, rest = read_bytes(path, LIMIT).split(b"\n")
+    found = [_line_of(row) for row in rows]
+    last = _line_of(rest)
+    lines = [line for line in found if line is not None]
+    return [*lines, *([last] if last is not None else [])], len(found) - len(lines)
+
+
+def _line_of(row: bytes) -> dict[str, Any] | None:
+    """A line: numbers by name, one of them the step; None where it is none."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return lines
-    for row in text.splitlines():
-        try:
-            line = json.loads(row)
-            line["step"]
-        except (ValueError, KeyError, TypeError):
-            break
-        lines.append(line)
-    return lines
+        line = parse_json(row)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
+        return None
+    numbers = [value for value in line.values() if value is not None]
+    return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None
 
 
 def _plain(line: Line) -> dict[str, float | int | None]:
@@ -107,14 +124,20 @@ class Logbook:
             sink.close()
 
 
-def open_logbook(place: Path, config: Config, step: int, screen: Sink) -> Logbook:
+class Speaker(Sink, Protocol):
+    """A sink that can also say a sentence."""
+
+    def say(self, sentence: str) -> None: ...
+
+
+def open_logbook(place: Path, config: Config, step: int, screen: Speaker) -> Logbook:
     """The logbook of a run that stands at `step`."""
     others: list[Sink] = [screen]
     if config.train.tensorboard:
         others.append(TensorBoard(place / "tensorboard", step))
     if config.train.wandb != "off":
         others.append(Wandb(place, config))
-    return Logbook(Metrics(place / "metrics.jsonl", step), others)
+    return Logbook(Metrics(place / "metrics.jsonl", step, screen.say), others)
 
 
 def _needed(package: str, knob: str) -> None:

@@ -7,16 +7,18 @@ RUN/metrics.jsonl   the logbook; RUN/samples texts; RUN/data the shards, where t
 """
 
 import fcntl
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adlm.config.load import differences, read, save, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import PART, remove_parts, write_file, writing
 from adlm.model_folder import WEIGHTS
 
 CONFIG, TEXT = "config.yaml", "text.sha256"
@@ -47,6 +49,8 @@ MAY_CHANGE = {
     "data.prepared",
     "tokenizer",  # its ids are held to by `vocabulary`
 }
+# What only the text says: known when it is open.
+OF_THE_TEXT = {"vocabulary", "data.packing", "data.name", "data.hub"}
 
 
 @dataclass(frozen=True)
@@ -74,23 +78,24 @@ class RunFolder:
 @contextmanager
 def held(place: Path) -> Iterator[RunFolder]:
     """The folder, made where there is none, and nobody else's as long as we are in it."""
-    if place.is_dir() and not (place / CONFIG).is_file() and _foreign(place):
-        raise UserError(f"{place} is no run of adlm and is not empty; give another --out")
-    if (place / WEIGHTS).is_file():
-        raise UserError(f"{place} is a model folder, not a run; give another --out")
-    began_here = not place.exists()
-    try:
+    with writing(place):
+        if place.is_dir() and not (place / CONFIG).is_file() and _foreign(place):
+            raise UserError(f"{place} is no run of adlm and is not empty; give another --out")
+        if (place / WEIGHTS).is_file():
+            raise UserError(f"{place} is a model folder, not a run; give another --out")
+        began_here = not place.exists()
         place.mkdir(parents=True, exist_ok=True)
-        lock = (place / "lock").open("w")
-    except OSError as error:
-        raise UserError(f"{place} cannot be written: {error.strerror}; give another --out") from None
+        lock = (place / "lock").open("a")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{place} is being trained by another process; wait for it, or stop it") from None
+        run = RunFolder(place)
+        for folder in (place, run.snapshots, run.samples, place / "data"):
+            remove_parts(folder)
         try:
-            yield RunFolder(place)
+            yield run
         except UserError:
             if began_here and [entry.name for entry in place.iterdir()] == ["lock"]:
                 shutil.rmtree(place)  # what was refused before it began leaves nothing behind
@@ -99,33 +104,55 @@ def held(place: Path) -> Iterator[RunFolder]:
 
 def _foreign(place: Path) -> bool:
     ours = {"lock", "data", "data.preparing", TEXT}  # a run that was stopped while it prepared its text
-    return any(entry.name not in ours for entry in place.iterdir())
+    return any(entry.name not in ours and not entry.name.endswith(PART) for entry in place.iterdir())
 
 
-def admit(run: RunFolder, config: Config, fingerprint: str) -> None:
-    """Refuse a config that is not the run's, with the difference, and a text that is not; keep what is."""
-    before, text = run.config, run.place / TEXT
-    if before is not None:
-        if text.is_file() and text.read_text(encoding="utf-8").strip() != fingerprint:
-            raise UserError(
-                f"{run.place} holds a run on another text: the shards are not those it was trained on; put them back, "
-                "or give another --out for a new run"
-            )
-        changed = differences(to_mapping(before), to_mapping(config))
-        refused = {knob: values for knob, values in changed.items() if knob not in MAY_CHANGE}
-        if refused:
-            told = ", ".join(f"{knob} {was} -> {now}" for knob, (was, now) in refused.items())
-            raise UserError(
-                f"{run.place} holds a run with another config ({told}); give the same knobs to resume it, or another "
-                "--out for a new run"
-            )
-        if not changed:
-            return
-        steps = [int(folder.name.partition("-")[2]) for folder in run.snapshots.glob("step-*")]
-        if steps and config.train.steps < max(steps):
-            raise UserError(
-                f"train.steps {config.train.steps} is less than the {max(steps)} steps that {run.place} has done; give "
-                f"more, or resume it as it is by `adlm train --out {run.place}`"
-            )
-    write_file(text, f"{fingerprint}\n")
-    save(config, run.place / CONFIG)
+def check_knobs(run: RunFolder, before: Mapping[str, Any], config: Config, of_text: bool = True) -> list[str]:
+    """Refuse a config that is not the run's, with the difference; what may differ and does, as lines to be said.
+
+    `before` is the config of the snapshot that is resumed, or that of the folder. Without `of_text`, the knobs that the
+    text decides are not compared yet.
+    """
+    changed = differences(before, mapping_of(config))
+    refused = {
+        knob: values
+        for knob, values in changed.items()
+        if knob not in MAY_CHANGE and (of_text or (knob not in OF_THE_TEXT and not knob.startswith("vocabulary.")))
+    }
+    if refused:
+        told = ", ".join(f"{knob} {was} -> {now}" for knob, (was, now) in refused.items())
+        raise UserError(
+            f"{run.place} holds a run with another config ({told}); give the same knobs to resume it, or another "
+            "--out for a new run"
+        )
+    return [f"{knob} {was} -> {now}" for knob, (was, now) in changed.items()]
+
+
+def check_text(run: RunFolder, fingerprint: str) -> None:
+    """Refuse a text that is not the run's."""
+    text = run.place / TEXT
+    if text.is_file() and text.read_bytes().strip() != fingerprint.encode():
+        raise UserError(
+            f"{run.place} holds a run on another text: this is not what it was trained on; put that back, or give "
+            "another --out for a new run"
+        )
+
+
+def check_steps(run: RunFolder, config: Config, done: int) -> None:
+    if config.train.steps < done:
+        raise UserError(
+            f"train.steps {config.train.steps} is less than the {done} steps that {run.place} has done; give more, or "
+            f"resume it as it is by `adlm train --out {run.place}`"
+        )
+
+
+def keep(run: RunFolder, config: Config, fingerprint: str) -> None:
+    """Write down what the run is, after everything was checked."""
+    write_file(run.place / TEXT, f"{fingerprint}\n")
+    if run.config != config:
+        save(config, run.place / CONFIG)
+
+
+def mapping_of(config: Config) -> dict[str, Any]:
+    """The config as a snapshot keeps it: nested dicts of what JSON knows."""
+    return dict(json.loads(json.dumps(to_mapping(config))))

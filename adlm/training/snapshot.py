@@ -1,13 +1,14 @@
 """What a run resumes from: weights, averages and moments in shards, counters in JSON. Knows nothing of losses or data.
 
 RUN/snapshots/step-00001000/: files of torch.distributed.checkpoint and snapshot.json, which comes last and holds the
-size and checksum of all others. A snapshot is written beside its place and moved there, so it is there whole or not at
-all; every process writes its own shards, and any number of processes can read them. It is the run's own: `adlm.load`
-never opens one.
+config of the run, the size and checksum of all other files, and a checksum of its own content. A snapshot is written
+beside its place and moved there, so it is there whole or not at all; every process writes its own shards, and any
+number of processes can read them. It is the run's own: `adlm.load` never opens one.
 """
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import PART, move_folder, parse_json, read_bytes, remove_folder
 from adlm.training.average import Average
 from adlm.training.counters import Counters, counters_from
 from adlm.training.described_tensors import TensorReader
 from adlm.training.engine import Processes
 
 CARD = "snapshot.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,17 @@ class Snapshot:
 
     folder: Path
     counters: Counters
-    nats: float | None
-    """The validation bound at its step, where it was measured there."""
+    config: Mapping[str, Any]
+    """Of the run when it was saved, as nested dicts."""
+    damaged: tuple[Path, ...] = ()
+    """Later snapshots that are not whole."""
+
+
+class _Writer(FileSystemWriter):
+    """torch's writer of a folder, without the random id and the path: the same tensors are the same bytes."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
 
 
 def tensors_of(network: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
@@ -78,27 +89,47 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
 
 
 def save_snapshot(
-    folder: Path, tensors: dict[str, Tensor], counters: Counters, nats: float | None, processes: Processes
+    folder: Path,
+    tensors: dict[str, Tensor],
+    counters: Counters,
+    nats: float | None,
+    config: Mapping[str, Any],
+    processes: Processes,
 ) -> None:
-    """Write a snapshot of this step, whole or not at all. Every process must call."""
+    """Write a snapshot of this step, whole or not at all. Every process must call.
+
+    `nats` is the validation bound, where it was measured at this step.
+    """
     place = folder / name_of(counters.step)
-    partial = folder / f".{place.name}.partial"
-    if processes.first:
-        with _told(place):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-    with _told(place), _quietly():
-        writer = FileSystemWriter(str(partial), sync_files=True)
-        save(tensors, storage_writer=writer, no_dist=processes.mesh is None)
-    if processes.first:
-        with _told(place):
-            files = {path.name: _described(path) for path in sorted(partial.iterdir())}
-            card = {"format": FORMAT, "counters": asdict(counters), "nats": nats, "files": files}
-            write_file(partial / CARD, json.dumps(card, indent=1, allow_nan=False))
-            shutil.rmtree(place, ignore_errors=True)
-            partial.rename(place)
+    part = folder / f".{place.name}.new{PART}"  # the same for all processes
+    with _told(place, part):
+        if processes.first:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        with _quietly():
+            save(tensors, storage_writer=_Writer(str(part), sync_files=True), no_dist=processes.mesh is None)
+        if processes.first:
+            files = {path.name: _described(path) for path in sorted(part.iterdir())}
+            finite = nats if nats is not None and math.isfinite(nats) else None
+            card = {"format": FORMAT, "counters": asdict(counters), "nats": finite, "config": config, "files": files}
+            write_card(part / CARD, card)
+            _sync(part)
+            move_folder(part, place)
+            shutil.rmtree(part, ignore_errors=True)
             _sync(folder)
     processes.same(None)  # nobody goes on before it is there
+
+
+def write_card(path: Path, card: Mapping[str, Any]) -> None:
+    """snapshot.json, with the checksum of its content."""
+    with path.open("w", encoding="utf-8") as file:
+        json.dump({**card, "sha256": _sum_of(card)}, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sum_of(card: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
 def load_tensors(snapshot: Snapshot, tensors: dict[str, Tensor], processes: Processes) -> None:
@@ -113,22 +144,19 @@ def load_tensors(snapshot: Snapshot, tensors: dict[str, Tensor], processes: Proc
 
 
 def find_snapshot(folder: Path, say: Callable[[str], None]) -> Snapshot | None:
-    """The newest whole snapshot; each damaged one after it is told and set aside. None where none was ever made."""
-    for left_over in (*folder.glob(".step-*.partial"), *folder.glob(".step-*.doomed")):  # by a run that was killed
-        shutil.rmtree(left_over, ignore_errors=True)
-    places = sorted((path for path in folder.glob("step-*") if path.name[5:].isdigit()), reverse=True)
-    for place in places:
+    """The newest whole snapshot, or None where none was ever made; damaged ones after it are reported. Changes nothing.
+
+    `tidy` sets the damaged ones aside.
+    """
+    places = _places(folder)[::-1]
+    for number, place in enumerate(places):
         try:
             found = _checked(place)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = error.strerror if isinstance(error, OSError) and error.strerror else error
             say(f"snapshot {place} is damaged ({problem}); going back to the one before it")
             continue
-        for damaged in places[: places.index(place)]:
-            aside = damaged.with_name(f"{damaged.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            damaged.rename(aside)
-        return found
+        return replace(found, damaged=tuple(places[:number]))
     if places:
         raise UserError(
             f"{folder} has {len(places)} snapshot(s) and every one is damaged; put one back, or move {folder} away to "
@@ -137,22 +165,35 @@ def find_snapshot(folder: Path, say: Callable[[str], None]) -> Snapshot | None:
     return None
 
 
+def tidy(found: Snapshot, keep: int) -> None:
+    """Rename damaged snapshots after the one that is resumed, and delete what an interrupted run had still to."""
+    for damaged in found.damaged:
+        aside = damaged.with_name(f"{damaged.name}.damaged")
+        if aside.exists():
+            remove_folder(aside)
+        damaged.rename(aside)
+    prune(found.folder.parent, keep)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Delete all snapshots but the last `keep` and the one with the lowest validation bound."""
-    places = sorted(path for path in folder.glob("step-*") if path.name[5:].isdigit())
+    places = _places(folder)
     bounds = {place: nats for place in places if (nats := _nats(place)) is not None}
     kept = {*places[-keep:], *([min(bounds, key=lambda place: bounds[place])] if bounds else [])}
     for place in places:
         if place not in kept:
-            doomed = place.with_name(f".{place.name}.doomed")
-            place.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove_folder(place)
+
+
+def _places(folder: Path) -> list[Path]:
+    """The snapshots, by their names, in order."""
+    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal())
 
 
 def last_good(folder: Path) -> str:
     """For sentences: what a run goes on from."""
-    places = sorted(path.name for path in folder.glob("step-*") if path.name[5:].isdigit())
-    return f"the last snapshot is {folder / places[-1]}" if places else "there is no snapshot yet"
+    places = _places(folder)
+    return f"the last snapshot is {places[-1]}" if places else "there is no snapshot yet"
 
 
 def name_of(step: int) -> str:
@@ -161,20 +202,28 @@ def name_of(step: int) -> str:
 
 def _nats(place: Path) -> float | None:
     try:
-        nats = json.loads((place / CARD).read_text(encoding="utf-8"))["nats"]
-    except (OSError, ValueError, KeyError, TypeError):
+        nats = _card(place)["nats"]
+    except (OSError, ValueError, KeyError):
         return None
     return float(nats) if isinstance(nats, (int, float)) else None
 
 
-def _checked(place: Path) -> Snapshot:
-    """The snapshot, if every file is what was written; else an error that says which is not."""
+def _card(place: Path) -> dict[str, Any]:
+    """The content of snapshot.json; ValueError where it is not what was written."""
+    if not (place / CARD).is_file():
+        raise ValueError(f"{CARD} is missing")
     try:
-        card = json.loads((place / CARD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{CARD} is missing") from None
+        card = parse_json(read_bytes(place / CARD))
     except ValueError:
         raise ValueError(f"{CARD} cannot be read") from None
+    if not isinstance(card, dict) or card.pop("sha256", None) != _sum_of(card):
+        raise ValueError(f"{CARD} is not what was written: its checksum differs")
+    return card
+
+
+def _checked(place: Path) -> Snapshot:
+    """The snapshot, if every file is what was written; else an error that says which is not."""
+    card = _card(place)
     if card["format"] != FORMAT:
         raise ValueError(f"it is of format {card['format']}, and this version reads {FORMAT}")
     counters = counters_from(card["counters"])
@@ -189,7 +238,7 @@ def _checked(place: Path) -> Snapshot:
         for name, now in zip(files, threads.map(lambda name: _described(place / name), files), strict=True):
             if now != files[name]:
                 raise ValueError(f"{name} is not what was written: its checksum differs")
-    return Snapshot(place, counters, card["nats"])
+    return Snapshot(place, counters, dict(card["config"]))
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -198,12 +247,12 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(place: Path) -> Iterator[None]:
-    """What the disk refuses, in a sentence."""
+def _told(place: Path, part: Path) -> Iterator[None]:
+    """What the disk refuses, as a user error; what was written so far is deleted."""
     try:
         yield
     except (CheckpointException, OSError, RuntimeError) as error:
-        shutil.rmtree(place.with_name(f".{place.name}.partial"), ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         raise UserError(
             f"snapshot {place} cannot be written: {_cause(error)}; make room or make the folder writable, then run the "
             f"same command again: {last_good(place.parent)}"
@@ -215,8 +264,11 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         failure = next(iter(error.failures.values()))
         return _cause(failure[0] if isinstance(failure, tuple) else failure)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    within: BaseException | None = error
+    while within is not None:
+        if isinstance(within, OSError) and within.strerror:
+            return within.strerror
+        within = within.__cause__ or within.__context__
     return str(error).partition("\n")[0]
 
 

@@ -17,18 +17,21 @@ from torch import Tensor
 
 from adlm.config.schema import Config
 from adlm.data.corpora import CORPORA
+from adlm.data.files import user_path
 from adlm.data.loader import Batches, Loader
 from adlm.data.packing import Rows, counted_positions, width_of
 from adlm.data.plan import described, plan_of
-from adlm.data.prepare import Progress, prepare
-from adlm.data.prepared import Prepared, open_prepared
+from adlm.data.prepare import Progress, check_source, prepare
+from adlm.data.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.streaming import Stream
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.draws import seed_of
 from adlm.training.engine import Processes
+from adlm.training.run_folder import RunFolder
 
+LARGE = 10**9  # bytes of shards: reading more of them is said
 COUNTED = 2**20  # tokens whose symbols are counted, about: enough for how often, and read in a moment
 OWN = "tokenizer.json"  # what the knob `tokenizer` says where the prepared folder brought its own
 
@@ -88,17 +91,18 @@ def log_frequencies(supply: Supply, processes: Processes) -> Tensor:
     return (added / added.sum()).log()
 
 
-def open_supply(config: Config, run: Path, processes: Processes, say: Callable[[str], None]) -> Supply:
-    """The text that the config names. Without `data.prepared` the run prepares it, once, into its own data/."""
+def open_supply(config: Config, run: RunFolder, processes: Processes, say: Callable[[str], None]) -> Supply:
+    """The text that the config names. Without `data.prepared` a new run prepares it, once, into its own data/."""
     if config.data.streaming:
         return _streamed(config, processes)
-    prepared = processes.after_the_first(lambda: _prepared(config, run, say))
+    begun = processes.same(run.config)
+    prepared = processes.after_the_first(lambda: _prepared(config, run.place, begun, processes.first, say))
     packing = config.data.packing or prepared.manifest["packing"]
     settled = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
     if config.data.prepared:  # the model's config says which text it learnt, not only where its ids lay
         source, form = prepared.manifest["source"], prepared.manifest["recipe"]["form"]
         kind = "name" if source in CORPORA else "hub" if len(form) == 2 else "path"  # see `plan`: own files have three
-        named = {kind: source}
+        named = {kind: source, "prepared": str(prepared.folder.resolve())}  # a run may be resumed from anywhere
         settled = replace(settled, tokenizer=OWN, data=replace(settled.data, **named))
     rows = prepared.rows("train", config.length, packing, overlap=True)
     train = config.train
@@ -134,21 +138,43 @@ def _spread_out(rows: Rows, num: int) -> list[int]:
     return [index * len(rows) // num for index in range(num)]
 
 
-def _prepared(config: Config, run: Path, say: Callable[[str], None]) -> Prepared:
+def _prepared(config: Config, run: Path, begun: Config | None, first: bool, say: Callable[[str], None]) -> Prepared:
+    """The prepared text, its checksums compared by the first process. A run that has begun never prepares it anew."""
     source = config.data.name or config.data.path or config.data.hub
-    if not config.data.prepared:
+    own = run / "data"
+    if not config.data.prepared and begun is None:
         if source:  # or `prepare` refuses
             say(f"preparing {source} for tokenizer {config.tokenizer}")
-        outcome = prepare(config, run / "data", _every_ten_seconds(say))
-        say(f"data {outcome.how}: {run / 'data'}")
+        outcome = prepare(config, own, _every_ten_seconds(say))
+        say(f"data {outcome.how}: {own}")
         return outcome.prepared
-    prepared = open_prepared(Path(config.data.prepared), sums=False)
+    if not config.data.prepared and begun is not None:
+        if not is_prepared(own):
+            raise UserError(
+                f"{run} has begun, and there is no text in {own}; put it back, or give the folder of the same text: "
+                "data.prepared=FOLDER"
+            )
+        if first:
+            _say_size(own, say)
+            check_source(config, own, begun)
+        return open_prepared(own, sums=first)
+    folder = user_path("data.prepared", config.data.prepared)
+    if first:
+        _say_size(folder, say)
+    prepared = open_prepared(folder, sums=first)
     if source and prepared.manifest["source"] != source:
         raise UserError(
             f"data.prepared {config.data.prepared} was made from {prepared.manifest['source']}, and the run is to read "
             f"{source}; give the folder of that text, or prepare it"
         )
     return prepared
+
+
+def _say_size(folder: Path, say: Callable[[str], None]) -> None:
+    """Reading many shards to compare their checksums takes a while."""
+    size = sum(file["bytes"] for entry in read_manifest(folder)["splits"].values() for file in entry["files"])
+    if size > LARGE:
+        say(f"comparing the checksums of {size / 1e9:.1f} GB of shards in {folder}")
 
 
 def _every_ten_seconds(say: Callable[[str], None]) -> Callable[[Progress], None]:

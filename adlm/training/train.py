@@ -3,12 +3,13 @@
 Knows no method by name and no console: what happens is told to a Screen. Every process runs this; the first one writes.
 """
 
+import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -110,14 +111,26 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             micro_batches(config.train, processes.num_ranks)
             check_warm_up(config.train)
             config = _with_threads(_with_warm_up(config, run), run, processes)
-            supply = open_supply(config, out, processes, say)
+            found = _found(run, processes, say)
+            before = _before(run, found)
+            if before is not None:
+                run_folder.check_knobs(run, before, config, of_text=False)
+            supply = open_supply(config, run, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
-            if processes.first:
-                run_folder.admit(run, config, supply.fingerprint)
+            changes = [] if before is None else run_folder.check_knobs(run, before, config)
+            if found is not None:
+                run_folder.check_text(run, supply.fingerprint)
+                run_folder.check_steps(run, config, found.counters.step)
             frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None
             trainee = build(config, processes, say, frequencies)
-            counters = _resumed(run, trainee, processes, screen)
+            counters = _resumed(found, trainee, processes, say)
+            if processes.first:  # nothing was written before this line: a refused resume leaves the run as it was
+                for change in changes:
+                    say(change)
+                run_folder.keep(run, config, supply.fingerprint)
+                if found is not None:
+                    snapshot.tidy(found, config.train.keep)
             logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
             try:
                 with told_to_stop(
@@ -162,25 +175,37 @@ def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Confi
     return replace(config, train=replace(config.train, threads=threads))
 
 
-def _resumed(run: RunFolder, trainee: Trainee, processes: Processes, screen: Screen) -> Counters:
-    """The trainee as the newest whole snapshot has it, or as it was built."""
-    found: snapshot.Snapshot | None = processes.same(
-        snapshot.find_snapshot(run.snapshots, screen.say) if processes.first else None
-    )
+def _found(run: RunFolder, processes: Processes, say: Callable[[str], None]) -> snapshot.Snapshot | None:
+    """The snapshot to resume from."""
+    found = snapshot.find_snapshot(run.snapshots, say) if processes.first else None
+    return cast(snapshot.Snapshot | None, processes.same(found))
+
+
+def _before(run: RunFolder, found: snapshot.Snapshot | None) -> Mapping[str, Any] | None:
+    """The config that the run was trained with so far, or was begun with; None for a new run."""
+    if found is not None:
+        return found.config
+    begun = run.config
+    return None if begun is None else run_folder.mapping_of(begun)
+
+
+def _resumed(
+    found: snapshot.Snapshot | None, trainee: Trainee, processes: Processes, say: Callable[[str], None]
+) -> Counters:
+    """The trainee as the snapshot has it, or as it was built."""
     if found is None:
         return Counters()
     tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
     snapshot.load_tensors(found, tensors, processes)
     if trainee.average is not None:
         trainee.average.num_updates.fill_(found.counters.num_updates)
-    if processes.first:
-        screen.say(f"going on from step {found.counters.step:,}: {found.folder}")
+    say(f"going on from step {found.counters.step:,}: {found.folder}")
     return found.counters
 
 
 def _walk(shop: Workshop, counters: Counters) -> Outcome:
     """Step after step to the end, or until told to stop."""
-    config, processes = shop.config, shop.processes
+    config, processes, began = shop.config, shop.processes, counters.step
     batches = shop.supply.training.batches(counters.position)
     clock = Clock(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
     taken: Taken | None = None  # the last step, its report not read yet
@@ -193,7 +218,7 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
             [_num_tokens(shop, batch), shop.stop.signal != 0, isinstance(batch, UserError)]
         )
         if stopped or failed:
-            return _part(shop, _settled(shop, counters, taken), batch, failed > 0)
+            return _part(shop, _settled(shop, counters, taken), batch, failed > 0, began)
         assert isinstance(batch, Batch)
         now = _step(shop, counters, batch, int(tokens))
         counters = _settled(shop, counters, taken)
@@ -204,7 +229,8 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
             counters, taken = _settled(shop, counters, taken), None
             counters, measured = _take_stock(shop, counters, clock)
             clock.start(counters)
-    _keep_if_missing(shop)
+    if counters.step == began:  # RUN/model may be older than the snapshot: the process can end between the two
+        _keep(shop, shop.run.place / "model")
     return Outcome(shop.run.place, counters, measured or _measured(shop), shop.trainee.method.exact)
 
 
@@ -330,6 +356,13 @@ def _with_best(shop: Workshop, counters: Counters, measured: Measured | None) ->
     """Keep a model that is better than all before it."""
     if measured is None or (counters.best_nats is not None and measured.nats >= counters.best_nats):
         return counters
+    if not math.isfinite(measured.nats):
+        if shop.screen is not None:
+            shop.screen.say(
+                f"the bound on the held-out rows is {measured.nats} at step {counters.step:,}, so RUN/best stays as it "
+                "is; training goes on"
+            )
+        return counters
     _keep(shop, shop.run.place / "best")
     return replace(counters, best_nats=measured.nats, best_step=counters.step)
 
@@ -340,7 +373,8 @@ def _save(shop: Workshop, counters: Counters, measured: Measured | None) -> None
     if shop.logbook is not None:
         shop.logbook.metrics.sync()
     tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
-    snapshot.save_snapshot(snapshots, tensors, counters, None if measured is None else measured.nats, processes)
+    nats, config = None if measured is None else measured.nats, run_folder.mapping_of(shop.config)
+    snapshot.save_snapshot(snapshots, tensors, counters, nats, config, processes)
     if processes.first:
         snapshot.prune(snapshots, shop.config.train.keep)
     _keep(shop, shop.run.place / "model")
@@ -352,21 +386,18 @@ def _keep(shop: Workshop, place: Path) -> None:
         replace_model_folder(ModelFolder(shop.config, weights, shop.supply.tokenizer), place)
 
 
-def _keep_if_missing(shop: Workshop) -> None:
-    """A run that was killed between two renamings has everything but its model folder."""
-    place = shop.run.place / "model"
-    if not shop.processes.same(place.is_dir()):
-        _keep(shop, place)
-
-
-def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: bool) -> Outcome:
+def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: bool, began: int) -> Outcome:
     """Leave before the end, by a signal or because there is no more text to read: whole, and saved."""
     place = shop.run.snapshots / snapshot.name_of(counters.step)
     if counters.step and not shop.processes.same(place.is_dir()):
         _save(shop, counters, None)
+    elif counters.step and counters.step == began:
+        _keep(shop, shop.run.place / "model")
     if failed:
         problem = batch if isinstance(batch, UserError) else "another process could not read its text"
-        raise UserError(
-            f"{problem}; the {counters.step:,} steps done are saved, and the same command goes on from there"
+        saved = (
+            f"; the {counters.step:,} steps done are saved, and the same command resumes from there once the text is "
+            "as it was when the run began"
         )
+        raise UserError(f"{problem}{saved if counters.step else ''}")
     return Outcome(shop.run.place, counters, None, shop.trainee.method.exact, shop.stop.signal or signal.SIGTERM)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from texts import prose
 
+from adlm import files
 from adlm.data import placing, plan
 from adlm.data import prepare as preparing
 from adlm.data.prepare import prepare
@@ -80,6 +81,7 @@ def test_a_failed_move_leaves_the_old_folder_where_it_was(words, asked, tmp_path
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refusing)
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)  # a file system that cannot
     with pytest.raises(UserError, match=r"cannot be written: Input/output error"):
         prepare(asked(*words, "data.seed=5"), tmp_path / "out")
     assert open_prepared(tmp_path / "out").manifest["recipe"]["held_out"]["seed"] == 0

@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
-        places = [str(place) for place in plot(arguments.plot)]
+        console = Console(stderr=True)
+        places = [str(place) for place in plot(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
         sys.stdout.write(f"{json.dumps(places)}\n" if arguments.json else "".join(f"{place}\n" for place in places))
         return 0
     out = _out(arguments.words, arguments.out)
