@@ -1,0 +1,299 @@
+"""Properties of resuming: a refused resume changes nothing, and nothing damaged is used without a word."""
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from kills import contents, without_clocks
+from small_runs import Quiet, corpus, logged, run, weights
+
+from adlm.config.load import resolve
+from adlm.errors import UserError
+from adlm.interfaces.cli import main
+from adlm.training import run_folder, snapshot, train
+from adlm.training.validation import Measured
+
+SHORT = ("model.blocks=1", "train.steps=4", "train.snapshot_every=2", "train.valid_every=2")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("corpus"), lines=100)
+
+
+@pytest.fixture(scope="module")
+def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(prepared, out, *SHORT)
+    return out
+
+
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return contents(folder, {"metrics.jsonl": without_clocks})
+
+
+def with_stale_model(out: Path) -> None:
+    """As if the process had been killed between the last snapshot and the model."""
+    stale = out / "model" / "model.safetensors"
+    stale.write_bytes(stale.read_bytes()[:-8] + bytes(8))
+
+
+def test_the_model_is_that_of_the_last_step_though_the_run_was_killed_after_its_last_snapshot(prepared, finished, out):
+    with_stale_model(out)
+    assert run(prepared, out, *SHORT).counters.step == 4
+    assert everything(out) == everything(finished)
+
+
+def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_snapshot(prepared, out, tmp_path, monkeypatch):
+    keep, walk, models = train._keep, train._walk, []
+
+    def kept(shop, place):
+        keep(shop, place)
+        models.append((place.name, weights(place.parent, place.name)))
+
+    def stopped(shop, counters):
+        shop.stop.signal = signal.SIGTERM
+        return walk(shop, counters)
+
+    monkeypatch.setattr(train, "_keep", kept)
+    run(prepared, tmp_path / "unbroken", *SHORT)
+    of_step_2 = next(model for name, model in models if name == "model")
+    shutil.rmtree(out / "snapshots" / "step-00000004")
+    with_stale_model(out)
+    monkeypatch.setattr(train, "_walk", stopped)
+    outcome = run(prepared, out, *SHORT)
+    assert (outcome.signal, outcome.counters.step) == (signal.SIGTERM, 2)
+    assert all(torch.equal(weights(out)[name], of_step_2[name]) for name in of_step_2)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> tuple[Path, Path, tuple[str, ...]]:
+    """A run on its own text, the text, and the knobs of the run."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} is a number of the union\n" for number in range(60)))
+    words = (
+        *SHORT,
+        f"data.path={text}",
+        "data.boundary=line",
+        "tokenizer=bytes",
+        "data.held_out=0.1",
+        "data.prepared=",
+    )
+    run(Path(), tmp_path / "run", *words)
+    return tmp_path / "run", text, words
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("appended", r"text\.txt is not what .*data was prepared from; put it back.*data.prepared=.*data to resume"),
+        ("deleted", r"does not exist.*add data.prepared=.*data to resume with the text as it was prepared"),
+        ("data.held_out=0.2", r"another config \(data.held_out 0.1 -> 0.2\)"),
+        ("tokenizer=bpe-300", r"was prepared with tokenizer=bytes, not bpe-300"),
+        ("tokenizer=text8", r"was prepared with another tokenizer than now"),
+        ("data.seed=4", r"another config \(data.seed 0 -> 4\)"),
+    ],
+)
+def test_a_refused_resume_leaves_the_run_and_its_text_as_they_were(own, change, sentence):
+    out, text, words = own
+    before = everything(out)
+    if change == "appended":
+        text.write_text(text.read_text() + "one more line\n")
+    elif change == "deleted":
+        text.unlink()
+    with pytest.raises(UserError, match=sentence):
+        run(Path(), out, *words, *([change] if "=" in change else []))
+    assert everything(out) == before
+    if change in ("appended", "deleted"):  # the remedy that is named
+        more = [word for word in words if not word.startswith(("data.", "tokenizer"))]
+        assert run(out / "data", out, *more, "data.held_out=0.1", "data.boundary=line").counters.step == 4
+
+
+def test_a_run_that_has_begun_never_prepares_its_text_anew(own):
+    out, _, words = own
+    shutil.rmtree(out / "data")
+    with pytest.raises(
+        UserError, match=r"there is no text in .*data; put it back, or give the folder of the same text"
+    ):
+        run(Path(), out, *words)
+    assert not (out / "data").exists()
+
+
+def test_a_stream_that_changed_is_told_with_what_can_be_done(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} is a number of the union\n" for number in range(100)))
+    words = (*SHORT, f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0", "data.prepared=")
+    stream = (*words, "data.streaming=true", "train.steps=200", "train.valid_every=0")
+    whole, step = text.read_text(), train.train_step
+
+    def appending(*values):
+        text.write_text(f"{whole} and more")
+        return step(*values)
+
+    monkeypatch.setattr(train, "train_step", appending)
+    with pytest.raises(UserError, match=r"changed while .* steps done are saved, and the same command resumes .* once"):
+        run(Path(), tmp_path / "run", *stream)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"a run on another text: .* put that back"):
+        run(Path(), tmp_path / "run", *stream)
+    text.write_text(whole)
+    done = snapshot.find_snapshot(tmp_path / "run" / "snapshots", print)
+    assert done is not None
+    steps = done.counters.step
+    assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
+
+
+@pytest.mark.parametrize("nats", [math.nan, math.inf])
+def test_a_held_out_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
+    measure, screen = train.measure, Quiet()
+    monkeypatch.setattr(train, "measure", lambda *values: Measured(nats, nats, 10, 2))
+    outcome = run(prepared, tmp_path / "run", *SHORT, screen=screen)
+    assert outcome.counters.step == 4
+    assert not (tmp_path / "run" / "best").exists()
+    assert sum(f"held-out rows is {nats} at step" in sentence for sentence in screen.said) == 2
+    card = json.loads((tmp_path / "run/snapshots/step-00000004/snapshot.json").read_text())
+    assert card["nats"] is None
+    assert logged(tmp_path / "run")[-1]["valid_nats"] is None
+    monkeypatch.setattr(train, "measure", measure)
+    outcome = run(prepared, tmp_path / "run", *SHORT, "train.steps=6")
+    assert outcome.counters.best_step == 6
+    assert (tmp_path / "run" / "best").is_dir()
+
+
+def test_shards_rewritten_at_the_same_size_are_refused(prepared, out, tmp_path):
+    text = tmp_path / "text"
+    shutil.copytree(prepared, text)
+    shard = text / "train" / "tokens-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"a\0")
+    for place in (out, tmp_path / "new"):
+        with pytest.raises(UserError, match=r"tokens-00000\.bin is not what was written \(its checksum differs\)"):
+            run(text, place, *SHORT)
+
+
+def test_reading_many_shards_for_their_checksums_is_said(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.training.supply.LARGE", 100)
+    screen = Quiet()
+    run(prepared, tmp_path / "run", *SHORT, screen=screen)
+    assert any("comparing the checksums of" in sentence for sentence in screen.said)
+
+
+@pytest.mark.parametrize("change", [("row", 8), ("step", "x"), ("window", [])])
+def test_a_changed_number_in_a_snapshot_is_found(change, prepared, finished, out):
+    place, screen = out / "snapshots" / "step-00000004" / "snapshot.json", Quiet()
+    card = json.loads(place.read_text())
+    card["counters"][change[0]] = change[1]
+    place.write_text(json.dumps(card, indent=1))
+    run(prepared, out, *SHORT, screen=screen)
+    assert any(
+        "step-00000004 is damaged (snapshot.json is not what was written" in sentence for sentence in screen.said
+    )
+    shutil.rmtree(out / "snapshots" / "step-00000004.damaged")
+    assert everything(out) == everything(finished)
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, "[]", "null", "3", "", "\xff", '{"format": 2}'])
+def test_a_snapshot_of_odd_content_is_damaged(content, out):
+    (out / "snapshots" / "step-00000004" / "snapshot.json").write_bytes(content.encode("latin-1"))
+    said: list[str] = []
+    found = snapshot.find_snapshot(out / "snapshots", said.append)
+    assert found is not None
+    assert found.counters.step == 2
+    assert "step-00000004 is damaged" in said[0]
+
+
+def test_an_edited_config_is_refused_or_said(prepared, out):
+    config = out / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("seed: 0\n", "seed: 1\n").replace("gamma: 0.1\n", "gamma: 0.2\n"))
+    before = everything(out)
+    with pytest.raises(UserError, match=r"another config \(.*anchor.gamma 0.1 -> 0.2"):
+        train.train(resolve([], run_folder.RunFolder(out).config), out, Quiet())
+    assert everything(out) == before
+    config.write_text(text.replace("steps: 4\n", "steps: 6\n", 1))
+    screen = Quiet()
+    outcome = train.train(resolve([], run_folder.RunFolder(out).config), out, screen)
+    assert outcome.counters.step == 6
+    assert "train.steps 4 -> 6" in screen.said
+
+
+DAMAGE = [
+    b"\xff\xfe not text",
+    b'{"step": "x", "nats": 1}',
+    b"[1, 2]",
+    b'{"nats": 3}',
+    b"[" * 10**5,
+    b'{"step": 1e999}',
+]
+
+
+def test_a_damaged_line_of_metrics_costs_that_line_alone(prepared, finished, out, capsys):
+    metrics, screen = out / "metrics.jsonl", Quiet()
+    first, second = metrics.read_bytes().splitlines()
+    damaged = b"\n".join((first, *DAMAGE, second, b'{"step": 9, "to'))
+    metrics.write_bytes(damaged)
+    run(prepared, out, *SHORT, screen=screen)
+    assert logged(out) == logged(finished)
+    assert (out / "metrics.jsonl.damaged").read_bytes() == damaged
+    assert sum(f"{len(DAMAGE)} damaged line" in sentence for sentence in screen.said) == 1
+    metrics.write_bytes(damaged)
+    pytest.importorskip("matplotlib")
+    assert main(["train", "--plot", str(out)]) == 0
+    assert f"has {len(DAMAGE)} damaged line(s), which are left out" in capsys.readouterr().err
+
+
+def test_an_unfinished_last_line_of_metrics_is_dropped_without_a_word(prepared, finished, out):
+    metrics, screen = out / "metrics.jsonl", Quiet()
+    metrics.write_bytes(metrics.read_bytes() + b'{"step": 6, "nats": 3.')
+    run(prepared, out, *SHORT, screen=screen)
+    assert logged(out) == logged(finished)
+    assert not list(out.glob("metrics.jsonl.*"))
+    assert not any("damaged" in sentence for sentence in screen.said)
+
+
+def test_what_killed_processes_left_behind_is_no_obstacle_and_is_deleted(prepared, finished, tmp_path):
+    """Before the config is there, and everywhere in the folder."""
+    out = tmp_path / "run"
+    for name in (
+        ".text.sha256.new1",
+        ".config.yaml.new12",
+        "snapshots/.step-00000002.new",
+        "samples/.step-00000004.txt.new5",
+    ):
+        (out / f"{name}.adlm-part").parent.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.adlm-part").write_text("half")
+    for name in (".best.new3", ".model.old4"):
+        (out / f"{name}.adlm-part").mkdir()
+        (out / f"{name}.adlm-part" / "config.yaml").write_text("half")
+    shutil.rmtree(out / "snapshots")
+    shutil.rmtree(out / "samples")
+    run(prepared, out, *SHORT)
+    assert everything(out) == everything(finished)
+
+
+def test_a_model_folder_is_not_trained_into(prepared, finished, tmp_path):
+    shutil.copytree(finished / "model", tmp_path / "model")
+    before = contents(tmp_path / "model")
+    with pytest.raises(UserError, match="is a model folder, not a run"):
+        run(prepared, tmp_path / "model", *SHORT)
+    assert contents(tmp_path / "model") == before
+
+
+def test_a_run_is_resumed_from_another_folder_though_its_text_was_given_relative(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(prepared.parent)
+    run(Path(prepared.name), tmp_path / "run", *SHORT)
+    monkeypatch.chdir(tmp_path)
+    there = run_folder.RunFolder(tmp_path / "run").config
+    assert there is not None
+    assert os.path.isabs(there.data.prepared)
+    assert train.train(resolve(["train.steps=5"], there), tmp_path / "run", Quiet()).counters.step == 5
