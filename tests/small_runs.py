@@ -1,13 +1,17 @@
 """Small runs for the tests of training: a corpus of two-word rhymes, knobs for a network of nothing, and processes."""
 
+import fcntl
 import json
 import multiprocessing
 import os
+import pty
 import random
 import resource
 import signal
 import socket
 import sys
+import termios
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +23,8 @@ from safetensors.torch import load_file
 from adlm.config.load import resolve
 from adlm.data.prepare import prepare
 from adlm.errors import UserError
+from adlm.interfaces.cli import main
+from adlm.training import train as training
 from adlm.training.logbook import CLOCKS, read_metrics
 from adlm.training.train import Outcome, train
 
@@ -124,6 +130,38 @@ def forked(target: Callable[..., None], *values: Any) -> int:
     process.join()
     assert process.exitcode is not None
     return int(process.exitcode)
+
+
+def without_reader(words: Sequence[str]) -> None:
+    """In a child: the command, its standard error a pipe that nobody reads, as after `2>&1 >/dev/null | head -2`."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(reader)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    os._exit(main(list(words)))
+
+
+def with_closed_terminal(words: Sequence[str], signals: Sequence[int]) -> None:
+    """In a child: the command on a terminal of its own, which is closed after the third step, as ssh closes one."""
+    os.setsid()
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for descriptor in (0, 1, 2):
+        os.dup2(slave, descriptor)
+    os.close(slave)
+    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    step, count = training.train_step, iter(range(1000))
+
+    def closing(*values: Any) -> Any:
+        if next(count) == 3:
+            os.close(master)
+            for number in signals:
+                time.sleep(0.05)
+                os.kill(os.getpid(), number)
+        return step(*values)
+
+    training.train_step = closing
+    os._exit(main(list(words)))
 
 
 def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Cases) -> None:

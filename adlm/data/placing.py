@@ -27,7 +27,9 @@ def placed(out: Path) -> Path:
             )
         if not is_prepared(place):
             refuse_taken(place)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return place
 

@@ -1,16 +1,20 @@
 """The command line: `adlm COMMAND ...`. Knows which commands there are and how a mistake is told, nothing of either.
 
 Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence on standard error), 130 interrupted,
-143 told to stop by SIGTERM.
+143 told to stop by SIGTERM, 129 by SIGHUP.
 """
 
 import argparse
 import errno
 import importlib
+import math
 import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 from adlm import __version__
@@ -44,6 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(words: Sequence[str] | None = None) -> int:
     open_streams()
+    if words is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         code = run(_checked(sys.argv[1:] if words is None else words))
         sys.stdout.flush()
@@ -63,6 +69,16 @@ def main(words: Sequence[str] | None = None) -> int:
         silence(sys.stdout)
         write_error("adlm: there is no space left on the device that is written to")
         return 2
+    finally:
+        if words is None:  # the process ends here, and one more Ctrl-C must not interrupt that
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interrupted(number: int, frame: FrameType | None, last: list[float] = [-math.inf]) -> None:  # noqa: B006
+    """Ctrl-C raises KeyboardInterrupt; more within a second do not, so that they interrupt no clean-up."""
+    if time.monotonic() - last[0] > 1:
+        last[0] = time.monotonic()
+        raise KeyboardInterrupt
 
 
 def _checked(words: Sequence[str]) -> Sequence[str]:

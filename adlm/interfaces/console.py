@@ -45,7 +45,7 @@ def write_error(line: str) -> None:
     try:
         sys.stderr.write(f"{printable(line)}\n")
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:
         silence(sys.stderr)
 
 
@@ -60,6 +60,15 @@ class Console(RichConsole):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # standard error is a terminal that was closed, or a file on a full disk
+            if not self.stderr:
+                raise
+            del self._buffer[:]
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Without a reader of standard output, `main` ends the command; of standard error, it goes on in silence."""

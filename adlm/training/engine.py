@@ -27,6 +27,7 @@ from adlm.config.schema import Train
 from adlm.errors import UserError
 from adlm.models.transformer import Trunk
 
+ALONE = "unset RANK, WORLD_SIZE and LOCAL_RANK to train in one process"
 PATIENCE = timedelta(days=1)  # what the others wait while the first process prepares the data
 CALLED = ("score", "price")  # what methods call of a network, beside the network itself
 
@@ -94,12 +95,19 @@ class Processes:
 @contextmanager
 def processes_of(train: Train) -> Iterator[Processes]:
     """The processes that torchrun started, on their mesh, or this one alone; on leaving they part."""
+    started = _started_by_torchrun()
     device = _device(train.device)
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not started:
         mesh_shape(train, 1)
         yield Processes(0, 1, device, None)
         return
-    store, rank, num_ranks = next(rendezvous("env://"))
+    try:
+        store, rank, num_ranks = next(rendezvous("env://"))
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the other processes cannot be reached ({str(error).partition(chr(10))[0]}): the environment has RANK and "
+            f"WORLD_SIZE; start the command by torchrun, or {ALONE}"
+        ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun leaves the addresses of the last one behind
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     own = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
@@ -112,6 +120,28 @@ def processes_of(train: Train) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def _started_by_torchrun() -> bool:
+    """Whether the environment has what torchrun sets; a user error where it has nonsense."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return False
+    numbers = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        value = os.environ.get(name, "0")
+        if not (value.isascii() and value.isdigit()):
+            raise UserError(f"{name}={value} in the environment is no number; {ALONE}")
+        numbers[name] = int(value)
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        raise UserError(
+            f"RANK={numbers['RANK']} in the environment does not fit WORLD_SIZE={numbers['WORLD_SIZE']}; {ALONE}"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise UserError(
+                f"the environment has RANK and WORLD_SIZE, but no {name}; start the command by torchrun, or {ALONE}"
+            )
+    return True
+
+
 def mesh_shape(train: Train, num_ranks: int) -> tuple[int, int]:
     """(replicate, shard): as the knobs have it; what is left open takes all processes."""
     replicate = max(1, num_ranks // train.shard) if train.replicate is None else train.replicate
@@ -122,7 +152,8 @@ def mesh_shape(train: Train, num_ranks: int) -> tuple[int, int]:
         noun = "process" if num_ranks == 1 else "processes"
         raise UserError(
             f"{told} does not fit {num_ranks} {noun}: their product must be the number that torchrun starts; "
-            f"try train.shard={num_ranks} or train.shard=1, and leave train.replicate empty"
+            f"try {' or '.join(f'train.shard={n}' for n in sorted({num_ranks, 1}, reverse=True))}, and leave "
+            "train.replicate empty"
         )
     return replicate, train.shard
 
@@ -146,7 +177,7 @@ def _device(wanted: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("train.device cuda is not here: torch sees no CUDA device; try train.device=cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if _started_by_torchrun() else 0)
     if device.index >= torch.cuda.device_count():
         raise UserError(
             f"process {device.index} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "

@@ -13,7 +13,7 @@ import torch
 from adlm.config.schema import Config
 from adlm.errors import UserError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop:
@@ -25,15 +25,18 @@ class Stop:
 
 @contextmanager
 def told_to_stop(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Inside, the first SIGTERM or SIGINT is answered and asks to stop after the step; the second ends the process.
+    """Inside, SIGTERM, SIGINT or SIGHUP is answered and asks to stop after the step.
 
+    The same signal again ends the process, but not SIGHUP: a closed terminal sends it more than once, and perhaps
+    SIGTERM after it. Where SIGHUP is ignored (nohup), it stays so.
     Python runs signal handlers between two bytecodes of the main thread, so not before a long backward pass returns.
     The wakeup descriptor is written to at once, and a thread answers it.
     """
     stop = Stop()
     received, sent = socket.socketpair()
     sent.setblocking(False)
-    before = {number: signal.signal(number, _wake_up_only) for number in SIGNALS}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {number: signal.signal(number, _wake_up_only) for number in SIGNALS if number not in ignored}
     descriptor = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(received, stop, say), daemon=True)
     watch.start()
@@ -54,14 +57,19 @@ def _wake_up_only(number: int, frame: FrameType | None) -> None:
 
 def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> None:
     """Answer signals, by their numbers, until the other end is closed."""
+    seen: set[int] = set()
     while number := int.from_bytes(received.recv(1)):
         if number not in SIGNALS:
             continue
-        if stop.signal:
+        if number in seen and number != signal.SIGHUP:
             os._exit(128 + number)  # the main thread may be busy for minutes; what is on the disk is whole
+        seen.add(number)
+        if stop.signal:
+            continue
         stop.signal = number
         again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
-        say(f"{signal.Signals(number).name}: finishing this step, then saving; {again} to quit now, without saving")
+        quits = "" if number == signal.SIGHUP else f"; {again} to quit now, without saving"
+        say(f"{signal.Signals(number).name}: finishing this step, then saving{quits}")
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from browser import browser, chromium
+from kills import contents
+from small_models import small_model
 
 import adlm
 from adlm.canvas import ids_of
@@ -160,6 +163,29 @@ def test_what_is_not_the_quickstarts_is_refused_before_anything_is_done(tmp_path
     assert main(["quickstart", "--out", str(tmp_path / "mine")]) == 2
     assert "is in the way" in capsys.readouterr().err
     assert (tmp_path / "mine" / "adlm" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_model_or_a_report_of_the_users_own_is_not_replaced(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "prepare", None)
+    small_model(tmp_path / "adlm")
+    before = contents(tmp_path)
+    assert main(["quickstart", "--out", str(tmp_path)]) == 2
+    assert "adlm is in the way" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    for name in ("report.html", "report.json", "trace.html", "curves.png"):
+        (tmp_path / "quick").mkdir()
+        (tmp_path / "quick" / name).write_text("years of work")
+        assert main(["quickstart", "--out", str(tmp_path / "quick")]) == 2
+        assert f"{name} exists and was not written by adlm" in capsys.readouterr().err
+        assert (tmp_path / "quick" / name).read_text() == "years of work"
+        shutil.rmtree(tmp_path / "quick")
+
+
+def test_the_quickstart_takes_no_other_method(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "prepare", None)
+    assert main(["quickstart", "method=ar", "--out", str(tmp_path / "quick")]) == 2
+    assert "method=ar: the quickstart compares adlm and mdlm" in capsys.readouterr().err
+    assert not (tmp_path / "quick").exists()
 
 
 def test_a_text_of_which_nothing_is_held_out_is_refused_before_training(tmp_path, capsys, monkeypatch):

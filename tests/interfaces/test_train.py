@@ -1,10 +1,16 @@
 """Laws of `adlm train`: it trains, tells, resumes, draws, and a mistake is one sentence."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from small_runs import SMALL, corpus
+from small_runs import SMALL, corpus, forked, with_closed_terminal, without_reader
 
 from adlm.interfaces.cli import main
 
@@ -86,3 +92,119 @@ def test_what_is_not_installed_is_told(knob, tmp_path, capsys, monkeypatch):
     words = ["train", *SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", knob, "--out", str(tmp_path / "run")]
     assert main(words) == 2
     assert "which is not installed; try pip install" in capsys.readouterr().err
+
+
+SHORT = ("model.blocks=1", "train.steps=4", "train.log_every=1", "train.valid_every=0")
+
+
+@pytest.mark.processes
+def test_a_run_whose_messages_nobody_reads_trains_to_its_end(tmp_path):
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert forked(without_reader, words) == 0
+    assert (tmp_path / "run" / "snapshots" / "step-00000004").is_dir()
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("signals", [[], [signal.SIGHUP, signal.SIGTERM]])
+def test_a_run_whose_terminal_is_closed_saves_and_stops(signals, tmp_path):
+    """The kernel sends SIGHUP, and writing to standard error fails; a shell may send more signals."""
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert forked(with_closed_terminal, [*words, "train.steps=5000"], signals) == 128 + signal.SIGHUP
+    saved = list((tmp_path / "run" / "snapshots").glob("step-*"))
+    assert len(saved) == 1
+    assert 3 <= int(saved[0].name[5:]) < 5000
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.processes
+def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
+    """During the start, and while it trains: exit code 130, and the same command then goes to the end."""
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "adlm.interfaces.cli", *words]
+    for wait_for in ("into", "rows held out"):
+        with subprocess.Popen([*command, "train.steps=5000"], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            read = ""
+            while wait_for not in read:
+                line = process.stderr.readline()
+                assert line, read
+                read += line
+            for _ in range(5):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.02)
+            rest = process.stderr.read()
+            assert process.wait(60) == 130
+            assert "Traceback" not in rest
+    assert main([*words, "train.steps=5"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x in the environment is no number; unset RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x in the environment is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\u00b2"}, "LOCAL_RANK=\u00b2 in the environment is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "no MASTER_ADDR; start the command by torchrun, or unset RANK"),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 in the environment does not fit WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot be reached"),
+    ],
+)
+def test_a_stray_environment_of_torchrun_is_one_sentence(environment, sentence, tmp_path, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "data.path=x.txt", *SMALL, "--out", str(tmp_path / "run")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_one_variable_of_torchrun_alone_means_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(name, "x")
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert "4 steps" in capsys.readouterr().out
+
+
+def test_the_remedy_for_a_mesh_names_each_value_once(tmp_path, capsys):
+    assert main(["train", "train.shard=2", "data.path=x.txt", "--out", str(tmp_path / "run")]) == 2
+    assert "try train.shard=1, and leave" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("data.path={tmp}/fifo", "fifo is a FIFO, not a regular file"),
+        ("data.path={tmp}/*o", "is a FIFO, not a regular file"),
+        ("data.path=/dev/null", "data.path /dev/null is a device, not a regular file"),
+        ("data.path=~nouser/x", "data.path ~nouser/x begins with the home folder of a user that does not exist"),
+        ("data.prepared=~nouser/x", "data.prepared ~nouser/x begins with the home folder"),
+        ("data.root=~nouser/x", "data.root ~nouser/x begins with the home folder"),
+    ],
+)
+def test_what_is_no_text_is_told_at_once(word, sentence, tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    named = ["data=wikitext2"] if word.startswith("data.root") else []
+    words = ["tokenizer=bytes", *SMALL, *named, word.replace("{tmp}", str(tmp_path))]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "prepare", "quickstart"])
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_folder_can_have_is_one_sentence(command, name, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("words " * 100)
+    words = [f"data.path={tmp_path / 'text.txt'}", "tokenizer=bytes"]
+    assert main([command, *words, "--out", str(tmp_path / name)]) == 2
+    assert "cannot be " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_names_that_are_not_utf8_are_read_all_the_same(tmp_path, capsys):
+    for number in range(12):
+        Path(os.fsdecode(os.fsencode(tmp_path) + f"/{number}".encode() + b"\xff.txt")).write_text(
+            "words and words " * 40
+        )
+    words = [f"data.path={tmp_path}/*.txt", "tokenizer=bytes", *SMALL, *SHORT, "data.held_out=0.3"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert main(["prepare", *words, "--out", str(tmp_path / "prepared"), "--inspect"]) == 0

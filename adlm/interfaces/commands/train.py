@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from adlm.config.load import names_run, read, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.interfaces.console import Console, Progress, duration
+from adlm.files import writing
+from adlm.interfaces.console import Console, Progress, duration, silence
 from adlm.training.curves import plot
 from adlm.training.logbook import Line
 
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     out = _out(arguments.words, arguments.out)
     config = _config(arguments.words, out)
-    screen, speaks = Screen(config), int(os.environ.get("RANK", 0)) == 0
+    screen, speaks = Screen(config), "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
     text = config.data.prepared or config.data.name or config.data.path or config.data.hub
     if speaks and text:
         screen.say(f"{config.method} on {text}, into {out}")
@@ -80,8 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         screen.close()
     if speaks:
-        report = _report(outcome)
-        sys.stdout.write(f"{json.dumps(report)}\n" if arguments.json else f"{_told(outcome)}\n")
+        text = json.dumps(_report(outcome)) if arguments.json else _told(outcome)
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        except OSError:  # the reader is gone or the terminal is closed; the run is done all the same
+            silence(sys.stdout)
     return 128 + outcome.signal if outcome.signal else 0
 
 
@@ -96,7 +102,8 @@ def _out(words: list[str], out: Path | None) -> Path:
 
 def _config(words: list[str], out: Path) -> Config:
     """What the words ask for; knobs alone are laid over the config of the run that is there."""
-    there = read(out / "config.yaml") if (out / "config.yaml").is_file() else None
+    with writing(out):
+        there = read(out / "config.yaml") if (out / "config.yaml").is_file() else None
     if there is None and not words:
         raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
     knobs_alone = all("=" in word for word in words)
@@ -117,8 +124,8 @@ def _report(outcome: "Outcome") -> dict[str, Any]:
         "step": counters.step,
         "tokens": counters.tokens,
         "skipped": counters.skipped,
-        "nats": None if measured is None else measured.nats,
-        "stderr": None if measured is None or measured.rows < 2 else measured.stderr,
+        "nats": None if measured is None or not math.isfinite(measured.nats) else measured.nats,
+        "stderr": None if measured is None or not math.isfinite(measured.stderr) else measured.stderr,
         "best_nats": counters.best_nats,
         "best_step": counters.best_step,
         "stopped_by": signal.Signals(outcome.signal).name if outcome.signal else None,
@@ -129,6 +136,8 @@ def _told(outcome: "Outcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
+        if not counters.step:
+            return f"stopped by {name} before the first step was done; rerun the same command to start"
         return f"stopped by {name} after step {counters.step:,}, which is saved; rerun the same command to resume"
     text = f"{counters.step:,} steps, {counters.tokens:,} tokens: {outcome.folder / 'model'}"
     if measured is not None:

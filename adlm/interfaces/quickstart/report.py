@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.files import write_file
+from adlm.files import PICTURE_METADATA, replacing, write_file
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Findings:
         )
 
 
+REPORT, PAGE, CURVES = "report.json", "report.html", ("curves.svg", "curves.png")
 TRACE = "trace.html"
 """Beside the report: how the first of ADLM's samples was written."""
 
@@ -73,13 +74,15 @@ Curves = dict[str, list[dict[str, Any]]]
 
 def write_report(folder: Path, findings: Findings, curves: Curves) -> None:
     figure = _drawn(findings, curves)
-    for form in ("svg", "png"):
-        figure.savefig(folder / f"curves.{form}", format=form, dpi=120)
+    for name in CURVES:
+        form = Path(name).suffix
+        with replacing(folder / name) as part:
+            figure.savefig(part, format=form[1:], dpi=120, metadata=PICTURE_METADATA[form])
     picture = io.StringIO()
     figure.savefig(picture, format="svg")
     drawn = picture.getvalue()
-    write_file(folder / "report.json", json.dumps(asdict(findings), indent=1, ensure_ascii=False))
-    write_file(folder / "report.html", _page(findings, drawn[drawn.index("<svg") :]))
+    write_file(folder / REPORT, json.dumps(asdict(findings), indent=1, ensure_ascii=False))
+    write_file(folder / PAGE, _page(findings, drawn[drawn.index("<svg") :]))
 
 
 def _drawn(findings: Findings, curves: Curves) -> Any:

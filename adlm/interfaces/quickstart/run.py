@@ -1,7 +1,6 @@
 """The quickstart as a recipe: text -> tokenizer -> two runs -> bounds on the same draws -> samples -> report."""
 
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from adlm.canvas import HOLE
-from adlm.config.load import resolve
+from adlm.config.load import differences, read, resolve, to_mapping
 from adlm.config.schema import Config, Data
 from adlm.data.corpora import CORPORA
 from adlm.data.prepare import prepare
@@ -20,14 +19,16 @@ from adlm.errors import UserError
 from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.ngrams import ngram_nats
 from adlm.evaluation.perplexity import Recipe, measure
+from adlm.files import check_output, writing
 from adlm.interfaces.looking.page import write_trace
 from adlm.interfaces.looking.trace import About, record
-from adlm.interfaces.quickstart.report import TRACE, Findings, Trained, write_report
+from adlm.interfaces.quickstart.report import CURVES, PAGE, REPORT, TRACE, Findings, Trained, write_report
 from adlm.language_model import LanguageModel, load
-from adlm.model_folder import WEIGHTS, load_model_folder, save_model_folder
+from adlm.model_folder import CONFIG, TOKENIZER, WEIGHTS, load_model_folder, replace_model_folder
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer
 from adlm.training.logbook import read_metrics
+from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Screen, train
 
 METHODS = ("adlm", "mdlm")
@@ -45,9 +46,13 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     configs = {name: resolve([f"quickstart/{name}", *words]) for name in METHODS}
     if configs["adlm"].data.prepared:
         raise UserError("data.prepared: the quickstart prepares its text itself; give data.path=FILE instead")
-    for name in METHODS:
-        if (out / name).exists() and not (out / name / WEIGHTS).is_file():
-            raise UserError(f"{out / name} is in the way: a model of the quickstart goes there; give another --out")
+    for name, config in configs.items():
+        if config.method != name:
+            raise UserError(
+                f"method={config.method}: the quickstart compares {' and '.join(METHODS)}; train another method by "
+                "`adlm train`"
+            )
+    _check_place(out)
     text = _title(configs["adlm"].data)
     say(f"preparing {text}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
@@ -93,6 +98,31 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     return findings
 
 
+def _check_place(out: Path) -> None:
+    """Refuse to replace anything that the quickstart did not write."""
+    with writing(out):
+        if not out.is_dir():
+            return
+        for name in METHODS:
+            if (out / name).exists() and not _is_own(out, name):
+                raise UserError(
+                    f"{out / name} is in the way: the quickstart writes a model there, and this is not one of its own; "
+                    "give another --out"
+                )
+    for name in (REPORT, PAGE, TRACE, *CURVES):
+        check_output(out / name, "--out: the file")
+
+
+def _is_own(out: Path, name: str) -> bool:
+    """Whether out/NAME is a copy of the model that out/runs/NAME has trained, and nothing else."""
+    run, model = RunFolder(out / "runs" / name).config, out / name
+    if run is None or model.is_symlink() or not (model / CONFIG).is_file():
+        return False
+    names = {path.name for path in model.iterdir()}
+    changed = differences(to_mapping(read(model / CONFIG)), to_mapping(run))
+    return names <= {WEIGHTS, CONFIG, TOKENIZER, "special_tokens_map.json"} and changed.keys() <= MAY_CHANGE
+
+
 def _trained(
     name: str, config: Config, prepared: Prepared, out: Path, screen: Callable[[Config], Screen]
 ) -> tuple[LanguageModel, float]:
@@ -106,8 +136,7 @@ def _trained(
         told.close()
     if outcome.signal:
         raise KeyboardInterrupt
-    shutil.rmtree(out / name, ignore_errors=True)
-    save_model_folder(load_model_folder(run / "model"), out / name)
+    replace_model_folder(load_model_folder(run / "model"), out / name)
     lines = read_metrics(run / "metrics.jsonl")
     steps = [0, *(line["step"] for line in lines)]
     return load(out / name), sum(
