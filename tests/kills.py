@@ -122,8 +122,8 @@ def check_kills(
     """
     counted = folder.with_name(f"{folder.name}.counted")
 
-    def start(fatal: int) -> int:
-        return forked(_command, list(words), folder, fatal, None if fatal else counted)
+    def start(fatal: int = 0, names: Path | None = None) -> int:
+        return forked(_command, list(words), folder, fatal, names)
 
     def afresh() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -131,14 +131,14 @@ def check_kills(
         begin()
 
     afresh()
-    assert start(0) == 0
+    assert start(names=counted) == 0
     operations = json.loads(counted.read_text())
     unbroken = contents(folder, normal)
     for number in range(1, len(operations) + 1, stride):
         afresh()
         at = f"killed before operation {number} of {len(operations)}: {operations[number - 1]}"
         assert start(number) == -signal.SIGKILL, at
-        assert start(0) == 0, at
+        assert start() == 0, at
         now = contents(folder, normal)
         assert now.keys() == unbroken.keys(), at
         assert [name for name in now if now[name] != unbroken[name]] == [], at

@@ -1,20 +1,54 @@
-"""Commands killed at every file operation resume to the files and bytes of an uninterrupted run."""
+"""Commands killed at every file operation resume to the files and bytes of an uninterrupted run.
+
+Every operation: ADLM_KILLS=1. In the suite, of training every so many-th, since each costs two runs.
+"""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from kills import check_kills, without_clocks
 from small_runs import SMALL, corpus
 
-# Every operation: ADLM_KILLS=1. The suite takes every so many-th, since each costs two starts.
 STRIDE = int(os.environ.get("ADLM_KILLS", "0"))
+NORMAL = {"metrics.jsonl": without_clocks}
+SHORT = ("train.steps=4", "train.snapshot_every=2", "train.valid_every=2", "train.keep=1", "model.blocks=1")
 
 
 @pytest.mark.processes
 def test_training_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
-    knobs = ("train.steps=4", "train.snapshot_every=2", "train.valid_every=2", "train.keep=1", "model.blocks=1")
-    words = ["train", *SMALL, *knobs, f"data.prepared={corpus(tmp_path, lines=100)}", "train.samples=1"]
-    normal = {"metrics.jsonl": without_clocks}
-    operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", normal, STRIDE or 17)
-    assert len(operations) > 60
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "train.samples=1"]
+    operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", NORMAL, STRIDE or 23)
+    assert len(operations) > 150
+
+
+def own_text(folder: Path) -> list[str]:
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} is a number of the union\n" for number in range(60)))
+    return [f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0.2", "length=16"]
+
+
+@pytest.mark.processes
+def test_training_on_its_own_text_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
+    words = ["train", *SMALL, *SHORT, "train.steps=3", *own_text(tmp_path), "train.samples=1"]
+    operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", NORMAL, STRIDE or 47)
+    assert len(operations) > 150
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("replacing", [False, True])
+def test_prepare_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, replacing: bool) -> None:
+    words, old = own_text(tmp_path), tmp_path / "old"
+    if replacing:
+        from adlm.interfaces.cli import main
+
+        assert main(["prepare", *words, "--out", str(old)]) == 0
+
+    def begin() -> None:
+        if replacing:
+            shutil.copytree(old, tmp_path / "out" / "prepared")
+
+    more = ["data.seed=5", "--out", str(tmp_path / "out" / "prepared")]
+    operations = check_kills(["prepare", *words, *more], tmp_path / "out", {}, STRIDE or 13, begin)
+    assert len(operations) > 40
