@@ -137,7 +137,7 @@ def without_reader(words: Sequence[str]) -> None:
     reader, writer = os.pipe()
     os.dup2(writer, 2)
     os.close(reader)
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = os.fdopen(2, "w", closefd=False)
     os._exit(main(list(words)))
 
 
@@ -149,7 +149,7 @@ def with_closed_terminal(words: Sequence[str], signals: Sequence[int]) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(slave, descriptor)
     os.close(slave)
-    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
     step, count = training.train_step, iter(range(1000))
 
     def closing(*values: Any) -> Any:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -74,12 +75,17 @@ def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> N
 
 @contextmanager
 def memory_told(config: Config, rows: int, step: int, last: str) -> Iterator[None]:
-    """Where memory runs out, which knob to turn. `rows` is how many sequences were passed through at once."""
+    """Where memory runs out or compiling fails, which knob to turn. `rows` is how many sequences were passed through at once."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
         _tell(config, rows, step, last)
     except RuntimeError as error:
+        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            raise UserError(
+                f"torch.compile failed ({str(error).strip().partition(chr(10))[0]}); delete its cache, which a process "
+                f"that was killed may have damaged ({cache_dir()}), or add train.compile=off; {last}"
+            ) from None
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
         _tell(config, rows, step, last)

@@ -372,6 +372,15 @@ def test_out_of_memory_names_the_knobs(tiny_config):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
 
+def test_a_failure_of_the_compiler_names_its_cache(tiny_config):
+    """A kill during compilation can leave an empty library in the cache; that of a small trial need not be it."""
+    from torch._inductor.exc import InductorError
+
+    told = r"torch.compile failed \(OSError: file too short\); delete its cache, .*train.compile=off; there is no"
+    with pytest.raises(UserError, match=told), stopping.memory_told(tiny_config, 64, 7, "there is no snapshot yet"):
+        raise InductorError(OSError("file too short"), None)
+
+
 def test_nats_of_training_are_without_the_anchor_term_and_only_held_out_ones_have_a_perplexity(unbroken):
     for line in logged(unbroken):
         assert line["nats"] == pytest.approx(line["nelbo"], rel=1e-5)
