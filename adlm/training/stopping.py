@@ -75,7 +75,7 @@ def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> N
 
 @contextmanager
 def memory_told(config: Config, rows: int, step: int, last: str) -> Iterator[None]:
-    """Where memory runs out or compiling fails, which knob to turn. `rows` is how many sequences were passed through at once."""
+    """Where memory runs out or compiling fails, which knob to turn. `rows` sequences are passed through at once."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
