@@ -3,22 +3,21 @@
 A folder appears whole or not at all. Nothing in it can run code: safetensors and YAML of plain values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from adlm.config.load import read, save
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder
 from adlm.methods import method_of
+from adlm.models.meta import on_meta
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
@@ -71,24 +70,10 @@ def load_model_folder(folder: Path) -> ModelFolder:
     return ModelFolder(config, weights, tokenizer)
 
 
-DRAWN = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
-
-
-class NothingDrawn(TorchFunctionMode):
-    """Inside, weights are left as they are made. On the meta device torch would load its compiler to draw nothing."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        return given["tensor"] if func in DRAWN else func(*args, **given)
-
-
 def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
     """The network of a Config with the weights in it, every one of them used; ready to be asked, not to be trained."""
     method = method_of(config)
-    with torch.device("meta"), NothingDrawn():  # the weights would replace it
-        network = method.build()
+    network: Any = on_meta(method.build)
     wanted = network.state_dict()
     for name in sorted(wanted.keys() ^ weights.keys()):
         excess = "is missing" if name in wanted else "is one too many"
