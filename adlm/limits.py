@@ -4,6 +4,7 @@ Only what cannot fit is refused. The bounds are deliberately low: weights, gradi
 tensors that must exist at once. Whatever passes may still run out of memory, and says so then.
 """
 
+import operator
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,32 @@ from adlm.models.transformer import num_parameters
 
 ID_BYTES = 8
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def whole_number(name: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:
+    """An argument that must be a whole number from `least` to `most`; one of numpy or torch is as good as Python's."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # torch: several numbers, or one on the meta device
+        number = None
+    if number is None or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+        raise UserError(f"{name} must be a whole number, not {_described(value)}")
+    if number < least:
+        raise UserError(f"{name} {_digits(number)} must be {f'at least {least}' if least else '0 or more'}")
+    if number > most:
+        raise UserError(f"{name} {_digits(number)} must be at most {most:,}")
+    return number
+
+
+def _digits(number: int) -> str:
+    return str(number) if abs(number) < 10**30 else f"of {number.bit_length()} bits"
+
+
+def _described(value: object) -> str:
+    """A wrong value in a few words: plain ones as they are, others by their type."""
+    if value is None or isinstance(value, (bool, float, str)):
+        return f"{value!r:.60}"
+    return f"a {type(value).__name__}"
 
 
 def num_parameters_of(config: Config) -> int:
@@ -93,15 +120,15 @@ def check_sampling(
 ) -> None:
     """Refuse samples whose ids cannot fit the host, or whose hidden states cannot fit the device.
 
-    `option` is what the number of rows is called where it was given; `rows_at_once` of them are sampled side by side,
-    by default all.
+    All `num_rows` are held on the host; `rows_at_once` of them, by default all, are sampled side by side. `option` is
+    what the number of rows is called where it was given.
     """
     at_once = num_rows if rows_at_once is None else min(num_rows, rows_at_once)
     what = f"{option} {num_rows} of length {length}"
-    _refuse_more(num_rows * length, torch.device("cpu"), what, f"lower {option}")  # at least a byte a token
+    _refuse_more(num_rows * length * ID_BYTES, torch.device("cpu"), what, f"lower {option} or length")
     window = min(length, config.length)
     hidden = window * config.model.hidden * 2 * 4  # the residual stream and qkv, in bf16 at least
-    _refuse_more(at_once * (3 * length * ID_BYTES + hidden), device, what, f"lower {option} or length")
+    _refuse_more(at_once * (2 * length * ID_BYTES + hidden), device, what, f"lower {option} or length")
 
 
 def memory_of(device: torch.device) -> int:

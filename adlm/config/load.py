@@ -203,7 +203,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed; write the value out")
-        tag = self.peek_event().tag if self.check_event(yaml.ScalarEvent, yaml.CollectionStartEvent) else None
+        scalar_or_collection = self.check_event(yaml.ScalarEvent, yaml.CollectionStartEvent)
+        tag = self.peek_event().tag if scalar_or_collection else None  # type: ignore[no-untyped-call]
         if tag is not None:
             raise yaml.YAMLError(f"tags ({tag.replace('tag:yaml.org,2002:', '!!')}) are not allowed; write the value")
         return super().compose_node(parent, index)

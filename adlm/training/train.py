@@ -16,6 +16,7 @@ from adlm.config.schema import Config
 from adlm.data.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.model_folder import ModelFolder, replace_model_folder
 from adlm.models.transformer import num_parameters
@@ -113,6 +114,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             supply = open_supply(config, out, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
+            check_training(config, processes.device, processes.num_ranks)
             if processes.first:
                 run_folder.admit(run, config, supply.fingerprint)
             frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None
