@@ -6,7 +6,7 @@ Shapes: B sequences, L tokens, V symbols.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -257,6 +257,8 @@ class LanguageModel:
         A mask that comes first becomes bos itself. A diffusion model reads a text that leaves no place for bos without
         it, and a longer one in windows that have their own.
         """
+        if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
+            raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
         bos, _ = frame_of(vocabulary_of(self.config))
         given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
@@ -281,6 +283,12 @@ class LanguageModel:
 
         What cannot be walked is refused at once, before the first frame is asked for.
         """
+        if not isinstance(canvas, Canvas) or not isinstance(sampling, Sampling):
+            raise UserError(
+                f"canvas and sampling must be a Canvas and a Sampling, not a {type(canvas).__name__} and a "
+                f"{type(sampling).__name__}"
+            )
+        first_row = whole_number("first_row", first_row)
         with ordinary_mode():
             check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
@@ -395,21 +403,25 @@ def device_of(name: str | torch.device) -> torch.device:
 def ordinary_mode() -> Iterator[None]:
     """No gradients, no inference mode, new tensors on the CPU: whatever the caller has set for code of their own.
 
-    Tensors made in inference mode could not be changed outside of it, in the next step of a walk.
+    Tensors made in inference mode could not be changed outside of it, in the next step of a sampling run.
     """
-    with ExitStack() as modes:
-        if torch.is_inference_mode_enabled():
-            modes.enter_context(torch.inference_mode(False))
-        if torch.get_default_device().type != "cpu":
-            modes.enter_context(torch.device("cpu"))
-        modes.enter_context(torch.no_grad())
+    with (
+        torch.inference_mode(False),
+        torch.device("cpu") if _default_is_elsewhere() else nullcontext(),
+        torch.no_grad(),
+    ):
         yield
+
+
+def _default_is_elsewhere() -> bool:
+    return torch.get_default_device().type != "cpu"
 
 
 def _each_in_ordinary_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
     """The same frames: a generator runs in the mode of whoever asks it for the next."""
     while True:
-        with ordinary_mode():
+        unusual = torch.is_inference_mode_enabled() or _default_is_elsewhere()
+        with ordinary_mode() if unusual else nullcontext():
             frame = next(frames, None)
         if frame is None:
             return

@@ -7,6 +7,7 @@ tensors that must exist at once. Whatever passes may still run out of memory, an
 import operator
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -76,9 +77,9 @@ def check_training(
     _refuse_more(
         weights,
         device,
-        f"the weights of model.hidden {model.hidden}, model.blocks {model.blocks} and a vocabulary of "
-        f"{vocabulary_of(config).size} symbols",
-        "lower model.hidden or model.blocks",
+        f"the weights of model.hidden {model.hidden}, model.blocks {model.blocks}, model.condition {model.condition} "
+        f"and a vocabulary of {vocabulary_of(config).size} symbols",
+        "lower one of them",
     )
     state = weights * (5 if train.ema > 0 else 4) // train.shard  # weights, gradients, two moments, EMA
     _refuse_more(
@@ -131,6 +132,7 @@ def check_sampling(
     _refuse_more(at_once * (2 * length * ID_BYTES + hidden), device, what, f"lower {option} or length")
 
 
+@cache
 def memory_of(device: torch.device) -> int:
     """Bytes of memory that the device has in all; of the host, what the container may use."""
     if device.type == "cuda":

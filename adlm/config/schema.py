@@ -45,7 +45,7 @@ LARGEST = 2**31 - 1  # of what is only counted: beyond it, a slip of the finger
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
 Width = Annotated[int, Ge(1), Le(2**20)]
-Depth = Annotated[int, Ge(1), Le(4096)]
+Depth = Annotated[int, Ge(1), Le(1024)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]
 Share = Annotated[float, Ge(0), Le(1)]
 Rate = Annotated[float, Ge(0)]
@@ -192,7 +192,7 @@ class Model:
     """Transformer blocks of the (anchor) network."""
     heads: Width = 12
     """Attention heads; each is hidden / heads wide."""
-    denoiser_blocks: Annotated[int, Ge(0), Le(4096)] | None = None
+    denoiser_blocks: Annotated[int, Ge(0), Le(1024)] | None = None
     """Blocks of the second network; empty means half of `blocks` but at least 1, 0 leaves the first network alone."""
     bridge: BridgeName = "logits"
     """What the second network reads of the first: raw logits (as published), hidden state, or expected embedding."""

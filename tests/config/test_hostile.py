@@ -15,7 +15,7 @@ from adlm.errors import UserError
         ("train.steps=100000000000000000", "train.steps 100000000000000000 must be at most 2,147,483,647: Optimiser"),
         ("anchor.tau=1" + "0" * 30, "anchor.tau is a number of 100 bits; give one of at most 63"),
         ("model.condition=1000000000000", "model.condition 1000000000000 must be at most 1,048,576: Width of the"),
-        ("model.blocks=1000000", "model.blocks 1000000 must be at most 4,096"),
+        ("model.blocks=1000000", "model.blocks 1000000 must be at most 1,024"),
         ("length=1000000000", "length 1000000000 must be at most 16,777,216"),
         ("length=1" + "0" * 21, "length is a number of 70 bits"),
         ("length=" + "9" * 5000, "cannot be read as YAML"),
