@@ -3,14 +3,19 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
+import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adlm.canvas import MOST as LONGEST_HOLE
 from adlm.canvas import Canvas, canvas_of, hole_between, ids_of
 from adlm.config.knobs import instead
 from adlm.config.load import check
@@ -20,8 +25,10 @@ from adlm.errors import UserError
 from adlm.evaluation.likelihood import estimate, perplexity_of
 from adlm.evaluation.perplexity import Recipe, measure
 from adlm.evaluation.text_sets import rows_of_texts
+from adlm.files import writing
+from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
-from adlm.methods.inputs import check_canvas, check_ids, vocabulary_of
+from adlm.methods.inputs import check_canvas, check_clean, check_ids, checked, vocabulary_of
 from adlm.methods.masked_diffusion import told_of
 from adlm.methods.method import Method
 from adlm.model_folder import ModelFolder, load_model_folder, network_of
@@ -33,6 +40,7 @@ from adlm.sampling.frame import Frame, last_of
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
+DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
 
 
 class SamplingKnobs(TypedDict, total=False):
@@ -80,7 +88,7 @@ class FrozenOnce:
     """
 
     def __init__(self) -> None:
-        self._weights: list[tuple[int, int, float]] = []
+        self._weights: list[tuple[int, ...]] = []
         self._frozen: Frozen | None = None
 
     @torch.no_grad()
@@ -88,7 +96,8 @@ class FrozenOnce:
         weights = list(network.parameters())
         by_row = (weight.sum(dim=-1) for weight in weights)  # one sum of all would round small changes away
         sums = torch.stack([rows.sum(dtype=torch.float64) for rows in by_row]).tolist()
-        now = [(weight.data_ptr(), weight._version, its) for weight, its in zip(weights, sums, strict=True)]
+        versions = [0 if weight.is_inference() else weight._version for weight in weights]
+        now = [(weight.data_ptr(), *its) for weight, *its in zip(weights, versions, sums, strict=True)]
         if self._frozen is None or now != self._weights:
             self._weights, self._frozen = now, Frozen(network)  # type: ignore[arg-type]
         return self._frozen
@@ -114,21 +123,29 @@ class LanguageModel:
         `alpha`, the share of visible tokens, for all rows or for each (B,), matters only to a network that is told the
         noise; without it the share of masks in each row stands for the time. A `Frame` has both: `read` and `alpha`.
         """
-        check_ids(z, self.config, "text")
-        return self.method.log_beliefs(self.network, z, self._shares(alpha, len(z)))
+        with ordinary_mode():
+            check_ids(z, self.config, "text z")
+            shares = self._shares(alpha, len(z))
+            return _not_nan(self.method.log_beliefs(self.network, z.to(self.device), shares))
 
     def anchor_logits(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
         """The anchor network's logits (B, L, V)."""
         if not hasattr(self.network, "anchor_logits"):
             raise UserError(f"method {self.config.method} has no anchor network; adlm and a2r have one")
-        check_ids(z, self.config, "text")
-        sigma = told_of(self.config, z, self._shares(alpha, len(z)))
-        with torch.no_grad():
-            return self.network.anchor_logits(z, sigma)  # type: ignore[no-any-return]
+        with ordinary_mode():
+            check_ids(z, self.config, "text z")
+            there = z.to(self.device)
+            sigma = told_of(self.config, there, self._shares(alpha, len(z)))
+            return _not_nan(self.network.anchor_logits(there, sigma))
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
         """nats (B, L): one unbiased draw of the bound on -log p(x); exact left to right."""
-        return self.method.bound(self.network, x, pad, torch.Generator().manual_seed(seed))
+        with ordinary_mode():
+            check_clean(self.config, x, pad, "text x")
+            there_pad = None if pad is None else pad.to(self.device)
+            generator = torch.Generator().manual_seed(whole_number("seed", seed))
+            with checked():
+                return _not_nan(self.method.bound(self.network, x.to(self.device), there_pad, generator))
 
     def perplexity(
         self, texts: str | list[str], samples: int = 4, estimator: str = "auto", seed: int = 0
@@ -138,9 +155,11 @@ class LanguageModel:
         Documents are packed into rows of the model's length, each with its bos and eos, as in training. Short texts are
         scored at many noise levels for each of the `samples`.
         """
-        given = [texts] if isinstance(texts, str) else texts
-        rows = rows_of_texts(given, self._tokenizer(), self.config.length)
-        found = estimate(measure(self.method, self.network, rows, Recipe(estimator, samples, seed=seed)))
+        given = _texts_of("texts", [texts] if isinstance(texts, str) else texts)
+        recipe = Recipe(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
+        with ordinary_mode():
+            rows = rows_of_texts(given, self._tokenizer(), self.config.length)
+            found = estimate(measure(self.method, self.network, rows, recipe))
         value, interval = found.perplexity, found.interval()
         return Perplexity(
             value=value,
@@ -157,13 +176,14 @@ class LanguageModel:
 
         The knobs are those of `adlm.config.schema.Sampling`; where one is not given, the model's own config has it.
         """
-        if num_samples < 1:
-            raise UserError(f"num_samples {num_samples} must be at least 1")
+        num_samples = whole_number("num_samples", num_samples, 1)
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
         sampling = self.sampling(**knobs)
         self.walk(Canvas(rows), sampling, seed)  # what cannot be walked is refused by its own row
-        walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
-        return last_of(walk).ids.to(rows.device)
+        check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
+        with ordinary_mode():
+            walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
+            return last_of(walk).ids.to(rows.device)
 
     def sample(
         self,
@@ -181,12 +201,13 @@ class LanguageModel:
         `length` counts the tokens of prompt and suffix too; without it, a text is as long as fits the model. bos, eos
         and pad count as tokens; they are left out of the text unless `special_tokens` is set.
         """
-        if num < 1:
-            raise UserError(f"num {num} must be at least 1")
-        if length is not None and length < 1:
-            raise UserError(f"length {length} must be at least 1")
+        num = whole_number("num", num, 1)
+        _texts_of("prompt", [prompt]), _texts_of("suffix", [suffix])
         tokenizer = self._tokenizer()
-        length = self.room(ids_of(prompt, tokenizer)) if length is None else length
+        if length is None:
+            length = self.room(ids_of(prompt, tokenizer))
+        length = whole_number("length", length, 1, LONGEST_HOLE)
+        check_sampling(self.config, num, length, self.device, "num", ROWS_AT_ONCE)
         return self._texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, knobs, special_tokens)
 
     @overload
@@ -205,22 +226,30 @@ class LanguageModel:
         A prompt is a text that ends with a hole, a suffix one that begins with one. What was given stays as it was.
         bos, eos and pad are left out of the text unless `special_tokens` is set.
         """
-        filled = self._texts([text] if isinstance(text, str) else text, seed, knobs, special_tokens)
+        texts = _texts_of("text", [text] if isinstance(text, str) else text)
+        filled = self._texts(texts, seed, knobs, special_tokens)
         return filled[0] if isinstance(text, str) else filled
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Iterator[Frame]:
-        """Every state on the way from a text with holes, or ids (B, L) or (L,), to text; the first is the canvas."""
+        """Every state on the way from a text with holes, or ids (B, L) or (L,), to text; the first is the canvas.
+
+        The tensors of a Frame are the caller's own: changing them does not change what follows.
+        """
         if isinstance(canvas, str):
-            return self.walk(self.canvas([canvas]), self.sampling(**knobs), seed)
+            return _copies(self.walk(self.canvas([canvas]), self.sampling(**knobs), seed))
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        return self.walk(Canvas(rows), self.sampling(**knobs), seed)
+        own = rows.clone() if isinstance(rows, Tensor) else rows
+        return _copies(self.walk(Canvas(own), self.sampling(**knobs), seed))
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with holes, side by side, each after its `opening`."""
-        rows = [ids_of(text, self._tokenizer()) for text in texts]
+        rows = [ids_of(text, self._tokenizer()) for text in _texts_of("texts", texts)]
+        if not rows:
+            raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         openings = [self.opening(row) for row in rows]
         opened = [opening + row for opening, row in zip(openings, rows, strict=True)]
-        return canvas_of(opened, self.filling, [len(opening) for opening in openings])
+        with ordinary_mode():
+            return canvas_of(opened, self.filling, [len(opening) for opening in openings])
 
     def opening(self, ids: Sequence[int]) -> list[int]:
         """What ids are read after: bos, as in training, where they begin with a word (experiments/prompt_bos).
@@ -228,6 +257,8 @@ class LanguageModel:
         A mask that comes first becomes bos itself. A diffusion model reads a text that leaves no place for bos without
         it, and a longer one in windows that have their own.
         """
+        if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
+            raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
         bos, _ = frame_of(vocabulary_of(self.config))
         given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
@@ -240,25 +271,41 @@ class LanguageModel:
     @property
     def left_to_right(self) -> bool:
         """Whether the first token of a row is given, and every other predicted from those before it."""
-        return not self.method.predicted(torch.zeros(1, 1, dtype=torch.int64), None).item()
+        return not self.method.predicted(torch.zeros(1, 1, dtype=torch.int64, device="cpu"), None).item()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device  # type: ignore[no-any-return]
 
     def walk(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
         """A canvas's walk; row i of it draws the numbers of (seed, first_row + i).
 
         What cannot be walked is refused at once, before the first frame is asked for.
         """
-        check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
-        draws = RowDraws(seed, range(first_row, first_row + len(canvas.ids)))
-        device = next(self.network.parameters()).device
-        pad = None if canvas.pad is None else canvas.pad.to(device)
-        return self.method.generate(self.frozen, canvas.ids.to(device), sampling, draws, pad)
+        if not isinstance(canvas, Canvas) or not isinstance(sampling, Sampling):
+            raise UserError(
+                f"canvas and sampling must be a Canvas and a Sampling, not a {type(canvas).__name__} and a "
+                f"{type(sampling).__name__}"
+            )
+        first_row = whole_number("first_row", first_row)
+        with ordinary_mode():
+            check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
+            num_rows, length = canvas.ids.shape
+            check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
+            draws = RowDraws(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
+            pad = None if canvas.pad is None else canvas.pad.to(self.device)
+            return _each_in_ordinary_mode(
+                self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, draws, pad)
+            )
 
     def sampling(self, **knobs: Unpack[SamplingKnobs]) -> Sampling:
         """The model's own sampling with these knobs instead; another sampler has a strength of its own."""
         known = [field.name for field in fields(Sampling)]
-        for knob in knobs:
+        for knob, value in knobs.items():
             if knob not in known:
                 raise UserError(f"there is no sampling knob {knob!r}{instead(knob, known)}")
+            knobs[knob] = _plain(f"sampling.{knob}", value)  # type: ignore[literal-required]
         own = replace(self.config.sampling, eta=None) if "sampler" in knobs else self.config.sampling
         return check(replace(self.config, sampling=replace(own, **knobs))).sampling
 
@@ -276,7 +323,10 @@ class LanguageModel:
         """(B,), in double precision. A network that is told the noise -log alpha is not told an infinite one."""
         if alpha is None:
             return None
-        shares = torch.as_tensor(alpha, dtype=torch.float64)
+        try:
+            shares = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise UserError(f"alpha must be a number or a tensor of numbers, not a {type(alpha).__name__}") from None
         if shares.shape not in ((), (rows,)):
             raise UserError(f"alpha of shape {tuple(shares.shape)} must be one share, or one for each of {rows} rows")
         told = self.config.model.time_conditioning
@@ -288,13 +338,15 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         """One line: the config and the network have a thousand, and can be asked for by name."""
-        config, device = self.config, next(self.network.parameters()).device
+        config = self.config
         sizes = f"{num_parameters(self.network):,} parameters, {vocabulary_of(config).size:,} symbols"
         without = ", no tokenizer" if self.tokenizer is None else ""
-        return f"LanguageModel({config.method}, {sizes}, length {config.length}, {device}{without})"
+        return f"LanguageModel({config.method}, {sizes}, length {config.length}, {self.device}{without})"
 
     def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs, special_tokens: bool) -> list[str]:
         """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""
+        if not isinstance(special_tokens, bool):
+            raise UserError(f"special_tokens must be True or False, not {special_tokens!r:.60}")
         tokenizer, sampling = self._tokenizer(), self.sampling(**knobs)
         starts = range(0, len(texts), ROWS_AT_ONCE)
         parts = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
@@ -312,16 +364,19 @@ class LanguageModel:
         return self.tokenizer
 
 
-def load(path: str | Path, device: str = "cpu") -> LanguageModel:
+def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if any)."""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
     place, where = Path(path), device_of(device)
-    if place.is_dir():
-        trained = place / "model"  # the folder of a run has its model there
-        return language_model(load_model_folder(trained if trained.is_dir() else place), where)
-    if place.suffix == ".ckpt":
-        return language_model(as_model_folder(read_published(place)), where)
-    absent = "" if place.exists() else ": there is nothing of that name"
-    raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
+    with writing(place, f"{path} cannot be read"), ordinary_mode():
+        if place.is_dir():
+            trained = place / "model"  # the folder of a run has its model there
+            return language_model(load_model_folder(trained if trained.is_dir() else place), where)
+        if place.suffix == ".ckpt":
+            return language_model(as_model_folder(read_published(place)), where)
+        absent = "" if place.exists() else ": there is nothing of that name"
+        raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
@@ -330,13 +385,76 @@ def language_model(model: ModelFolder, device: torch.device | None = None) -> La
     return LanguageModel(model.config, method_of(model.config), network.to(device), model.tokenizer)
 
 
-def device_of(name: str) -> torch.device:
-    """A device that torch sees here; `auto` is a GPU where there is one."""
+def device_of(name: str | torch.device) -> torch.device:
+    """A device that torch sees here: cpu, cuda, cuda:N or mps; `auto` is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if not DEVICES.fullmatch(str(name)):
+            raise ValueError
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"device {name!r} is not one that torch sees here; try cpu") from None
+    except (RuntimeError, AssertionError, ValueError):
+        raise UserError(f"device {str(name)!r:.60} is not one that torch sees here; try cpu") from None
     return device
+
+
+@contextmanager
+def ordinary_mode() -> Iterator[None]:
+    """No gradients, no inference mode, new tensors on the CPU: whatever the caller has set for code of their own.
+
+    Tensors made in inference mode could not be changed outside of it, in the next step of a sampling run.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.device("cpu") if _default_is_elsewhere() else nullcontext(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def _default_is_elsewhere() -> bool:
+    return torch.get_default_device().type != "cpu"
+
+
+def _each_in_ordinary_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
+    """The same frames: a generator runs in the mode of whoever asks it for the next."""
+    while True:
+        unusual = torch.is_inference_mode_enabled() or _default_is_elsewhere()
+        with ordinary_mode() if unusual else nullcontext():
+            frame = next(frames, None)
+        if frame is None:
+            return
+        yield frame
+
+
+def _copies(frames: Iterator[Frame]) -> Iterator[Frame]:
+    for frame in frames:
+        yield Frame(*(None if each is None else each.clone() for each in vars(frame).values()))  # type: ignore[arg-type]
+
+
+def _not_nan(values: Tensor) -> Tensor:
+    """Log-probabilities, logits or nats as they are; -inf is one of them, NaN is none."""
+    if values.sum(dim=-1).isnan().any():
+        raise UserError("the model's log-probabilities are not numbers: its weights or its precision do not hold")
+    return values
+
+
+def _texts_of(name: str, texts: object) -> Sequence[str]:
+    """An argument that must be texts."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UserError(f"{name} must be a text or a list of texts, not a {type(texts).__name__}")
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be text, not a {type(text).__name__}")
+    return texts
+
+
+def _plain(name: str, value: object) -> object:
+    """A knob's value as Python has it; a number of numpy or torch is one too."""
+    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
+        with suppress(RuntimeError):  # on the meta device
+            return value.item()
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise UserError(f"{name} must be a number or a word, not a {type(value).__name__}")
+    return value

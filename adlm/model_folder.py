@@ -3,7 +3,7 @@
 A folder appears whole or not at all. Nothing in it can run code: safetensors and YAML of plain values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from adlm.config.load import read, save
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder
 from adlm.methods import method_of
+from adlm.models.meta import on_meta
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+WEIGHTS_OF_A_BLOCK = 6  # at the least
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def load_model_folder(folder: Path) -> ModelFolder:
     config = read(folder / CONFIG)
     try:
         weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:  # the last: a dtype that torch has not
         raise UserError(f"{folder / WEIGHTS} cannot be read as safetensors: {error}") from None
+    _check_weights(weights, folder / WEIGHTS)
     tokenizer = load_tokenizer(str(folder / TOKENIZER)) if (folder / TOKENIZER).is_file() else None
     if tokenizer is not None and config.vocabulary is not None and tokenizer.vocabulary.size != config.vocabulary.size:
         raise UserError(
@@ -71,24 +74,34 @@ def load_model_folder(folder: Path) -> ModelFolder:
     return ModelFolder(config, weights, tokenizer)
 
 
-DRAWN = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+def _check_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Weights are real numbers of one dtype, all of them finite."""
+    for name, value in weights.items():
+        if value.dtype not in DTYPES:
+            known = ", ".join(map(_name, DTYPES))
+            raise UserError(f"{path}: weight {name} is made of {_name(value.dtype)}, and a network of one of {known}")
+        # A sum is 25 times as fast as looking at every number (0.08 s for 240M weights); it may overflow, though.
+        if not value.sum().isfinite() and not value.isfinite().all():
+            raise UserError(f"{path}: weight {name} holds a NaN or an infinity, so the model is broken")
+    kinds = sorted({_name(value.dtype) for value in weights.values()})
+    if len(kinds) > 1:
+        raise UserError(f"{path} mixes weights of {' and '.join(kinds)}; save them all in one of these")
 
 
-class NothingDrawn(TorchFunctionMode):
-    """Inside, weights are left as they are made. On the meta device torch would load its compiler to draw nothing."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        return given["tensor"] if func in DRAWN else func(*args, **given)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
     """The network of a Config with the weights in it, every one of them used; ready to be asked, not to be trained."""
     method = method_of(config)
-    with torch.device("meta"), NothingDrawn():  # the weights would replace it
-        network = method.build()
+    second = config.model.num_denoiser_blocks if any(name.startswith("denoiser.") for name in weights) else 0
+    if (config.model.blocks + second) * WEIGHTS_OF_A_BLOCK > len(weights):
+        raise UserError(
+            f"model.blocks {config.model.blocks} with model.denoiser_blocks {config.model.num_denoiser_blocks} do not "
+            f"fit: there are {len(weights)} weights, and a block has at least {WEIGHTS_OF_A_BLOCK}"
+        )
+    network: Any = on_meta(method.build)
     wanted = network.state_dict()
     for name in sorted(wanted.keys() ^ weights.keys()):
         excess = "is missing" if name in wanted else "is one too many"

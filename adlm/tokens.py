@@ -10,6 +10,7 @@ import os
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -21,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import read_bytes, read_json, write_file
 from adlm.reach import ask_the_hub_once
 
 MASK = "[MASK]"
@@ -52,7 +53,10 @@ class Tokenizer:
         """`encode` for many texts, in parallel."""
         self.engine.encode_special_tokens = True
         try:
-            encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
+            with _panics_told(self.name):
+                encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        except UserError:
+            raise
         except Exception:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
             half = next((c for text in texts for c in text if "\ud800" <= c <= "\udfff"), None)
             if half is not None:
@@ -67,7 +71,8 @@ class Tokenizer:
         if index is None:
             return []
         self.engine.encode_special_tokens = True
-        encoded = self.engine.encode(text, add_special_tokens=False)
+        with _panics_told(self.name):
+            encoded = self.engine.encode(text, add_special_tokens=False)
         return [
             text[slice(*place)] for found, place in zip(encoded.ids, encoded.offsets, strict=True) if found == index
         ]
@@ -92,7 +97,8 @@ class Tokenizer:
                 raise UserError(
                     f"id {index} is outside tokenizer {self.name}, which has ids 0 to {self.vocabulary.size - 1}"
                 )
-        return str(self.engine.decode(list(ids), skip_special_tokens=False))
+        with _panics_told(self.name):
+            return str(self.engine.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -129,6 +135,21 @@ class Tokenizer:
         ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
         named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
         write_file(folder / "special_tokens_map.json", json.dumps(named, indent=1))
+
+
+@contextmanager
+def _panics_told(name: str) -> Iterator[None]:
+    """The engine panics, which is no Exception, where a tokenizer.json asks for what cannot be done.
+
+    One reason is a regular expression that backtracks without end: the engine gives up after some tenths of a second.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"tokenizer {name} fails ({reason}): its pattern is damaged or hostile; use another") from None
 
 
 def symbols_sha256(vocabulary: Mapping[str, int]) -> str:
@@ -219,10 +240,15 @@ def _from_folder(folder: Path) -> Engine:
 
 
 def _from_json(path: Path) -> Engine:
+    content = read_bytes(path)
     try:
-        return Engine.from_file(str(path))
+        with _panics_told(str(path)):
+            return Engine.from_buffer(content)
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  (the engine raises bare Exception for a damaged file)
-        raise UserError(f"tokenizer {path} cannot be read as a tokenizer.json: {error}") from None
+        problem = str(error).removeprefix("Cannot instantiate Tokenizer from buffer: ")
+        raise UserError(f"tokenizer {path} cannot be read as a tokenizer.json: {problem}") from None
 
 
 def _from_hub(name: str) -> Engine:
@@ -275,21 +301,21 @@ def _named_beside(folder: Path) -> dict[str, str]:
     """The special tokens that special_tokens_map.json or tokenizer_config.json name."""
     named: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            entries = json.loads((folder / file).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not (folder / file).exists():
             continue
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder / file} cannot be read as JSON: {error}") from None
+        entries = read_json(folder / file)
         if not isinstance(entries, dict):
             raise UserError(f"{folder / file} must be a mapping of special tokens")
         roles = (("mask", ("mask",)), ("bos", ("cls", "bos")), ("eos", ("sep", "eos")), ("pad", ("pad",)))
         for role, keys in roles:
             for key in keys:
                 token = entries.get(f"{key}_token")
-                content = token.get("content") if isinstance(token, dict) else token
-                if isinstance(content, str):
-                    named[role] = content
+                content = token.get("content", token) if isinstance(token, dict) else token
+                if content is None:
+                    continue
+                if not isinstance(content, str) or any("\ud800" <= character <= "\udfff" for character in content):
+                    raise UserError(f"{folder / file}: {key}_token is {content!r:.100}, which is no text")
+                named[role] = content
     return named
 
 

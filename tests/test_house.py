@@ -23,6 +23,7 @@ FLOORS = {
     "data": 4,
     "sampling": 4,
     "methods": 5,
+    "limits": 6,
     "model_folder": 6,
     "published": 7,
     "evaluation": 8,

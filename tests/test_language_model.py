@@ -1,14 +1,16 @@
 """Laws of what `adlm.load` returns: text in, text out, and the same whatever stands beside it."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from small_models import small_model
 from worlds import wake
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel
+from adlm.language_model import LanguageModel, load
 from adlm.methods import method_of
 from adlm.models.inference import Frozen
 from adlm.sampling.frame import first_frame
@@ -277,3 +279,107 @@ def test_the_repr_of_a_model_is_one_line():
     size = sum(weight.numel() for weight in LM.network.parameters())
     assert repr(LM) == f"LanguageModel(adlm, {size:,} parameters, 258 symbols, length 24, cpu)"
     assert repr(model(tokenizer=None)).endswith("cpu, no tokenizer)")
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES = {
+    "inference_mode": torch.inference_mode,
+    "default dtype float64": lambda: default_dtype(torch.float64),
+    "default dtype bfloat16": lambda: default_dtype(torch.bfloat16),
+    "default device meta": lambda: torch.device("meta"),
+}
+
+
+def everything(lm):
+    """What every call says, as plain numbers."""
+    canvas = torch.full((2, 4), lm.mask_id, device="cpu")
+    x = torch.arange(8, device="cpu").view(2, 4)
+    samplers = ["ancestral", "remdm-conf", "confidence", "dfm"] if lm.config.method == "adlm" else ["ancestral"]
+    return [
+        lm.sample(2, length=5, steps=3),
+        lm.fill("a[MASK*3]", steps=3),
+        *(lm.complete(canvas, 2, sampler=sampler, steps=3).tolist() for sampler in samplers),
+        [frame.ids.tolist() for frame in lm.watch("a[MASK*3]", steps=3)],
+        lm.bound(x).tolist(),
+        lm.log_probs(canvas, alpha=0.5).tolist(),
+        lm.perplexity("some words") if lm.method.exact else None,
+    ]
+
+
+@pytest.mark.parametrize("name", ["adlm", "ar"])
+def test_the_mode_that_torch_is_in_changes_nothing(name, tmp_path):
+    folder = small_model(tmp_path / "model", name)
+    wanted = everything(load(folder))
+    for mode in MODES.values():
+        with mode():
+            lm = load(folder)
+            assert everything(lm) == wanted
+        assert lm.sample(2, length=5, steps=3) == wanted[0]
+
+
+@pytest.mark.parametrize("name", ["adlm", "ar"])
+def test_frames_may_be_asked_for_in_another_mode_than_the_first_one(name):
+    lm = model(name)
+    wanted = [frame.ids.tolist() for frame in lm.watch("a[MASK*4]", steps=4)]
+    with torch.inference_mode():
+        frames = lm.watch("a[MASK*4]", steps=4)
+        first = [next(frames).ids.tolist(), next(frames).ids.tolist()]
+    assert first + [frame.ids.tolist() for frame in frames] == wanted
+
+
+def test_calls_under_autocast_answer():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(model().sample(1, length=4, steps=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        ("adlm", "ancestral"), ("adlm", "remdm-cap"), ("adlm", "remdm-conf"), ("adlm", "confidence"),
+        ("adlm", "semi-autoregressive"), ("d3pm", "ancestral"), ("sedd", "analytic"), ("ar", "ancestral"),
+    ],
+)  # fmt: skip
+def test_a_frame_is_the_callers_own(name, sampler):
+    lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
+    canvas = torch.full((2, 30 if sampler == "semi-autoregressive" else 8), lm.mask_id)
+    before = canvas.clone()
+    wanted = [frame.ids.tolist() for frame in lm.watch(canvas, sampler=sampler, steps=6)]
+    seen = []
+    for frame in lm.watch(canvas, sampler=sampler, steps=6):
+        seen.append(frame.ids.tolist())
+        for tensor in (frame.ids, frame.t, frame.revealed, frame.remasked, frame.chance, frame.read):
+            tensor.zero_()
+    assert seen == wanted
+    assert torch.equal(canvas, before)
+
+
+@pytest.mark.parametrize("name", ["adlm", "mdlm", "ar", "d3pm"])
+def test_weights_that_became_nan_are_told_by_every_call(name):
+    lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
+    with torch.no_grad():
+        for weight in lm.network.parameters():
+            weight.view(-1)[0] = torch.nan
+    x = torch.zeros(8, 24, dtype=torch.int64)
+    calls = [lambda: lm.bound(x), lambda: lm.perplexity("some words")]
+    calls += [lambda: lm.log_probs(torch.full((1, 4), lm.mask_id))]
+    calls += [lambda: lm.anchor_logits(x)] if name == "adlm" else []
+    for call in calls:
+        with pytest.raises(UserError, match=r"are not (numbers|finite): its weights"):
+            call()
+
+
+def test_samples_past_all_memory_are_refused_before_any_is_made():
+    canvas = torch.full((1, 4), LM.mask_id)
+    with pytest.raises(UserError, match=r"num_samples 1000000000000 of length 4: at least 32 TB of memory, and this"):
+        LM.complete(canvas, num_samples=10**12)
+    with pytest.raises(UserError, match=r"num 10000000000000 of length 24: at least 1.92 PB of memory"):
+        LM.sample(10**13)

@@ -5,12 +5,14 @@ import json
 import stat
 import subprocess
 import sys
+import time
 import types
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import small_model
 from worlds import seeded, wake
 
 import adlm
@@ -261,3 +263,71 @@ def test_to_load_a_model_torch_does_not_load_its_compiler(model, tmp_path):
     save_model_folder(model, tmp_path / "model")
     script = f"import sys, adlm; adlm.load({str(tmp_path / 'model')!r}); sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def changed_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    save_file(change(weights), folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_weights_that_are_no_real_numbers_are_one_sentence(dtype, tmp_path):
+    folder = small_model(tmp_path / "model")
+    changed_weights(folder, lambda weights: {name: value.to(dtype) for name, value in weights.items()})
+    with pytest.raises(UserError, match=f"weight .* is made of {str(dtype)[6:]}, and a network of one of float32"):
+        adlm.load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_of_other_precisions_are_weights(dtype, tmp_path):
+    folder = small_model(tmp_path / "model")
+    changed_weights(folder, lambda weights: {name: value.to(dtype) for name, value in weights.items()})
+    assert adlm.load(folder).bound(torch.zeros(1, 4, dtype=torch.int64)).isfinite().all()
+
+
+def test_weights_of_two_precisions_are_refused(tmp_path):
+    folder = small_model(tmp_path / "model")
+    changed_weights(folder, lambda weights: {**weights, "anchor.head.bias": weights["anchor.head.bias"].double()})
+    with pytest.raises(UserError, match="mixes weights of float32 and float64"):
+        adlm.load(folder)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_is_named(number, tmp_path):
+    folder = small_model(tmp_path / "model")
+
+    def spoil(weights):
+        weights["anchor.trunk.blocks.1.qkv.weight"][3, 4] = number
+        return weights
+
+    changed_weights(folder, spoil)
+    with pytest.raises(UserError, match=r"weight anchor.trunk.blocks.1.qkv.weight holds a NaN or an infinity"):
+        adlm.load(folder)
+
+
+def test_a_weight_whose_sum_overflows_is_finite(tmp_path):
+    folder = small_model(tmp_path / "model")
+    changed_weights(folder, lambda weights: {**weights, "anchor.head.bias": torch.full((258,), 3e38)})
+    adlm.load(folder)
+
+
+def test_foreign_names_of_weights_cannot_control_a_terminal(tmp_path):
+    folder = small_model(tmp_path / "model")
+    changed_weights(folder, lambda weights: {**weights, "\x1b[31m\x07red": torch.ones(2)})
+    with pytest.raises(UserError) as caught:
+        adlm.load(folder)
+    assert "\\x1b[31m\\x07red" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("knob", ["blocks: 2\n", "denoiser_blocks: null\n"])
+def test_a_config_with_more_blocks_than_there_are_weights_is_refused_at_once(knob, tmp_path):
+    folder = small_model(tmp_path / "model")
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace(f"  {knob}", f"  {knob.split(':')[0]}: 1024\n"))
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"do not fit: there are 51 weights, and a block has at least 6"):
+        adlm.load(folder)
+    assert time.monotonic() - start < 2

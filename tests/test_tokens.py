@@ -2,6 +2,7 @@
 
 import json
 import string
+import time
 
 import pytest
 from tokenizers import Tokenizer as Engine
@@ -213,3 +214,49 @@ def test_hidden_special_tokens_leave_a_blank_line_between_texts_and_nothing_at_t
     bert = load_tokenizer(str(tmp_path / "vocab.txt"))
     assert bert.decode([2, 5, 6, 7, 4, 3, 0, 0], special_tokens=False) == "good days [MASK]", "masks are not hidden"
     assert load_tokenizer("text8").decode([1, 2], special_tokens=False) == "ab"
+
+
+def with_pattern(folder, pattern):
+    """The tokenizer of bytes, its text split by a regular expression."""
+    content = json.loads(load_tokenizer("bytes").engine.to_str())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = split
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("pattern", ["(", "[z-a]", "(" * 10_000 + ")" * 10_000])
+def test_a_pattern_that_is_none_is_one_sentence(pattern, tmp_path):
+    with pytest.raises(UserError, match=r"cannot be read as a tokenizer.json: Oniguruma error"):
+        load_tokenizer(str(with_pattern(tmp_path, pattern)))
+
+
+def test_a_pattern_that_backtracks_without_end_is_given_up_soon(tmp_path):
+    """Its library panics, which is no Exception of Python's."""
+    tokenizer = load_tokenizer(str(with_pattern(tmp_path, "(a|aa)+$")))
+    start = time.monotonic()
+    for call in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(UserError, match=r"fails \(.*retry-limit.*\): its pattern is damaged or hostile"):
+            call("a" * 60 + "!")
+    assert time.monotonic() - start < 10
+    assert tokenizer.encode("b") == [98]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"mask_token": 5}', "mask_token is 5, which is no text"),
+        ('{"eos_token": {"content": ["x"]}}', r"eos_token is \['x'\], which is no text"),
+        ('{"bos_token": "\\ud800"}', "bos_token is .*, which is no text"),
+        ('{"pad_token": ' * 100_000, "is not JSON: it is nested too deeply"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        ("\xff", "is not JSON"),
+        ("[]", "must be a mapping of special tokens"),
+    ],
+)
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_special_tokens_of_odd_types_are_one_sentence(content, sentence, file, tmp_path):
+    load_tokenizer("bytes").save(tmp_path)
+    (tmp_path / file).write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match=sentence):
+        load_tokenizer(str(tmp_path))

@@ -57,11 +57,16 @@ def texts() -> set[str]:
     }
 
 
+def _short(text: str) -> str:
+    return text if len(text) < 200 else f"{text[:200]}..."
+
+
 def unknown(knob: str) -> str | None:
     """The sentence for a knob that does not exist, with the likely one; None where it does exist."""
     known = sentences()
     if knob in known or knob in sections():
         return None
+    knob = _short(knob)
     leaf = knob.rpartition(".")[2]
     by_leaf: dict[str, list[str]] = {}
     for name in known:
@@ -100,14 +105,19 @@ def in_words(error: ValidationError) -> str:
         return str(context["error"])
     if kind == "missing":
         return f"{knob} is not given and has no default: {sentences()[knob]}"
-    shown = f"{knob} {repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value)}"
+    shown = f"{knob} {_short(repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value))}"
     for bound, phrase in BOUNDS.items():
         if bound in context:
-            return f"{shown} must be {phrase} {context[bound]:g}: {sentences()[knob]}"
+            return f"{shown} must be {phrase} {_number(context[bound])}: {sentences()[knob]}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
-        return f"{shown} is not one of {', '.join(choices)}{instead(str(value), choices)}"
+        return f"{shown} is not one of {', '.join(choices)}{instead(_short(str(value)), choices)}"
     return f"{shown} must be {WANTED.get(kind, found['msg'])}"
+
+
+def _number(bound: float) -> str:
+    """A bound as people write it: 1024, 2,147,483,647, 0.5."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def instead(name: str, known: Iterable[str]) -> str:

@@ -20,9 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 from adlm.config import knobs
 from adlm.config.schema import SOURCES, Config
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import read_bytes, write_file
 
 Raw = dict[str, Any]
+
+LARGEST_FILE = 2**18  # bytes; ours have 6,000, and YAML is read at some 300,000 a second
 
 PRESETS = files("adlm") / "presets"
 
@@ -93,6 +95,8 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
             raise UserError(complaint)
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{knob} {value} must be a finite number")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UserError(f"{knob} is a number of {value.bit_length()} bits; give one of at most 63")
     try:
         # through JSON, because there pydantic's strict mode takes a mapping for a record yet no "5" or true for a 5
         return TypeAdapter(Config).validate_json(json.dumps(raw, default=_plain), strict=True)
@@ -168,11 +172,16 @@ def _read_preset(name: str) -> Raw:
 
 def _read_file(name: str) -> Raw:
     try:
-        return _mapping(Path(name).read_text(encoding="utf-8"), origin=name)
-    except OSError as error:
-        raise UserError(f"config file {name} cannot be read: {error.strerror}") from None
+        return _mapping(_content(Path(name)).decode(), origin=name)
     except UnicodeDecodeError:
         raise UserError(f"config file {name} cannot be read: it is not UTF-8 text") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, LARGEST_FILE)
+    except UserError as error:
+        raise UserError(f"config file {error}") from None
 
 
 def _mapping(text: str, origin: str) -> Raw:
@@ -185,11 +194,19 @@ def _mapping(text: str, origin: str) -> Raw:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: 3e-4 is a number, 010 is none, off and no are words, nothing comes twice, no aliases."""
+    """YAML without surprises: 3e-4 is a number, 010 is none, off and no are words, nothing comes twice.
+
+    Aliases and tags (`!!bool x`) are refused, dates are text. It is Python's own loader: that of libyaml is faster, but
+    does not let these be refused, and ends the process where a file is nested too deeply.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed; write the value out")
+        scalar_or_collection = self.check_event(yaml.ScalarEvent, yaml.CollectionStartEvent)
+        tag = self.peek_event().tag if scalar_or_collection else None  # type: ignore[no-untyped-call]
+        if tag is not None:
+            raise yaml.YAMLError(f"tags ({tag.replace('tag:yaml.org,2002:', '!!')}) are not allowed; write the value")
         return super().compose_node(parent, index)
 
     def unique_keys(self, node: yaml.MappingNode) -> Raw:
@@ -209,8 +226,9 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.unique_keys)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.whole_if_it_is)
+REPLACED = ("int", "float", "bool", "timestamp")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float", "bool")]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False)$"), list("tfTF"))
@@ -223,13 +241,16 @@ _Loader.add_implicit_resolver(
 
 
 def _parse(text: str, origin: str) -> Any:
+    named = origin if len(origin) < 200 else f"{origin[:200]}..."
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError(f"{named} cannot be read as YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark is not None and "=" not in origin else ""
-        raise UserError(f"{origin} cannot be read as YAML: {problem}{line}") from None
+        raise UserError(f"{named} cannot be read as YAML: {problem}{line}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -37,9 +37,16 @@ SamplerName = Literal[
 
 ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # the samplers that take one, and their own
 
+MOST_STEPS_BY_CONFIDENCE = 20_000  # some 5 s without a change; other samplers pass over such steps at once
+
 SOURCES = ("name", "path", "hub")  # the knobs of `data` that say what is read
 
-Count = Annotated[int, Ge(1)]
+LARGEST = 2**31 - 1  # of what is only counted: beyond it, a slip of the finger
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
+Width = Annotated[int, Ge(1), Le(2**20)]
+Depth = Annotated[int, Ge(1), Le(1024)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
 Share = Annotated[float, Ge(0), Le(1)]
 Rate = Annotated[float, Ge(0)]
 
@@ -52,7 +59,7 @@ def _numbers(*values: object) -> bool:
 class Vocabulary:
     """The size of the alphabet and the ids with a meaning, as `tokens.py` settles them from a tokenizer."""
 
-    size: Annotated[int, Ge(2)]
+    size: Annotated[int, Ge(2), Le(LARGEST)]
     """Number of symbols V, the mask included."""
     mask_id: Annotated[int, Ge(0)]
     """The mask m; never a clean token."""
@@ -105,9 +112,9 @@ class Data:
     """Where a document of plain text ends: with its file, at every line, or at blank lines."""
     held_out: Annotated[float, Ge(0), Lt(1)] = 0.01
     """Share of your own text kept for validation: documents by a draw for each, or its end where they are too few."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Seed = 0
     """Which documents those are, and which problems are made up."""
-    problems: Annotated[int, Ge(0)] = 0
+    problems: CountOrZero = 0
     """Problems made up for the training split of prosqa and prontoqa, by `seed`; 0 reads the file, if there is one."""
     damaged: Literal["refuse", "replace"] = "refuse"
     """What becomes of bytes that are no UTF-8, and of NUL: the text is refused, or they turn into U+FFFD."""
@@ -159,7 +166,7 @@ class Schedule:
 class Time:
     """Which times the objective looks at."""
 
-    steps: Annotated[int, Ge(0)] = 0
+    steps: CountOrZero = 0
     """T of the discrete-time bound; 0 is continuous time."""
     t_min: Annotated[float, Ge(0), Lt(1)] = 1e-3
     """Training draws t from [t_min, 1] in continuous time; the bound always looks at (0, 1]."""
@@ -179,17 +186,17 @@ class Time:
 class Model:
     """The networks. Sizes by name: model=tiny, model=small, model=medium."""
 
-    hidden: Count = 768
+    hidden: Width = 768
     """Width d."""
-    blocks: Count = 12
+    blocks: Depth = 12
     """Transformer blocks of the (anchor) network."""
-    heads: Count = 12
+    heads: Width = 12
     """Attention heads; each is hidden / heads wide."""
-    denoiser_blocks: Annotated[int, Ge(0)] | None = None
+    denoiser_blocks: Annotated[int, Ge(0), Le(1024)] | None = None
     """Blocks of the second network; empty means half of `blocks` but at least 1, 0 leaves the first network alone."""
     bridge: BridgeName = "logits"
     """What the second network reads of the first: raw logits (as published), hidden state, or expected embedding."""
-    condition: Count = 128
+    condition: Width = 128
     """Width of the time condition that modulates the norms."""
     time_conditioning: bool = False
     """Whether the network is told the noise sigma_t; if not, it is told 0."""
@@ -220,7 +227,7 @@ class Anchor:
 
     gamma: Rate = 3e-3
     """Weight of the anchor term; 0 leaves the plain bound."""
-    tau: Annotated[int, Ge(0)] = 5
+    tau: CountOrZero = 5
     """A token is an anchor where its id occurs at most tau times in its own sequence."""
     positions: Literal["all", "masked"] = "all"
     """Where anchors are scored: everywhere, as the released code does, or where masked, as Theorem 4.1 has it."""
@@ -248,7 +255,7 @@ class Train:
     """AdamW's decoupled decay."""
     clip: Rate = 1.0
     """Largest gradient norm; 0 does not clip."""
-    warm_up_steps: Annotated[int, Ge(0)] | None = None
+    warm_up_steps: CountOrZero | None = None
     """Steps over which the learning rate rises from 0; empty means a tenth of `steps`, but at most 2500."""
     decay: Literal["constant", "cosine", "linear", "trapezoid"] = "constant"
     """The learning rate after the warm-up; trapezoid holds it, and falls in a line over the last two fifths."""
@@ -258,7 +265,7 @@ class Train:
     """Learning rate of the bridge, as a multiple of the others'."""
     unigram_start: bool = False
     """Let the biases of the heads begin at the log frequencies of the training text, not at 0, as published."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Seed = 0
     """Every draw of a run belongs to it."""
     micro_batch: Count | None = None
     """Sequences a process passes through the network at once; fewer need less memory; empty means all of its share."""
@@ -278,19 +285,19 @@ class Train:
     """CPU threads of a run on a CPU; empty means OMP_NUM_THREADS, or as many as CPUs are idle; resuming keeps them."""
     log_every: Count = 50
     """Steps between two lines of metrics.jsonl and of the console."""
-    valid_every: Annotated[int, Ge(0)] = 1_000
+    valid_every: CountOrZero = 1_000
     """Steps between two measurements of the bound on held-out rows; 0 measures at the end only."""
     valid_rows: Count = 512
     """Held-out rows that are measured, always the same with the same draws; fewer where there are fewer."""
-    sample_every: Annotated[int, Ge(0)] = 5_000
+    sample_every: CountOrZero = 5_000
     """Steps between two files of sample texts, in the run's samples/; 0 writes none."""
-    samples: Count = 2
+    samples: Annotated[int, Ge(1), Le(1024)] = 2
     """Texts in such a file."""
     snapshot_every: Count = 1_000
     """Steps between two snapshots to resume from; one is also made at the end and when the run is told to stop."""
     keep: Count = 2
     """Snapshots kept: the last so many, and the one with the lowest bound on held-out rows."""
-    skip_limit: Annotated[int, Ge(0)] = 10
+    skip_limit: CountOrZero = 10
     """Steps in a row whose loss or gradient is not finite that are skipped; one more ends the run."""
     tensorboard: bool = False
     """Write events for TensorBoard too, to the run's tensorboard/; needs the package tensorboard."""
@@ -321,7 +328,7 @@ class Sampling:
     """remdm-loop: the share of visible tokens that the loop keeps."""
     threshold: Annotated[float, Gt(0), Le(1)] = 0.9
     """threshold: a token is revealed where the belief in it reaches this; the likeliest always."""
-    stride: Annotated[int, Ge(0)] = 0
+    stride: CountOrZero = 0
     """semi-autoregressive: by how many tokens the window moves; 0 is half the model's length."""
     t_end: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Where the walk ends; 0 reveals everything by draws, the released code stops at 1e-5."""
@@ -329,7 +336,7 @@ class Sampling:
     """What becomes of a token still masked at t_end."""
     temperature: Rate = 1.0
     """Beliefs are raised to the power of its inverse; 0 takes the likeliest token."""
-    top_k: Annotated[int, Ge(0)] = 0
+    top_k: CountOrZero = 0
     """Tokens are drawn from the k likeliest; 0 is all."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Tokens are drawn from the likeliest that together have this probability; 1 is all."""
@@ -342,6 +349,11 @@ class Sampling:
         if _numbers(self.temperature) and self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
             raise UserError(
                 f"sampling.temperature {self.temperature} must be from 0.001 to 1000, or 0 for the likeliest token"
+            )
+        if self.sampler == "remdm-conf" and _numbers(self.steps) and self.steps > MOST_STEPS_BY_CONFIDENCE:
+            raise UserError(
+                f"sampling.steps {self.steps} must be at most {MOST_STEPS_BY_CONFIDENCE:,} with sampling.sampler "
+                "remdm-conf, which draws at every step whether anything changes or not; lower it, or try remdm-cap"
             )
         if self.eta is not None and _numbers(self.eta) and self.eta > 0 and self.sampler not in ETA:
             raise UserError(
@@ -376,7 +388,7 @@ class Config:
     """The objective and its networks."""
     tokenizer: str = "gpt2"
     """A name, a tokenizer.json, a folder, a vocab.txt, text8, bytes, or bpe-SIZE: learnt from the text itself."""
-    length: Annotated[int, Ge(2)] = 1024
+    length: Annotated[int, Ge(2), Le(2**24)] = 1024
     """Tokens in a row, L; at least 2, so that one token can tell of another."""
     vocabulary: Vocabulary | None = None
     """Size and special ids; empty until a tokenizer settles them."""

@@ -30,7 +30,8 @@ def uniform(
 ) -> Tensor:
     """Numbers from [0, 1), drawn where the generator lives, so that a seed means the same on every device."""
     portion = portion or Portion(0, shape[0])
-    drawn = torch.rand((portion.total, *shape[1:]), generator=generator, device=generator.device)
+    whole = portion.total, *shape[1:]
+    drawn = torch.rand(whole, generator=generator, device=generator.device, dtype=torch.float32)
     return portion.of(drawn, shape[0]).to(device)
 
 

@@ -24,6 +24,7 @@ from adlm.methods.method import Method
 AUTO = "auto"
 AT_ONCE, AT_ONCE_ON_GPU = 2**13, 2**15  # tokens read at once
 LEAST_ROWS, LEAST_TOKENS = 16, 2**11  # that a replicate scores, by scoring the rows of a short text repeatedly
+MOST_REPLICATES = 100_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} must be at least 1")
+        for name in ("samples", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value > MOST_REPLICATES:
+                raise UserError(f"{name} {value} must be at most {MOST_REPLICATES:,}; 4 to 64 are usual")
         if self.seed < 0:
             raise UserError(f"seed {self.seed} must be 0 or more")
 

@@ -45,18 +45,18 @@ def checked() -> Iterator[None]:
         _CHECKED.reset(token)
 
 
-def check_clean(config: Config, x: Tensor, pad: Tensor | None) -> None:
+def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text") -> None:
     """Clean ids are ids, none of them outside the padding is the mask, and they are no longer than the model."""
     if _CHECKED.get():
         return
     vocabulary = vocabulary_of(config)
-    check_ids(x, config, "text")
+    check_ids(x, config, what)
     if pad is not None:
         _check_pad(pad, x)
     masks = int(((x == vocabulary.mask_id) & not_pad(x, pad)).sum())
     if masks:
         raise UserError(
-            f"the text holds the mask id {vocabulary.mask_id} at {masks} of {x.numel()} positions; "
+            f"the {what} holds the mask id {vocabulary.mask_id} at {masks} of {x.numel()} positions; "
             "clean text never does: masks are laid by the method"
         )
 
@@ -112,6 +112,8 @@ def _check_are_ids(ids: Any, config: Config, what: str) -> None:
         raise UserError(
             f"the {what} must be a torch tensor of int64 ids (sequences, length), not a {type(ids).__name__}"
         )
+    if ids.device.type == "meta" or ids.layout != torch.strided:
+        raise UserError(f"the {what} must be ids in memory, not a tensor on {ids.device} of layout {ids.layout}")
     if ids.ndim != 2 or ids.dtype != torch.int64 or ids.numel() == 0:
         raise UserError(
             f"the {what} must be int64 ids of shape (sequences, length), not {str(ids.dtype).removeprefix('torch.')} "
@@ -126,7 +128,8 @@ def _check_are_ids(ids: Any, config: Config, what: str) -> None:
 
 
 def _check_pad(pad: Any, x: Tensor) -> None:
-    if not isinstance(pad, Tensor) or pad.dtype != torch.bool or pad.shape != x.shape:
+    wrong = not isinstance(pad, Tensor) or pad.dtype != torch.bool or pad.shape != x.shape
+    if wrong or pad.device.type == "meta" or pad.layout != torch.strided:
         raise UserError(f"pad must be a boolean tensor of the text's shape {tuple(x.shape)}, True at padding")
     if pad.all():
         raise UserError("pad is True everywhere: there is no text in this batch")

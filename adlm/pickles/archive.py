@@ -31,6 +31,12 @@ class Archive:
         entries = file.infolist()
         if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
             raise Damaged("its entries claim more than the file holds")
+        # torch's reader and Python's could take different entries for the same name
+        names = {entry.filename.lower() for entry in entries}  # torch's ignores case
+        if len(names) < len(entries):
+            raise Damaged("two of its entries have the same name")
+        if any(entry.filename != entry.orig_filename for entry in entries):
+            raise Damaged("the name of an entry holds a NUL")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise Damaged("it is compressed, which torch never does")
         programs = [
@@ -43,8 +49,7 @@ class Archive:
                 f"its data.pkl has {programs[0].file_size:,} bytes, and more than {LARGEST_PROGRAM:,} is not read"
             )
         self._folder = programs[0].filename.removesuffix("data.pkl")
-        names = {entry.filename for entry in entries}
-        if f"{self._folder}byteorder" in names and file.read(f"{self._folder}byteorder") != b"little":
+        if f"{self._folder}byteorder" in file.namelist() and file.read(f"{self._folder}byteorder") != b"little":
             raise Damaged("its numbers are big-endian; save it again on an ordinary machine")
         self.content, self.foreign = run(file.read(programs[0]))
 
@@ -77,30 +82,36 @@ class Archive:
 def open_archive(path: Path) -> Iterator[Archive]:
     """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
     with in_words(path):
-        refuse_crowds(path)
+        start = check_directory(path)
         file = zipfile.ZipFile(path)
     with file:
         with in_words(path):
+            if file.start_dir != start:  # where Python and torch would look for it differently
+                raise Damaged("its list of entries is not where its end says")
             archive = Archive(path, file)
         yield archive
 
 
-def refuse_crowds(path: Path) -> None:
-    """Refuse what is no file, and a zip whose list of entries would take long to read, before it is read."""
+def check_directory(path: Path) -> int:
+    """Where a zip's list of entries begins, as its end says; refused is what is no zip, and a list too long to read."""
     if path.exists() and not path.is_file():
         raise Damaged("it is not a file")
     with path.open("rb") as stream:
+        is_zip = stream.read(4) == b"PK\x03\x04"
         stream.seek(max(0, path.stat().st_size - 2**17))
         tail = stream.read()
     end = tail.rfind(b"PK\x05\x06")
+    if not is_zip:
+        raise Damaged("torch's files are zip archives, and this is none")
     if end < 0:
-        raise zipfile.BadZipFile
-    place, kind = end + 12, "<L"
+        raise Damaged("it is cut off: a zip archive ends with a list of its entries, and this one does not")
+    place, kind = end + 12, "<LL"
     if tail[max(0, end - 76) :].startswith(b"PK\x06\x06") and tail[max(0, end - 20) :].startswith(b"PK\x06\x07"):
-        place, kind = end - 36, "<Q"  # a zip64 record and its locator stand right before the end record
-    (size,) = struct.unpack_from(kind, tail, place)
+        place, kind = end - 36, "<QQ"  # a zip64 record and its locator stand right before the end record
+    size, start = struct.unpack_from(kind, tail, place)
     if size > 100 * MOST_ENTRIES:
         raise Damaged(f"it lists more than the {MOST_ENTRIES:,} entries that are read")
+    return int(start)
 
 
 @contextmanager
@@ -108,10 +119,8 @@ def in_words(path: Path) -> Iterator[None]:
     """Whatever is wrong with a file, as one sentence."""
     try:
         yield
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, struct.error):
-        raise UserError(
-            f"{path} is not a checkpoint: torch's files are zip archives, and this is none or is cut off"
-        ) from None
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, struct.error) as error:
+        raise UserError(f"{path} is damaged: {error or 'it is cut off'}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (Damaged, RuntimeError, ValueError) as error:

@@ -17,6 +17,7 @@ from adlm.config.schema import Config
 from adlm.data.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.model_folder import ModelFolder, replace_model_folder
 from adlm.models.transformer import num_parameters
@@ -118,6 +119,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             supply = open_supply(config, run, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
+            check_training(config, processes.device, processes.num_ranks)
             changes = [] if before is None else run_folder.check_knobs(run, before, config)
             if found is not None:
                 run_folder.check_text(run, supply.fingerprint)

@@ -115,4 +115,4 @@ def test_a_damaged_judge_is_refused_on_a_gpu_too(place, capsys, tmp_path):
     save_model_folder(ModelFolder(lm.config, weights, lm.tokenizer), tmp_path / "nan")
     words = [place / "samples.jsonl", "--model", tmp_path / "nan", "--metrics", "perplexity", "--device", "cuda"]
     assert main(["judge", *map(str, words)]) == 2
-    assert "which is no likelihood" in capsys.readouterr().err
+    assert "holds a NaN or an infinity" in capsys.readouterr().err

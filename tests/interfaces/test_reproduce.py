@@ -132,7 +132,7 @@ def test_two_processes_tell_once_what_one_does(world, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("zero-shot", "{nan}", "--data", "{prepared}"), "nats are not finite"),
+        (("zero-shot", "{nan}", "--data", "{prepared}"), "holds a NaN or an infinity"),
         (("zero-shot", "nowhere"), "is neither a model folder nor a .ckpt file"),
     ],
 )

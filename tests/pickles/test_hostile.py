@@ -11,12 +11,14 @@ import pickle
 import resource
 import struct
 import time
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from adlm.errors import UserError
 from adlm.interfaces.cli import main
 from adlm.published import read_published
 
@@ -103,6 +105,44 @@ def cut(share):
         path.write_bytes(content[: int(share * len(content))])
 
     return write
+
+
+def rewritten(change):
+    """The test vectors' checkpoint, its zip entries [(name, bytes)] changed; weights of key 0 stand in it first."""
+
+    def write(path, ran):
+        with zipfile.ZipFile(GOOD) as good_file:
+            entries = [(entry.filename, good_file.read(entry)) for entry in good_file.infolist()]
+        change(entries)
+        with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as file:
+            warnings.simplefilter("ignore")  # of duplicate names
+            for name, content in entries:
+                file.writestr(name, content)
+
+    return write
+
+
+def entry_of(entries, ending):
+    return next((name, content) for name, content in entries if name.endswith(ending))
+
+
+def added_again(entries, rename=str):
+    name, content = entry_of(entries, "/data/0")
+    entries.append((rename(name), bytes(len(content))))
+
+
+def name_with_a_nul(path, ran):
+    """Python reads `archive/data/0`, torch's reader another name."""
+    rewritten(lambda entries: entries.append(("archive/data/x#y", b"")))(path, ran)
+    path.write_bytes(path.read_bytes().replace(b"x#y", b"x\0y"))
+
+
+def two_directories(path, ran):
+    """What lies before the end is one list of entries, and the end names another: readers differ in which they take."""
+    content = GOOD.read_bytes()
+    end = content.rfind(b"PK\x05\x06")
+    size, start = struct.unpack_from("<LL", content, end + 12)
+    path.write_bytes(content[:end] + content[start : start + size] + content[end:])
 
 
 def replaced(content, name, value):
@@ -280,6 +320,11 @@ CASES = {
     "entries that share their bytes": quine,
     "a hundred thousand entries": crowd,
     "encrypted": encrypted,
+    "the same entry twice": rewritten(added_again),
+    "the same program twice": rewritten(lambda entries: entries.append(entry_of(entries, "data.pkl"))),
+    "entries that differ in case": rewritten(lambda entries: added_again(entries, str.upper)),
+    "a name with a NUL": name_with_a_nul,
+    "two lists of entries": two_directories,
     "a zip of something else": lambda path, ran: zipfile.ZipFile(path, "w").close(),
     "two programs": lambda path, ran: archive(path, dumped({}), extra={"other/data.pkl": dumped({})}),
     "big-endian": lambda path, ran: archive(path, dumped({}), extra={"byteorder": b"big"}),
@@ -331,6 +376,24 @@ def test_a_hostile_or_damaged_file_gets_one_sentence_and_nothing_else_happens(ca
     assert set(os.listdir()) == folder
     assert seconds < 5
     assert after - before < 2**20  # kilobytes: a gigabyte
+
+
+def test_a_flipped_bit_is_told_as_damage_and_where_it_is(tmp_path):
+    """Whatever byte it is in; where nothing notices, nothing that is read has changed."""
+    content, path = GOOD.read_bytes(), tmp_path / "flipped.ckpt"
+    with zipfile.ZipFile(GOOD) as file:
+        key = next(entry for entry in file.infolist() if entry.filename.endswith("/data/3"))
+    places = [*range(0, len(content), len(content) // 60), content.index(b"PK\x01\x02"), len(content) - 22]
+    told = {}
+    for place in [key.header_offset + 300, *places]:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
+        try:
+            read_published(path)
+        except UserError as error:
+            told[place] = str(error)
+    assert f"Bad CRC-32 for file '{key.filename}'" in told[key.header_offset + 300]
+    assert all(sentence.startswith(f"{path} is damaged") for sentence in told.values())
+    assert all("is none" not in sentence for place, sentence in told.items() if place >= 4)
 
 
 def test_there_are_at_least_fifty_cases():
