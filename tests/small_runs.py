@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,9 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
 def _context() -> Any:
     """Children of a server that has torch imported already: they are there at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp"])
+    context.set_forkserver_preload(
+        ["adlm.training.train", "torch.distributed.fsdp", "adlm.interfaces.cli", "adlm.interfaces.commands.train"]
+    )
     return context
 
 
@@ -113,6 +115,15 @@ def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
     process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
     process.start()
     return process
+
+
+def forked(target: Callable[..., None], *values: Any) -> int:
+    """What a function does in a process of its own; its exit code, or minus the signal that ended it."""
+    process = _context().Process(target=target, args=values)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return int(process.exitcode)
 
 
 def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Cases) -> None:
