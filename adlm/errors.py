@@ -14,6 +14,10 @@ class UserError(ValueError):
         super().__init__(printable(str(message), keep="\t"))
 
 
+TEXT = "\n\t\u00ad\u200c\u200d"
+"""What stays as it is in text that a model writes: line breaks, tabs, and invisible characters that languages need."""
+
+
 def printable(text: str, keep: str = "\n\t") -> str:
     """The text with every character that could control a terminal, hide, or not be encoded written as its escape."""
     if text.isascii() and text.isprintable():

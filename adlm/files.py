@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ PART = ".adlm-part"
 JSON_LIMIT = 2**28
 """Bytes of the largest JSON file that is read; ours are far smaller."""
 
-# How files that we write begin or whom they name as their maker: JSON, pages, and pictures in PNG, SVG and PDF.
+# How files that we write begin, and where they name adlm as their maker: pages, and pictures in PNG, SVG and PDF.
 MARKS = (
-    b'{"adlm":',
-    b'<meta name="generator" content="adlm"',
-    b"Software\0adlm",
-    b"<dc:title>adlm<",
-    b"/Creator (adlm)",
+    (b"<!doctype html>", b'<meta name="generator" content="adlm"'),
+    (b"\x89PNG", b"Software\0adlm"),
+    (b"<?xml", b"<dc:title>adlm<"),
+    (b"%PDF", b"/Creator (adlm)"),
 )
+JSON_MARK, SAMPLES_MARK = b'{"adlm":', b'{"made_by": {"adlm":'
 PICTURE_METADATA = {
     ".png": {"Software": "adlm"},
     ".svg": {"Creator": "adlm", "Date": None},
@@ -51,7 +52,8 @@ def refuse_taken(folder: Path) -> None:
 def check_output(path: Path | None, option: str = "--out", force: bool = False, inputs: Iterable[Path] = ()) -> None:
     """Refuse now what would fail or destroy something when the file is written, after hours perhaps.
 
-    A file that adlm wrote is replaced, any other only with `force`, and what the command reads never.
+    A file that adlm wrote is replaced, any other only with `force`, and what the command reads never: neither a file
+    nor what is in a folder (but results and samples that adlm wrote may lie there).
     """
     if path is None:
         return
@@ -61,9 +63,11 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
             raise UserError(f"{option} {path}: there is no folder {place.parent}")
         if place.exists() and not place.is_file():
             raise UserError(f"{option} {path} is not a regular file; give another path")
-        if place.exists() and any(_is_or_holds(each, place) for each in inputs):
+        ours = place.exists() and written_by_adlm(place)
+        foreign = not ours and not _holds_samples(place)
+        if place.exists() and any(_is(each, place) or (foreign and _holds(each, place)) for each in inputs):
             raise UserError(f"{option} {path} is what this command reads; give another path")
-        if place.exists() and not force and not written_by_adlm(place):
+        if place.exists() and not force and not ours:
             raise UserError(f"{option} {path} exists and was not written by adlm; give another path, or add --force")
         with tempfile.TemporaryFile(dir=place.parent):
             pass  # the folder can be written
@@ -71,17 +75,28 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
             raise UserError(f"{option} {path}: the file name is too long; give a shorter one")
 
 
-def _is_or_holds(given: Path, place: Path) -> bool:
-    given, place = given.resolve(), place.resolve()
-    return given == place or given in place.parents or (given.exists() and place.samefile(given))
+def _is(given: Path, place: Path) -> bool:
+    return given.exists() and place.samefile(given)
+
+
+def _holds(given: Path, place: Path) -> bool:
+    return given.resolve() in place.resolve().parents
+
+
+def _holds_samples(place: Path) -> bool:
+    if not place.exists():
+        return False
+    with place.open("rb") as file:
+        return file.read(64).startswith(SAMPLES_MARK)
 
 
 def written_by_adlm(path: Path) -> bool:
-    """Whether a file says that adlm wrote it; an empty one may be replaced too."""
-    content = path.read_bytes()[: 2**24]
-    return (
-        not content or any(mark in content for mark in MARKS[1:]) or b"".join(content[:64].split()).startswith(MARKS[0])
-    )
+    """Whether a file says that it holds results of adlm; an empty one may be replaced too."""
+    with path.open("rb") as file:
+        content = file.read(2**24)
+    if not content or b"".join(content[:64].split()).startswith(JSON_MARK):
+        return True
+    return any(content.startswith(start) and mark in content for start, mark in MARKS)
 
 
 @contextmanager
@@ -218,19 +233,29 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
 
 
-def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes; a pipe or a device would be waited for without end."""
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """A regular file to read from; a pipe or a device would be waited for without end. Failures are user errors."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path} is not a regular file")
-        if found.st_size > limit:
-            raise UserError(f"{path} has {found.st_size:,} bytes, more than the {limit:,} that are read")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    except ValueError as error:
+        if isinstance(error, UserError) or "null byte" not in str(error):
+            raise
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise UserError(f"{path} has {size:,} bytes, more than the {limit:,} that are read")
+        return file.read()
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:

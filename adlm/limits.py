@@ -65,14 +65,9 @@ def num_parameters_of(config: Config) -> int:
     return total
 
 
-def check_training(
-    config: Config, device: torch.device, num_ranks: int = 1, batch_option: str = "train.batch_size"
-) -> None:
-    """Refuse a training run that cannot fit: weights, gradients, AdamW's moments, EMA, one micro-batch, one batch.
-
-    `batch_option` is what the batch size is called where it was given.
-    """
-    train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
+def check_network(config: Config, device: torch.device) -> int:
+    """Refuse a network whose weights cannot fit; the bytes that they take."""
+    model, size = config.model, 8 if config.train.precision == "float64" else 4
     weights = num_parameters_of(config) * size
     _refuse_more(
         weights,
@@ -81,6 +76,18 @@ def check_training(
         f"and a vocabulary of {vocabulary_of(config).size} symbols",
         "lower one of them",
     )
+    return weights
+
+
+def check_training(
+    config: Config, device: torch.device, num_ranks: int = 1, batch_option: str = "train.batch_size"
+) -> None:
+    """Refuse a training run that cannot fit: weights, gradients, AdamW's moments, EMA, one micro-batch, one batch.
+
+    `batch_option` is what the batch size is called where it was given.
+    """
+    train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
+    weights = check_network(config, device)
     state = weights * (5 if train.ema > 0 else 4) // train.shard  # weights, gradients, two moments, EMA
     _refuse_more(
         state,

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from adlm.config.load import differences
 from adlm.errors import UserError
+from adlm.files import opened, parse_json, writing
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Samples:
     made_by: MadeBy
 
     def __iter__(self) -> Iterator[Sample]:
-        with _reading(self.path) as file:
+        with opened(self.path) as file:
             lines = _whole_lines(file, self.path)
             next(lines)
             for _, sample in _rows(lines, self.made_by, self.path):
@@ -104,41 +105,30 @@ class Samples:
 
 def read_samples(path: Path) -> Samples:
     """A file's samples and how they were made; a last line that is still being written, or was cut off, is none."""
-    with _reading(path) as file:
+    with opened(path) as file:
         _, first = next(_whole_lines(file, path), (0, None))
     return Samples(path, _made_by(first, path))
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-@contextmanager
-def growing(path: Path, made_by: MadeBy) -> Iterator["Growing"]:
+def growing(path: Path, made_by: MadeBy, force: bool = False) -> Iterator["Growing"]:
     """A file to append samples to, ours alone: new, or gone on with if it was made by the same.
 
-    Without a single sample there is no file in the end.
+    With `force`, a file that holds something else is begun anew. Without a single sample there is no file in the end.
     """
-    try:
+    with writing(path):
         was_there = path.exists()
         if was_there and not path.is_file():
             raise UserError(f"{path} is no file; give another --out")
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --out") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{path} is being written by another process; wait for it, or stop it") from None
         try:
-            yield Growing(file, path, made_by)
+            yield Growing(file, path, made_by, force)
         finally:
             if not was_there and os.fstat(file.fileno()).st_size == 0:
                 path.unlink(missing_ok=True)
@@ -147,14 +137,19 @@ def growing(path: Path, made_by: MadeBy) -> Iterator["Growing"]:
 class Growing:
     """An open file that goes on after its last whole line."""
 
-    def __init__(self, file: FileIO, path: Path, made_by: MadeBy):
+    def __init__(self, file: FileIO, path: Path, made_by: MadeBy, force: bool = False):
         self.num_rows, self._end = 0, 0
         self._file, self._path = file, path
         self._header = _line({"made_by": asdict(made_by)})
         file.seek(0)
         first = file.readline(len(self._header) + 2**20)
         if not self._header.startswith(first):  # else it is a header that is whole, torn, or not there yet
-            _refuse_others(first, made_by, path)
+            try:
+                _refuse_others(first, made_by, path)
+            except UserError:
+                if not force:
+                    raise
+                first = b""
         if first.endswith(b"\n"):
             file.seek(0)
             with open(file.fileno(), "rb", closefd=False) as buffered:
@@ -193,13 +188,13 @@ def _line(content: Mapping[str, Any]) -> bytes:
 def _refuse_others(first: bytes, made_by: MadeBy, path: Path) -> None:
     """The sentence for a file that was made by something else, as far as its first line tells."""
     try:
-        there = _made_by(json.loads(first), path)
+        there = _made_by(parse_json(first), path)
     except ValueError:  # a UserError too
-        raise UserError(f"{path} exists already and is no file of samples; give another --out") from None
+        raise UserError(f"{path} exists and is no file of samples; give another --out, or add --force") from None
     apart = differences(asdict(replace(there, about=made_by.about)), asdict(made_by))
     if apart:
         told = ", ".join(f"{name} {_short(was)} -> {_short(now)}" for name, (was, now) in apart.items())
-        raise UserError(f"{path} holds samples that were made otherwise: {told}; give another --out, or move it away")
+        raise UserError(f"{path} holds samples that were made otherwise: {told}; give another --out, or add --force")
 
 
 def _short(value: Any) -> str:
@@ -215,11 +210,12 @@ def _whole_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
             return
         end += len(line)
         try:
-            yield end, json.loads(line)
+            content = parse_json(line)
         except ValueError:
             if number == 1:
                 raise UserError(f"{path} is no file of samples: `adlm sample --out` writes lines of JSON") from None
             raise UserError(f"{path} is damaged: line {number} is no JSON; move it away") from None
+        yield end, content
 
 
 def _made_by(content: Any, path: Path) -> MadeBy:

@@ -6,7 +6,7 @@ carry a sentence that says so, in the card, in its table and in every picture.
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from adlm import __version__
 from adlm.errors import UserError
 from adlm.evaluation.mauve import PUBLISHED_LONGEST, SOUND
-from adlm.files import check_output, write_file, writing
+from adlm.files import check_output, parse_json, read_bytes, write_file, writing
 
 FORMAT = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
@@ -100,13 +100,13 @@ def notes(card: Card) -> Iterator[str]:
         yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not told{rows}"
 
 
-def make_room(path: Path | None) -> None:
+def make_room(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """A folder for the card, before anything is computed for it."""
     if path is None:
         return
     with writing(path, f"--out {path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    check_output(path)
+    check_output(path, force=force, inputs=inputs)
 
 
 def write_card(card: Card, path: Path) -> None:
@@ -115,9 +115,9 @@ def write_card(card: Card, path: Path) -> None:
 
 def read_card(path: Path) -> Card:
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        card = parse_json(read_bytes(path))
+    except UserError:
+        raise
     except ValueError:
         card = None
     if not isinstance(card, dict) or card.get("card") != FORMAT:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 from adlm.evaluation.card import Card
 from adlm.evaluation.findings import LEFT_TO_RIGHT, findings_of
 from adlm.evaluation.picture import (
@@ -27,6 +27,7 @@ from adlm.evaluation.picture import (
     Labels,
     blank,
     check_picture,
+    literal_text,
     logarithmic,
     plain,
     save,
@@ -61,9 +62,9 @@ class Point:
     comparable: bool
 
 
-def plot(cards: Mapping[str, Card], path: Path) -> None:
+def plot(cards: Mapping[str, Card], path: Path, force: bool = False) -> None:
     """The cards by the names of their files; a panel for what some of them have."""
-    check_picture(path, "--out")
+    check_picture(path, "--out", force, [Path(name) for name in cards])
     judged: list[Point] = []
     compared: list[Point] = []
     references: list[Point] = []
@@ -74,13 +75,14 @@ def plot(cards: Mapping[str, Card], path: Path) -> None:
             references += _reference(card)
         except UserError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(f"{name} is no whole card ({type(error).__name__}: {error}); make it again") from None
     if not judged and not compared:
         raise UserError("none of the cards has perplexity and entropy, or MAUVE: there is nothing to draw")
     common = set.intersection(*(set(point.knobs) for point in (*judged, *compared)))
     judged, compared = ([_named_apart(point, common) for point in points] for points in (judged, compared))
-    save(_drawn(judged, compared, references, sorted(common)), path)
+    with literal_text():
+        save(_drawn(judged, compared, references, sorted(common)), path)
 
 
 def _named_apart(point: Point, common: set[str]) -> Point:
@@ -93,10 +95,10 @@ def _judged(card: Card, name: str) -> Iterator[Point]:
     at, errors = _at(card)
     yield Point(
         **_made(card),
-        by=str(card["perplexity"]["judge"]["name"]),
+        by=_words(card["perplexity"]["judge"]["name"]),
         at=at,
         errors=errors,
-        label=card["perplexity"]["label"],
+        label=card["perplexity"]["label"] and _words(card["perplexity"]["label"]),
         comparable=_comparable(card, name, ("gen-ppl", "entropy")),
     )
 
@@ -107,10 +109,10 @@ def _compared(card: Card, name: str) -> Iterator[Point]:
     mauve, made = card["mauve"], _made(card)
     yield Point(
         **made,
-        by=str(mauve["featuriser"]["name"]),
+        by=_words(mauve["featuriser"]["name"]),
         at=(float(made["steps"] or math.nan), _number(mauve["value"])),
         errors=(0.0, _number(mauve["spread"] or 0.0)),
-        label=mauve["label"],
+        label=mauve["label"] and _words(mauve["label"]),
         comparable=_comparable(card, name, ("mauve",)),
     )
 
@@ -119,17 +121,17 @@ def _reference(card: Card) -> Iterator[Point]:
     """The texts that the samples were compared with, where they were judged too."""
     figures = card.get("reference_judged", {})
     if _has_point(figures):
-        judge = str(figures["perplexity"]["judge"]["name"])
+        judge = _words(figures["perplexity"]["judge"]["name"])
         yield Point("reference", "", (), "data", None, judge, *_at(figures), label=None, comparable=False)
 
 
 def _made(card: Card) -> dict[str, Any]:
     made_by, sampling = card["samples"]["made_by"], card["samples"]["made_by"]["sampling"]
-    name, method = Path(made_by["model"]).name, made_by["method"]
+    name, method = Path(_words(made_by["model"])).name, _words(made_by["method"])
     alone = method in LEFT_TO_RIGHT
     model = name if method in name.lower() else f"{name} ({method})"
     return {
-        "maker": model if alone else f"{model}, {sampling['sampler']}",
+        "maker": model if alone else f"{model}, {_words(sampling['sampler'])}",
         "model": model,
         "knobs": tuple(f"{knob} {sampling[knob]:g}" for knob, usual in PLAIN.items() if sampling[knob] != usual),
         "method": method,
@@ -148,6 +150,12 @@ def _at(figures: Mapping[str, Any]) -> tuple[tuple[float, float], tuple[float, f
     entropy, pooled = figures["entropy"], figures["perplexity"]["pooled"]
     values = _number(entropy["value"]), _number(pooled["value"])
     return values, (_number(entropy["stderr"] or 0.0), _number(pooled["stderr"] or 0.0))
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return printable(value)
 
 
 def _number(value: Any) -> float:

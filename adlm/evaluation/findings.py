@@ -3,9 +3,9 @@
 All three are JSON. A finding that cannot stand beside the published figure says why, whatever its value is.
 """
 
-import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,12 @@ from adlm.errors import UserError
 from adlm.evaluation.card import FORMAT, GPT2_LARGE
 from adlm.evaluation.published_tables import Kind, Protocol, PublishedTable, published_sampling
 from adlm.evaluation.text_sets import INCOMPARABLE
+from adlm.files import read_json
 
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
 ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
+MAX_FLOAT = sys.float_info.max
 LEFT_TO_RIGHT = ("ar", "a2r")
 OTHER_SAMPLING = "the samples were drawn with other settings than the published ones"
 
@@ -56,12 +58,7 @@ class Finding:
 
 def read_results(path: Path) -> dict[str, Any]:
     """A JSON that one of the commands wrote."""
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise UserError(f"{path} is not JSON") from None
+    told = read_json(path)
     if kind_of(told) is None:
         raise UserError(
             f"{path} is neither what `adlm perplexity --out` nor what `adlm judge --out` writes, nor accuracies "
@@ -99,18 +96,26 @@ def findings_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> li
         raise
     except KeyError as error:
         raise UserError(f"{name} is not whole: it has no {error}; make it again") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{name} is damaged ({error}); make it again") from None
     for finding in found:
-        if not all(_is_number(value) for value in (finding.value, *finding.errors.values()) if value is not None):
+        numbers = (finding.value, *finding.errors.values(), finding.tokens, finding.parameters)
+        if not all(_is_number(value) for value in numbers if value is not None):
             raise UserError(f"{name} is damaged: its {finding.column} {finding.value!r} is no number; make it again")
+        words = (finding.model, finding.method, finding.how)
+        if not all(isinstance(word, str) for word in words) or not all(map(_is_setting, finding.knobs.values())):
+            raise UserError(f"{name} is damaged: {finding.column} does not tell model and method; make it again")
     if not found:
         raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
     return found
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) <= MAX_FLOAT
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, str) or _is_number(value)
 
 
 def paper_count(tokens: float, method: str) -> float:

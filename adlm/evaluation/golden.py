@@ -3,7 +3,6 @@
 Everything taken from it is remembered, so that what nobody asked for can be named.
 """
 
-import json
 import struct
 import zipfile
 import zlib
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
+from adlm.files import opened, read_json
 
 
 class Golden:
@@ -27,11 +27,9 @@ class Golden:
         self._taken: set[str] = set()
         path = folder / "golden.json"
         try:
-            self._json = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}; give a folder with a golden.json") from None
-        except ValueError as error:
-            raise UserError(f"{path} is not JSON: {error}") from None
+            self._json = read_json(path)
+        except UserError as error:
+            raise UserError(f"{error}; give a folder with a golden.json") from None
         if not isinstance(self._json, dict):
             raise UserError(f"{path} must hold sections such as meta and adlm_losses")
 
@@ -105,9 +103,9 @@ class Golden:
     def _read(self, file: str) -> dict[str, np.ndarray[Any, Any]]:
         if file not in self._arrays:
             try:
-                with np.load(self.folder / file, allow_pickle=False) as content:
+                with opened(self.folder / file) as raw, np.load(raw, allow_pickle=False) as content:
                     self._arrays[file] = dict(content)
-            except (OSError, ValueError, TypeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
+            except (ValueError, TypeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
                 raise UserError(
                     f"{self.folder / file} cannot be read as the arrays of a .npz; is it damaged?"
                 ) from None

@@ -6,7 +6,9 @@ judged/nats-3f0c.../00000.npz    arrays of the first PART texts
 
 import hashlib
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.evaluation import shares
-from adlm.files import replacing, write_file, writing
+from adlm.files import opened, replacing, write_file, writing
 
 PART = 64  # texts: at most so many are computed in vain
 
@@ -36,6 +38,7 @@ def of_texts(texts: Sequence[Any]) -> str:
 def in_parts(
     items: Sequence[Item],
     compute: Callable[[Sequence[Item]], Arrays],
+    fits: Callable[[Sequence[Item], Arrays], bool],
     kind: str,
     about: Mapping[str, Any],
     folder: Path | None,
@@ -43,17 +46,21 @@ def in_parts(
 ) -> list[Arrays]:
     """compute(items), PART at a time; what lies in the folder already, made from the same, is read instead.
 
-    A part is one process's, so that their number changes nothing in it. `tell` is told about how many items are done.
+    A part is one process's, so that their number changes nothing in it. `fits` says whether what was read can be what
+    `compute` gives. `tell` is told about how many items are done.
     """
     made_from, (rank, ranks) = fingerprint_of(about), shares.place()
     place = None if folder is None else _place(folder / f"{kind}-{made_from[:24]}", about)
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // PART), ranks):
         path = None if place is None else place / f"{number:05}.npz"
-        if path is not None and path.is_file():
+        some = items[number * PART : (number + 1) * PART]
+        if path is not None and path.exists():
             arrays = _read(path)
+            if not fits(some, arrays):
+                raise UserError(f"{path} is damaged; delete it, and it is made again")
         else:
-            arrays = compute(items[number * PART : (number + 1) * PART])
+            arrays = compute(some)
             if path is not None:
                 _write(path, arrays)
         done[number] = arrays
@@ -80,7 +87,7 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 def _read(path: Path) -> Arrays:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+    except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path} is damaged; delete it, and it is made again") from None

@@ -9,8 +9,10 @@ Shapes: n texts, d numbers each.
 
 import importlib.util
 import os
+import struct
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.files import opened
 
 Features = NDArray[np.float32]
 
@@ -67,15 +70,26 @@ class Mauve:
 
 
 def mauve_of(
-    samples: Features, reference: Features, seeds: Sequence[int], num_clusters: int | None = None, scaling: float = 5.0
+    samples: Features,
+    reference: Features,
+    seeds: Sequence[int],
+    num_clusters: int | None = None,
+    scaling: float = 5.0,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Mauve:
-    """One score a seed; clusters are a tenth of the smaller set unless given, as mauve-text has it."""
+    """One score a seed; clusters are a tenth of the smaller set unless given, as mauve-text has it.
+
+    `tell` is told how many clusterings are done.
+    """
     check_enough(len(samples), len(reference), num_clusters)
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
     check_installed()
     _refuse_one_direction(np.concatenate([samples, reference]))
-    found = [_scored(samples, reference, seed, num_clusters, scaling) for seed in seeds]
+    found: list[Any] = []
+    for seed in seeds:
+        tell(len(found))
+        found.append(_scored(samples, reference, seed, num_clusters, scaling))
     scores = [float(each.mauve) for each in found]
     return Mauve(
         value=float(np.mean(scores)),
@@ -114,11 +128,11 @@ def check_enough(num_samples: int, num_reference: int, num_clusters: int | None 
 def given_features(path: Path, num: int | None, what: str) -> Features:
     """(n, d) from a .npy file, one row for each text."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             found = np.load(file, allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError):
+    except UserError:
+        raise
+    except (ValueError, TypeError, EOFError, SyntaxError, MemoryError, struct.error, zipfile.BadZipFile):
         raise UserError(f"{path} is no .npy file of numbers") from None
     if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "fiu" or not found.shape[1]:
         raise UserError(f"{path} must hold one array (texts, numbers of each)")

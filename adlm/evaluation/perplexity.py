@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.evaluation import shares
 from adlm.evaluation.estimators import ESTIMATORS, steadiest
-from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, measure_groups, nats_of, num_groups
+from adlm.evaluation.likelihood import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
+from adlm.files import parse_json, read_bytes, writing
+from adlm.limits import memory_of, size_in_words
 from adlm.methods.method import Method
 
 AUTO = "auto"
@@ -98,21 +101,32 @@ def measure(
     repeats = repeats_of(recipe, method, rows, once)
     at_once = AT_ONCE_ON_GPU if next(network.parameters()).device.type == "cuda" else AT_ONCE
     batch = recipe.batch or max(1, at_once // rows.length)
+    _check_samples(replicates, min(len(once) * repeats, group_size(rows.length)) * rows.length)
     numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
     rank, ranks = shares.place()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
-    kept = {} if journal is None else _read(journal)
+    kept = {} if journal is None else _read(journal, in_all, replicates)
     done = {number: group for number, group in kept.items() if number % ranks == rank}
     todo = (group for group in range(rank, in_all, ranks) if group not in done)
     tell(min(in_all, len(done) * ranks), in_all)
     for group in measure_groups(method, network, rows, numbers, estimator, replicates, recipe.seed, batch, todo):
         done[group.group] = group
         if own is not None:
-            with own.open("a", encoding="utf-8") as file:
+            with writing(own), own.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # on a new line, whatever was cut off before it
         tell(min(in_all, len(done) * ranks), in_all)
     return nats_of(shares.gathered(list(done.values())), method.exact, repeats)
+
+
+def _check_samples(replicates: int, tokens: int) -> None:
+    """The draws of a group of rows are held until it is done, 8 bytes for each token."""
+    needed, there = replicates * tokens * 8, memory_of(torch.device("cpu"))
+    if needed > there:
+        raise UserError(
+            f"samples {replicates} of {tokens:,} tokens at once take {size_in_words(needed)} of memory, and this "
+            f"machine has {size_in_words(there)}; take fewer"
+        )
 
 
 def _num_tokens(rows: TextRows, chosen: NDArray[np.int64]) -> int:
@@ -130,14 +144,27 @@ def _files(journal: Path) -> list[Path]:
     return sorted(journal.parent.glob(f"{escape(journal.name)}.*-of-*"))
 
 
-def _read(journal: Path) -> dict[int, GroupNats]:
-    """The groups that a journal holds; a line that was cut off while it was written is none."""
+def _read(journal: Path, in_all: int, replicates: int) -> dict[int, GroupNats]:
+    """The groups that a journal holds; a line that was cut off while it was written, or damaged, is none."""
     groups = {}
     for file in _files(journal):
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in read_bytes(file).splitlines():
             try:
-                group = GroupNats(**json.loads(line))
+                group = GroupNats(**parse_json(line))
             except (ValueError, TypeError):
                 continue
-            groups[group.group] = group
+            if _is_group(group, in_all, replicates):
+                groups[group.group] = group
     return groups
+
+
+def _is_group(given: GroupNats, in_all: int, replicates: int) -> bool:
+    if not all(isinstance(each, list) for each in (given.documents, given.tokens, given.nats)):
+        return False
+    whole = (given.group, *given.documents, *given.tokens)
+    if not all(type(number) is int and 0 <= number < 2**62 for number in whole) or given.group >= in_all:
+        return False
+    if not len(given.documents) == len(given.tokens) == len(given.nats):
+        return False
+    rows_are_whole = all(isinstance(row, list) and len(row) == replicates for row in given.nats)
+    return rows_are_whole and all(type(nats) is float and math.isfinite(nats) for row in given.nats for nats in row)

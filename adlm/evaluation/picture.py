@@ -1,7 +1,9 @@
 """What pictures share: where they go, how they look, and labels that stand on nothing else. Knows no figures."""
 
 import importlib.util
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
@@ -25,13 +27,13 @@ DISTANCES = (7, 11, 16, 22)
 CROWD = 15  # pixels
 
 
-def check_picture(path: Path, knob: str) -> None:
+def check_picture(path: Path, option: str, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """What would fail after hours fails now."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
     if path.suffix not in FORMS:
-        raise UserError(f"{knob} {path} is no picture; one ends in {', '.join(FORMS)}")
-    check_output(path, knob)
+        raise UserError(f"{option} {path} is no picture; one ends in {', '.join(FORMS)}")
+    check_output(path, option, force, inputs)
 
 
 def blank(width: float, height: float) -> Any:
@@ -42,6 +44,16 @@ def blank(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+@contextmanager
+def literal_text() -> Iterator[None]:
+    """While a figure is drawn: names are no mathematics, and a character that the font lacks is no warning."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def save(figure: Any, path: Path) -> None:

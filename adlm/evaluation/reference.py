@@ -16,6 +16,7 @@ from adlm.data.prepared import is_prepared, open_prepared
 from adlm.data.reading import READ_ALL_THE_SAME
 from adlm.errors import UserError
 from adlm.evaluation.writer import Writer, writer_of
+from adlm.files import opened
 from adlm.samples_file import read_samples
 
 KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a file of samples"
@@ -50,8 +51,10 @@ def read_reference(place: Path, wanted: Wanted, writer: Writer | None, longest: 
         if not is_prepared(place):
             raise UserError(f"--reference {place} is a folder but no prepared one; give {KINDS}")
         return _of_prepared(place, wanted, writer, longest)
-    if not place.is_file():
+    if not place.exists():
         raise UserError(f"--reference {place} does not exist; give {KINDS}")
+    if not place.is_file():
+        raise UserError(f"--reference {place} is not a regular file; give {KINDS}")
     if wanted.split is not None:
         raise UserError(f"--split {wanted.split}: {place} is a file and has no splits; leave it out")
     return _of_samples(place, wanted, writer) if _is_samples(place) else _of_texts(place, wanted)
@@ -141,10 +144,10 @@ def _numbers(taken: int, num: int, seed: int) -> dict[str, int]:
 
 
 def _is_samples(place: Path) -> bool:
-    with place.open("rb") as file:
+    with opened(place) as file:
         return file.read(64).lstrip().startswith(b'{"made_by"')
 
 
 def _sha256(place: Path) -> str:
-    with place.open("rb") as file:
+    with opened(place) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adlm.evaluation.picture import GREY, INK, SMALL, blank, logarithmic, plain, save
+from adlm.errors import printable
+from adlm.evaluation.picture import GREY, INK, SMALL, blank, literal_text, logarithmic, plain, save
 from adlm.evaluation.published_tables import DECIMALS, PAPER, PublishedTable
 from adlm.evaluation.reproduction import ERRORS_APART, Comparison
 
@@ -37,10 +38,15 @@ class Line(NamedTuple):
     def __str__(self) -> str:
         first = [self.row, self.column]
         second = ["/".join(Path(self.model).parts[-2:]) if self.model else "", self.how]
-        return "\n".join(filter(None, (", ".join(filter(None, words)) for words in (first, second))))
+        return printable("\n".join(filter(None, (", ".join(filter(None, words)) for words in (first, second)))))
 
 
 def plot(table: PublishedTable, comparisons: Sequence[Comparison], path: Path) -> None:
+    with literal_text():
+        save(_drawn(table, comparisons), path)
+
+
+def _drawn(table: PublishedTable, comparisons: Sequence[Comparison]) -> Any:
     units = list(dict.fromkeys(each.unit for each in comparisons))
     places = _places(dict.fromkeys(_line(each, comparisons) for each in comparisons))
     bottom = max(places.values()) + NARROW
@@ -60,7 +66,7 @@ def plot(table: PublishedTable, comparisons: Sequence[Comparison], path: Path) -
         _legend(figure, every)
     figure.suptitle(f"{table.name}: {table.title} ({PAPER})", fontsize=10)
     figure.supxlabel(CAPTION, fontsize=SMALL, color=GREY)
-    save(figure, path)
+    return figure
 
 
 def _places(lines: Iterable[Line]) -> dict[Line, float]:

@@ -5,6 +5,7 @@ there. That a tokenizer turns the ids into the text is not enough: of two learnt
 symbol of the smaller, reads its ids as the same text, and would never write them so.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def _given(name: str, told: Writer | None, samples: Sequence[Sample]) -> Writer:
 
 def _in_the_models_folder(made_by: MadeBy) -> str | None:
     for folder in (Path(made_by.model) / "model", Path(made_by.model)):
-        if (folder / "tokenizer.json").is_file():
+        if os.path.isfile(folder / "tokenizer.json"):  # False too where the name is too long for a path
             return str(folder / "tokenizer.json")
     return made_by.tokenizer if made_by.tokenizer in BUILT_IN else None
 

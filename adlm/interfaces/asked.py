@@ -12,6 +12,7 @@ from adlm.evaluation.hugging_face import Pooling
 from adlm.evaluation.judging import Eos, Start
 from adlm.evaluation.kept import Arrays, in_parts
 
+MOST_SEEDS = 1_000
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
 
@@ -60,6 +61,8 @@ def check_asked(asked: Asked) -> None:
     ):
         if value is not None and value < 1:
             raise UserError(f"--{name} {value} must be at least 1")
+    if asked.num_seeds > MOST_SEEDS:
+        raise UserError(f"--seeds {asked.num_seeds} must be at most {MOST_SEEDS:,}: a clustering takes seconds or more")
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,15 @@ class Work:
         self,
         items: Sequence[Any],
         compute: Callable[[Sequence[Any]], Arrays],
+        fits: Callable[[Sequence[Any], Arrays], bool],
         kind: str,
         about: Mapping[str, Any],
         name: str,
     ) -> list[Arrays]:
-        return in_parts(items, compute, kind, about, self.keep_in, lambda done: self.tell(name, done, len(items)))
+        def tell(done: int) -> None:
+            self.tell(name, done, len(items))
+
+        return in_parts(items, compute, fits, kind, about, self.keep_in, tell)
 
     def fitting(self, compute: Callable[[], Any]) -> Any:
         try:

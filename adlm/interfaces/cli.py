@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence o
 import argparse
 import errno
 import importlib
-import math
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from typing import NoReturn
 from adlm import __version__
 from adlm.config.knobs import instead, sentences
 from adlm.errors import UserError
+from adlm.files import reason
 from adlm.interfaces.console import open_streams, silence, write_error
 
 # Each command is a module of `commands` with EXAMPLE, add_arguments and run; it is imported when it is called.
@@ -36,6 +36,8 @@ COMMANDS = {
     "parity": "compare this code with numbers of the released code",
     "bench": "measure how fast this machine trains a preset, or samples from one or from a model",
 }
+PATIENCE = 3.0
+"""Seconds that a command has to end after Ctrl-C before another Ctrl-C ends it at once."""
 MODULES = {"import": "import_checkpoint"}  # where a command cannot be a module's name
 
 
@@ -47,9 +49,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    """The exit code of `adlm WORDS`; without words, this is the process that was started with them."""
     open_streams()
     if words is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted)
+        signal.signal(signal.SIGINT, Interruption())
     try:
         code = run(_checked(sys.argv[1:] if words is None else words))
         sys.stdout.flush()
@@ -59,31 +62,57 @@ def main(words: Sequence[str] | None = None) -> int:
             write_error(f"adlm: {error}")
         return 2
     except KeyboardInterrupt:
+        if words is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would die of the next one while it ends
         return 130
     except BrokenPipeError:  # nobody reads standard output any more, `head` say
         silence(sys.stdout)
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.filename is not None:  # a file that cannot be used: a name that is too long, say
+            write_error(f"adlm: {error.filename}: {reason(error)}")
+        elif error.errno == errno.ENOSPC:
+            silence(sys.stdout)
+            write_error("adlm: standard output cannot be written: there is no space left on its device")
+        else:
             raise
-        silence(sys.stdout)
-        write_error("adlm: there is no space left on the device that is written to")
         return 2
     finally:
         if words is None:  # the process ends here, and one more Ctrl-C must not interrupt that
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _interrupted(number: int, frame: FrameType | None, last: list[float] = [-math.inf]) -> None:  # noqa: B006
-    """Ctrl-C raises KeyboardInterrupt; more within a second do not, so that they interrupt no clean-up."""
-    if time.monotonic() - last[0] > 1:
-        last[0] = time.monotonic()
-        raise KeyboardInterrupt
+class Interruption:
+    """Ctrl-C once interrupts; again, it is ignored while the command ends, unless that takes too long.
+
+    During an import it ends the process at once: packages swallow the exception, and fail later in odd ways.
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        late = self._first is not None and time.monotonic() - self._first > PATIENCE
+        if late or _imports(frame):
+            os._exit(130)
+        if self._first is None:
+            self._first = time.monotonic()
+            raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _checked(words: Sequence[str]) -> Sequence[str]:
     """Arguments must be text: a name that is not UTF-8 could be read, but not written down in configs and results."""
     for word in words:
+        if "\0" in word:
+            raise UserError(f"{word} has a null byte")
         if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
             raise UserError(f"{word} is not UTF-8; rename the file, or give it through a link with another name")
     return words
@@ -91,7 +120,7 @@ def _checked(words: Sequence[str]) -> Sequence[str]:
 
 def _tells() -> bool:
     """Of the processes that torchrun started, the first that finds a mistake: it is told once."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return True
     from adlm.interfaces.processes import first_to_tell
 

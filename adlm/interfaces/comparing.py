@@ -64,18 +64,28 @@ def features_made(work: Work, ours: Texts, reference: Reference | None) -> BothF
     for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
         there = [text for text in texts if text]
         about = {"featuriser": asdict(featuriser.about), "texts": of_texts(there)}
-        parts = work.in_parts(there, compute, "features", about, f"features of {name}")
+        parts = work.in_parts(there, compute, _are_features, "features", about, f"features of {name}")
         found.append(np.concatenate([part["features"] for part in parts]))
     empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
     return BothFeatures(found[0], found[1], featuriser.about, empty)
 
 
-def mauve_figures(asked: Asked, features: BothFeatures) -> dict[str, Any]:
+def _are_features(part: Sequence[str], arrays: Arrays) -> bool:
+    found = arrays.get("features")
+    return found is not None and found.ndim == 2 and len(found) == len(part) and found.dtype == np.float32
+
+
+def mauve_figures(work: Work, features: BothFeatures) -> dict[str, Any]:
+    asked = work.asked
     seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
+
+    def tell(done: int) -> None:
+        work.tell("clustering", done, asked.num_seeds)
+
     figures = {
         "featuriser": asdict(features.by),
         "num_empty_samples": features.num_empty[0],
         "num_empty_reference": features.num_empty[1],
-        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters)),
+        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters, tell=tell)),
     }
     return figures | {"label": mauve_label(figures)}

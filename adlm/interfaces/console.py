@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
@@ -36,24 +36,50 @@ def open_streams() -> None:
 
 def silence(stream: TextIO) -> None:
     """Nobody reads this stream any more: what is written to it, and what Python flushes at exit, goes nowhere."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+class StandardError:
+    """Standard error as it is now. Where it cannot be written (a reader has gone, a disk is full), the work goes on."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            silence(sys.stderr)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            silence(sys.stderr)
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return sys.stderr.encoding
 
 
 def write_error(line: str) -> None:
-    """A line on standard error; a reader that has gone away is no reason to fail."""
-    try:
-        sys.stderr.write(f"{printable(line)}\n")
-        sys.stderr.flush()
-    except OSError:
-        silence(sys.stderr)
+    """A line on standard error."""
+    stream = StandardError()
+    stream.write(f"{printable(line)}\n")
+    stream.flush()
 
 
 class Console(RichConsole):
     """Standard output, or standard error."""
 
     def __init__(self, stderr: bool = False):
-        super().__init__(stderr=stderr, markup=False, highlight=False)
+        file = cast(TextIO, StandardError()) if stderr else None
+        super().__init__(file=file, stderr=stderr, markup=False, highlight=False)
         if not self.file.isatty():  # rich calls a pipe a terminal where FORCE_COLOR is set
             self.width = NO_EDGE
 
@@ -61,21 +87,9 @@ class Console(RichConsole):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-    def _check_buffer(self) -> None:
-        try:
-            super()._check_buffer()
-        except OSError:  # standard error is a terminal that was closed, or a file on a full disk
-            if not self.stderr:
-                raise
-            del self._buffer[:]
-            self.on_broken_pipe()
-
     def on_broken_pipe(self) -> None:
-        """Without a reader of standard output, `main` ends the command; of standard error, it goes on in silence."""
-        if not self.stderr:
-            raise BrokenPipeError
-        self.quiet = True
-        silence(sys.stderr)
+        """Without a reader of standard output, `main` ends the command."""
+        raise BrokenPipeError
 
 
 SILENCE = 10.0
@@ -88,17 +102,18 @@ class Progress:
     A thread prints it, so that one step of minutes is not silent either.
     """
 
-    def __init__(self, console: Console, what: str, total: int, done: int = 0):
-        self.console, self.what, self.total = console, what, total
+    def __init__(self, console: Console, what: str, total: int, done: float = 0, unit: str = "steps"):
+        self.console, self.what, self.total, self.unit = console, what, total, unit
         self._began = self._printed = time.monotonic()
-        self._first: tuple[int, float] | None = None  # (steps done, when) after the first step, which is no measure
-        self._last = (done, self._began)
+        self._first: tuple[float, float] | None = None  # (steps done, when) after the first step, which is no measure
+        self._last: tuple[float, float] = (done, self._began)
         self._closed = threading.Event()
         self._bar: Bar | None = None
         if console.is_terminal:
-            left = TextColumn("{task.completed:,}/{task.total:,}  {task.fields[left]}")
-            self._bar = Bar(TextColumn(what), BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)
-            self._task = self._bar.add_task(what, total=total, completed=done, left="")
+            name = TextColumn("{task.description}", markup=False)
+            left = TextColumn("{task.completed:,.0f}/{task.total:,}  {task.fields[left]}")
+            self._bar = Bar(name, BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)
+            self._task = self._bar.add_task(what, total=total, completed=int(done), left="")
             self._bar.start()
         self._thread = threading.Thread(target=self._speak, daemon=True)
         self._thread.start()
@@ -107,7 +122,7 @@ class Progress:
         self._printed = time.monotonic()
         self.console.print(line, style=style, soft_wrap=True)
 
-    def update(self, done: int) -> None:
+    def update(self, done: float) -> None:
         self._last = (done, time.monotonic())
         if self._first is None:
             self._first = self._last
@@ -123,6 +138,17 @@ class Progress:
         pace = (now - first[1]) / (done - first[0]) if done > first[0] else now - self._began
         return f"{duration((self.total - done) * pace)} left"
 
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While something is printed on standard output."""
+        if self._bar is not None:
+            self._bar.stop()
+        try:
+            yield
+        finally:
+            if self._bar is not None and not self._closed.is_set():
+                self._bar.start()
+
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
@@ -136,7 +162,34 @@ class Progress:
                 continue
             done, since = self._last
             doing = f"{duration(now - since)} in the next" if now - since > SILENCE else self.left
-            self.print(f"{self.what}: {done:,}/{self.total:,} steps, {doing}")
+            self.print(f"{self.what}: {done:,.0f}/{self.total:,} {self.unit}{f', {doing}' if doing else ''}")
+
+
+class Stages:
+    """Progress of one stage of work after another on standard error, each with a name and a total of its own."""
+
+    def __init__(self, unit: str, shown: bool = True):
+        self._unit, self._shown = unit, shown
+        self._progress: Progress | None = None
+
+    def tell(self, name: str, done: int, total: int) -> None:
+        if not self._shown:
+            return
+        if self._progress is None or self._progress.what != name:
+            self.close()
+            self._progress = Progress(Console(stderr=True), name, total, done, self._unit)
+        self._progress.update(done)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    def __enter__(self) -> "Stages":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
 
 def duration(seconds: float) -> str:

@@ -34,6 +34,7 @@ from adlm.evaluation.kept import Arrays, of_texts
 from adlm.evaluation.own_judge import OwnJudge
 from adlm.evaluation.reference import Reference, Wanted, read_reference
 from adlm.evaluation.writer import Writer, writer_of
+from adlm.files import opened
 from adlm.interfaces.asked import Asked, IdsOf, Tell, Texts, Work, check_asked
 from adlm.interfaces.comparing import features_given, features_made, mauve_figures
 from adlm.interfaces.processes import own_device
@@ -72,7 +73,7 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
         card["reference"] = reference.about
     card |= judged["samples"]
     if features is not None:
-        card["mauve"] = mauve_figures(asked, features)
+        card["mauve"] = mauve_figures(work, features)
     card |= _counted(asked, ours)
     beside = {} if theirs is None else judged["reference"] | _counted(asked, theirs)
     if beside:
@@ -98,7 +99,7 @@ def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -
 
 
 def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
-    with file.path.open("rb") as raw:
+    with opened(file.path) as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
         "file": str(file.path),
@@ -143,7 +144,7 @@ def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) ->
         return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
 
     nats: list[Nats] = []
-    for part in work.in_parts(rows, compute, "nats", about, f"judging {what.name}"):
+    for part in work.in_parts(rows, compute, _are_nats, "nats", about, f"judging {what.name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
     figures = {
         "judge": asdict(judge.about),
@@ -160,6 +161,13 @@ def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) ->
         **asdict(generative_perplexity(rows, nats, judge.about.eos_id, eos, start)),
     }
     return figures | {"label": perplexity_label(figures)}
+
+
+def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
+    nats, lengths = arrays.get("nats"), arrays.get("lengths")
+    if nats is None or lengths is None or lengths.tolist() != [len(row) for row in part]:
+        return False
+    return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
 
 
 def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tuple[list[list[int]], str]:

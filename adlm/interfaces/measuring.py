@@ -6,13 +6,11 @@ Under torchrun every process measures its share of the groups, and the first spe
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adlm import __version__
 from adlm.config.load import check
@@ -21,7 +19,7 @@ from adlm.evaluation.likelihood import Estimate, Nats, difference, estimate
 from adlm.evaluation.perplexity import Recipe, chosen_rows, measure
 from adlm.evaluation.text_sets import TextSet, text_sets
 from adlm.interfaces.about import About, about_of
-from adlm.interfaces.console import Console
+from adlm.interfaces.console import Stages
 from adlm.interfaces.drawing import tokenizer_of
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
@@ -105,19 +103,11 @@ def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out
     lines: list[Line] = []
     found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not (first and sys.stderr.isatty()),
-        transient=True,
-    ) as progress:
+    with Stages("groups of rows", shown=first) as stages:
         for model, lm in models.items():
             with text_sets(asked.names, tokenizer_of(lm), lm.config.length, asked.packing, asked.split) as texts:
                 for text in texts:
-                    tell = _told(progress, f"{model} on {text.name}")
+                    tell = partial(stages.tell, f"{model} on {text.name}")
                     journal = _journal(out, lm, text, recipe)
                     try:
                         nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
@@ -127,11 +117,6 @@ def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out
                     journals += [] if journal is None else [journal]
                     lines.append(_line(model, lm, text, recipe, nats))
     return Measured(lines, list(_gaps(list(models), found)), journals)
-
-
-def _told(progress: Progress, what: str) -> Callable[[int, int], None]:
-    task = progress.add_task(what, total=None)
-    return lambda done, in_all: progress.update(task, completed=done, total=in_all)
 
 
 def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Gap]:

@@ -20,9 +20,13 @@ class Doubling:
         return {"twice": 2 * np.array(part)}
 
 
+def fits(part, arrays):
+    return "twice" in arrays and len(arrays["twice"]) == len(part)
+
+
 def gathered(items, compute, folder, about=None, told=None):
     tell = (lambda done: None) if told is None else told.append
-    parts = list(in_parts(items, compute, "twice", about or {"of": of_texts(items)}, folder, tell))
+    parts = list(in_parts(items, compute, fits, "twice", about or {"of": of_texts(items)}, folder, tell))
     return np.concatenate([part["twice"] for part in parts]).tolist()
 
 
@@ -59,6 +63,10 @@ def test_a_damaged_part_is_said_and_not_taken(tmp_path):
     gathered(ITEMS, Doubling(), tmp_path)
     part = next(tmp_path.glob("twice-*/00001.npz"))
     part.write_bytes(part.read_bytes()[:40])
+    with pytest.raises(UserError, match=r"00001.npz is damaged; delete it"):
+        gathered(ITEMS, Doubling(), tmp_path)
+    with part.open("wb") as file:
+        np.savez(file, others=np.zeros(PART))
     with pytest.raises(UserError, match=r"00001.npz is damaged; delete it"):
         gathered(ITEMS, Doubling(), tmp_path)
 

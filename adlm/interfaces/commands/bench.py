@@ -15,6 +15,7 @@ from adlm.interfaces.console import Console, Progress, duration
 from adlm.interfaces.drawing import sampling_of
 from adlm.interfaces.sampling_speed import SamplingSpeed, measure_sampling
 from adlm.language_model import LanguageModel, load
+from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
 from adlm.tokens import bpe_size, load_tokenizer
 from adlm.training.engine import default_threads
@@ -115,6 +116,8 @@ def _train(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(config.train.threads or default_threads())
     usual = config.train.compile == "on" or (config.train.compile == "auto" and device.type == "cuda")
     compiled = usual if arguments.compile is None else arguments.compile
+    given = dataclasses.replace(config.train, batch_size=arguments.batch, micro_batch=None, shard=1, samples=1)
+    check_training(dataclasses.replace(config, train=given), device, batch_option="--batch")
     with Waiting(device) as watch:
         speed = measure(config, arguments.batch, arguments.steps, compiled, device, arguments.profile, watch)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told(speed))
@@ -127,6 +130,7 @@ def _sample(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(default_threads())
     lm, sampling = _model(arguments.words, device)
     length = arguments.length or lm.config.length
+    check_sampling(lm.config, arguments.batch, length, device, "--batch")
     try:
         with Waiting(device) as watch:
             speed = measure_sampling(lm, sampling, arguments.batch, length, arguments.repeats, arguments.plain, watch)
@@ -141,7 +145,9 @@ def _model(words: list[str], device: torch.device) -> tuple[LanguageModel, Sampl
     if Path(words[0]).is_dir() or words[0].endswith(".ckpt"):
         lm = load(words[0], str(device))
         return lm, sampling_of(lm, words[1:])
-    method = method_of(_with_vocabulary(resolve(words)))
+    config = _with_vocabulary(resolve(words))
+    check_network(config, device)
+    method = method_of(config)
     network = fresh_network(method, device).eval().requires_grad_(False)
     return LanguageModel(method.config, method, network), method.config.sampling
 

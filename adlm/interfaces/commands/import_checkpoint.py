@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.config.load import to_mapping
+from adlm.errors import printable
 from adlm.files import refuse_taken
 from adlm.methods import METHODS
 from adlm.model_folder import network_of, save_model_folder
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         "ignored": published.ignored,
         "config": to_mapping(model.config),
     }
-    text = f"{json.dumps(report)}\n" if arguments.json else _told(report)
+    text = f"{json.dumps(report)}\n" if arguments.json else printable(_told(report))
     save_model_folder(model, arguments.out)
     sys.stdout.write(text)
     return 0

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from adlm.config.knobs import instead
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 from adlm.evaluation.card import Card, labels, make_room, read_card, rows, write_card
 from adlm.evaluation.figure import plot
 from adlm.evaluation.judging import EOS, START
 from adlm.interfaces.asked import METRICS, Asked
-from adlm.interfaces.console import Console
+from adlm.interfaces.console import Console, Stages, write_error
 from adlm.interfaces.judging import card_of
 from adlm.interfaces.processes import processes
 
@@ -38,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the card; what took long is kept beside it, in judged/, and is not\n"
         "computed again. with --plot, the picture",
     )
+    add("--force", action="store_true", help="replace a file that adlm did not write")
     add("--tokenizer", metavar="NAME", help="which wrote the samples, where the folder of their model is gone")
     add("--device", default="auto", metavar="D", help="auto, cuda or cpu (auto: a GPU if there is one)")
     add("--batch", type=int, metavar="B", help="texts side by side (4, on a GPU 16); no figure depends on it")
@@ -119,27 +119,22 @@ def _judge(arguments: argparse.Namespace, first: bool) -> None:
         given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
         raise UserError(f"one file of samples is judged at a time, and {given} given")
     asked = _asked(arguments)
-    make_room(arguments.out)
-    if arguments.out is not None and arguments.out.resolve() in [each.resolve() for each in _read(asked)]:
-        raise UserError(f"--out {arguments.out} is what the card is made from; give another place")
+    make_room(arguments.out, arguments.force, _read(asked))
     keep_in = None if arguments.out is None else arguments.out.parent / "judged"
-    bars = Bars(first)
     try:
-        card = card_of(asked, keep_in, bars.tell)
+        with Stages("texts", shown=first) as stages:
+            card = card_of(asked, keep_in, stages.tell)
     except KeyboardInterrupt:
-        bars.close()
         if first:
             kept = "what was done is kept; run the same command again to go on"
-            sys.stderr.write(f"adlm: interrupted; {kept if keep_in else 'nothing is kept without --out'}\n")
+            write_error(f"adlm: interrupted; {kept if keep_in else 'nothing is kept without --out'}")
         raise
-    finally:
-        bars.close()
     if card is None:
         return
     if arguments.out is not None:
         write_card(card, arguments.out)
     if arguments.json:
-        sys.stdout.write(f"{json.dumps(card, ensure_ascii=False, allow_nan=False)}\n")
+        sys.stdout.write(f"{json.dumps(card, allow_nan=False)}\n")
     else:
         _tell(card, arguments.out)
 
@@ -178,8 +173,9 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 
 
 def _read(asked: Asked) -> list[Path]:
-    """The files that are read."""
-    return [asked.samples, *(asked.given or ()), *([] if asked.reference is None else [asked.reference])]
+    """The files and folders that are read, where they are no names of the hub."""
+    names = (asked.tokenizer, asked.reference, asked.model, asked.features)
+    return [asked.samples, *(asked.given or ()), *(Path(name) for name in names if name)]
 
 
 def _plot(arguments: argparse.Namespace) -> None:
@@ -187,8 +183,8 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise UserError("--plot draws cards, and none is given")
     if arguments.out is None:
         raise UserError("--plot: --out is not given; say where the picture goes")
-    plot({str(path): read_card(path) for path in arguments.samples}, arguments.out)
-    sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else arguments.out}\n")
+    plot({str(path): read_card(path) for path in arguments.samples}, arguments.out, arguments.force)
+    sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else printable(str(arguments.out))}\n")
 
 
 def _tell(card: Card, out: Path | None) -> None:
@@ -206,23 +202,3 @@ def _tell(card: Card, out: Path | None) -> None:
         console.print(note, style="dim", soft_wrap=True)
     if out is not None:
         console.print(f"card: {out}", soft_wrap=True)
-
-
-class Bars:
-    """How far each part of the work is, on standard error where that is a terminal."""
-
-    def __init__(self, first: bool) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} "))
-        hidden = not (first and console.is_terminal)
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden)
-        self.tasks: dict[str, TaskID] = {}
-
-    def tell(self, name: str, done: int, total: int) -> None:
-        if name not in self.tasks:
-            self.progress.start()
-            self.tasks[name] = self.progress.add_task(name, total=total)
-        self.progress.update(self.tasks[name], completed=done)
-
-    def close(self) -> None:
-        self.progress.stop()

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cuda or cpu")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the figures as JSON; interrupted, it goes on")
+    parser.add_argument("--force", action="store_true", help="replace a file that adlm did not write")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.batch,
             arguments.max_tokens,
         )
-        check_output(arguments.out)
+        inputs = [*arguments.models, *arguments.data, *([arguments.tokenizer] * (arguments.tokenizer is not None))]
+        check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
         texts = Texts(tuple(arguments.data), arguments.packing, arguments.split)
         found = measured(models, texts, recipe, arguments.out, first)

@@ -6,6 +6,7 @@ import sys
 
 from adlm.config.knobs import sentences
 from adlm.config.load import preset_titles, resolve, to_mapping, to_yaml
+from adlm.errors import printable
 
 EXAMPLE = "adlm presets owt/adlm model=medium train.steps=500000 --explain"
 
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.words:
         config = resolve(arguments.words)
         told = {"config": to_mapping(config), "meaning": sentences()} if arguments.explain else to_mapping(config)
-        text = f"{json.dumps(told)}\n" if arguments.json else to_yaml(config, arguments.explain)
+        text = f"{json.dumps(told)}\n" if arguments.json else printable(to_yaml(config, arguments.explain))
     elif arguments.json:
         text = f"{json.dumps(preset_titles())}\n"
     else:

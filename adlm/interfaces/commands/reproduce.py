@@ -12,7 +12,7 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.config.knobs import instead
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 from adlm.evaluation.estimators import ESTIMATORS
 from adlm.evaluation.findings import ACCURACIES, Finding, findings_of, read_results
 from adlm.evaluation.perplexity import AUTO, Recipe, forget
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--row", action="append", default=[], metavar="R", help="of the table: for all models, or once for each")
     add("--markdown", action="store_true", help="as a Markdown table")
+    add("--force", action="store_true", help="replace files that adlm did not write")
     add("--json", action="store_true", help="for machines")
     add("--out", metavar="FILE", type=Path, help="write the comparison as JSON; interrupted, measuring goes on")
     add("--plot", metavar="FILE", type=Path, help="draw published and ours with error bars (.png, .svg, .pdf)")
@@ -72,9 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     table = _table(arguments.table)
     rows = _rows(arguments.row, len(arguments.models), table)
-    check_output(arguments.out)
+    inputs = [Path(name) for name in (*arguments.models, *(arguments.data or ()), arguments.tokenizer) if name]
+    check_output(arguments.out, force=arguments.force, inputs=inputs)
     if arguments.plot is not None:
-        check_picture(arguments.plot, "--plot")
+        check_picture(arguments.plot, "--plot", arguments.force, inputs)
+    if arguments.plot is not None and arguments.out is not None and arguments.plot.resolve() == arguments.out.resolve():
+        raise UserError(f"--out and --plot are both {arguments.out}; give two files")
     with processes() as first:
         held: list[tuple[list[Finding], str]] = []
         journals: list[Path] = []
@@ -171,7 +175,7 @@ def _tell(table: PublishedTable, comparisons: Sequence[Comparison], arguments: a
     if arguments.json:
         sys.stdout.write(json.dumps(told) + "\n")
     elif arguments.markdown:
-        sys.stdout.write(markdown(table, comparisons))
+        sys.stdout.write(printable(markdown(table, comparisons)))
     else:
         _show(table, comparisons)
 

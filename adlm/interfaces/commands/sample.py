@@ -4,17 +4,17 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.rule import Rule
 from rich.text import Text
 
 from adlm.canvas import hole_between, ids_of
-from adlm.errors import UserError, printable
-from adlm.interfaces.console import Console
+from adlm.errors import TEXT, UserError, printable
+from adlm.files import check_output
+from adlm.interfaces.console import Console, Progress, write_error
 from adlm.interfaces.drawing import Through, Wanted, check_wanted, draw_batch, made_by, sampling_of, tokenizer_of
 from adlm.interfaces.looking.page import check_trace_place, write_trace
 from adlm.interfaces.looking.pieces import pieces_of, side_by_side
@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="write them as JSON lines; a file that was interrupted is gone on with"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace a file of --out or --trace that holds something else"
+    )
     parser.add_argument("--watch", action="store_true", help="see the first sample being written")
     parser.add_argument(
         "--trace",
@@ -79,6 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     lm = load(arguments.model, arguments.device)
     wanted = _wanted(lm, arguments)
     check_wanted(lm, wanted)
+    if arguments.trace is not None:
+        _check_trace(lm, wanted, arguments)
+    if arguments.force:
+        check_output(arguments.out, force=True, inputs=[arguments.model])
     if arguments.watch and arguments.json:
         raise UserError("--watch is for people and --json for machines; leave one out")
     shown = Shown(lm, wanted, arguments.json, arguments.special_tokens)
@@ -116,16 +123,18 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     return list(arguments.fill)
 
 
+def _check_trace(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> None:
+    check_trace_place(arguments.trace, "--trace", arguments.force, [arguments.model])
+    length = len(ids_of(wanted.canvases[0], tokenizer_of(lm)))
+    if length > lm.config.length:
+        raise UserError(
+            f"--trace asks the network about all {length} tokens at every step, and it was made for "
+            f"{lm.config.length}; shorten the text"
+        )
+
+
 def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: argparse.Namespace) -> list[Sample]:
     """The first sample, drawn by itself while the terminal or a trace looks on."""
-    if arguments.trace is not None:
-        check_trace_place(arguments.trace)
-        length = len(ids_of(wanted.canvases[0], tokenizer_of(lm)))
-        if length > lm.config.length:
-            raise UserError(
-                f"--trace asks the network about all {length} tokens at every step, and it was made for "
-                f"{lm.config.length}; shorten the text"
-            )
     about = About(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
     recording = Recording(lm, about, special_tokens=arguments.special_tokens)
     looking: list[Through] = [] if arguments.trace is None else [recording.through]
@@ -137,35 +146,44 @@ def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: 
         )
     samples = draw_batch(lm, wanted.first_alone, 0, looking)
     if arguments.trace is not None:
-        write_trace(recording.trace, arguments.trace)
-        sys.stderr.write(f"adlm: the trace is in {arguments.trace}\n")  # standard output holds samples alone
+        write_trace(recording.trace, arguments.trace, arguments.force)
+        write_error(f"adlm: the trace is in {arguments.trace}")  # standard output holds samples alone
     return samples
 
 
 def _drawn(lm: LanguageModel, wanted: Wanted, rows: int) -> Iterator[list[Sample]]:
     """The batches that are left when so many rows are there."""
-    bar = Bar(wanted.num_rows)
-    for start in wanted.starts(rows):
-        with bar.shown(start, min(wanted.batch, wanted.num_rows - start)) as along:
-            samples = draw_batch(lm, wanted, start, [along])
-        yield samples
+    progress = Progress(Console(stderr=True), "sampling", wanted.num_rows, rows, "samples")
+    try:
+        for start in wanted.starts(rows):
+            samples = draw_batch(lm, wanted, start, [partial(_followed, progress, start, wanted)])
+            with progress.hidden():
+                yield samples
+    finally:
+        progress.close()
+
+
+def _followed(progress: Progress, start: int, wanted: Wanted, frames: Iterator[Frame]) -> Iterator[Frame]:
+    """The frames of the batch that begins with row `start`, as they are; the progress follows their times."""
+    rows = min(wanted.batch, wanted.num_rows - start)
+    for frame in frames:
+        progress.update(start + rows * (1 - float(frame.t.mean())))
+        yield frame
 
 
 def _write(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> None:
-    with growing(arguments.out, made_by(lm, str(arguments.model), wanted)) as file:
+    with growing(arguments.out, made_by(lm, str(arguments.model), wanted), arguments.force) as file:
         before = file.num_rows
         try:
             for samples in _drawn(lm, wanted, before):
                 file.append([sample for sample in samples if sample.row >= file.num_rows])
         except KeyboardInterrupt:
-            sys.stderr.write(
-                f"adlm: interrupted after {_counted(file.num_rows)}; run the same command again to go on\n"
-            )
+            write_error(f"adlm: interrupted after {_counted(file.num_rows)}; run the same command again to go on")
             raise
         report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - before}
     there = f", {before} of them there before" if before else ""
-    told = json.dumps(report) if arguments.json else f"{_counted(file.num_rows)}{there}: {arguments.out}"
-    sys.stdout.write(f"{told}\n")
+    told = f"{_counted(file.num_rows)}{there}: {arguments.out}"
+    sys.stdout.write(f"{json.dumps(report) if arguments.json else printable(told)}\n")
 
 
 def _counted(num: int) -> str:
@@ -173,7 +191,7 @@ def _counted(num: int) -> str:
 
 
 class Shown:
-    """Standard output: JSON, or texts as they are; on a terminal what was given is dimmed, and nothing steers it."""
+    """Standard output: JSON, or texts, control characters escaped; on a terminal what was given is dimmed."""
 
     def __init__(self, lm: LanguageModel, wanted: Wanted, as_json: bool, special_tokens: bool):
         self.lm, self.wanted, self.as_json, self.special_tokens = lm, wanted, as_json, special_tokens
@@ -183,13 +201,13 @@ class Shown:
         for sample in samples:
             text = tokenizer_of(self.lm).decode(sample.ids, self.special_tokens)
             if self.as_json:
-                sys.stdout.write(f"{json.dumps(asdict(replace(sample, text=text)), ensure_ascii=False)}\n")
+                sys.stdout.write(f"{json.dumps(asdict(replace(sample, text=text)))}\n")
                 continue
             self.rule(sample.row)
             if self.console.is_terminal:
                 self.console.print(self._coloured(sample))
             else:
-                sys.stdout.write(f"{text}\n")
+                sys.stdout.write(f"{printable(text, keep=TEXT)}\n")
         sys.stdout.flush()
 
     def rule(self, row: int) -> None:
@@ -204,27 +222,3 @@ class Shown:
         given = [index != self.lm.mask_id for index in ids_of(self.wanted.canvases[sample.canvas], tokenizer)]
         words = side_by_side(pieces_of(tokenizer, sample.ids, self.special_tokens))
         return Text.assemble(*((printable(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
-
-
-class Bar:
-    """How far the drawing is, on standard error where that is a terminal; gone while a batch is shown."""
-
-    def __init__(self, num_rows: int):
-        console = Console(stderr=True)
-        columns = (TextColumn("sampling"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total} "))
-        self.progress = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
-        self.task = self.progress.add_task("sampling", total=num_rows)
-
-    @contextmanager
-    def shown(self, start: int, rows: int) -> Iterator[Through]:
-        """While a batch walks, which passes through what this gives."""
-
-        def along(frames: Iterator[Frame]) -> Iterator[Frame]:
-            for frame in frames:
-                self.progress.update(self.task, completed=start + rows * (1 - float(frame.t.mean())))
-                yield frame
-
-        with self.progress:
-            yield along

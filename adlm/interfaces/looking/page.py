@@ -3,28 +3,30 @@
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import check_output, write_file
 from adlm.interfaces.looking.trace import Trace
 
 
-def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write the trace as its suffix says: .json the data, .html the page."""
+def write_trace(trace: Trace, path: str | Path, force: bool = False) -> None:
+    """Write the trace as its suffix says: .json the data, .html the page.
+
+    What adlm wrote before is replaced, any other file only with `force`.
+    """
     place = Path(path)
-    check_trace_place(place)
+    check_trace_place(place, "trace", force)
     write_file(place, FORMS[place.suffix](trace))
 
 
-def check_trace_place(path: str | Path) -> None:
+def check_trace_place(place: Path, option: str, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """What `write_trace` would refuse, said before the walk."""
-    place = Path(path)
     if place.suffix not in FORMS:
-        raise UserError(f"trace {place} must end in .json (data) or .html (a page to look at)")
-    if not place.parent.is_dir():
-        raise UserError(f"trace {place} cannot be written: there is no folder {place.parent}")
+        raise UserError(f"{option} {place} must end in .json (data) or .html (a page to look at)")
+    check_output(place, option, force, inputs)
 
 
 def as_json(trace: Trace) -> str:

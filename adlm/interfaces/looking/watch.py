@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from adlm.errors import printable
+from adlm.errors import TEXT, printable
 from adlm.interfaces.looking.pieces import pieces_of, side_by_side, text_of
 from adlm.interfaces.looking.predictions import anchors_of
 from adlm.language_model import LanguageModel
@@ -64,7 +64,7 @@ def _printed(screen: "Screen", frames: Iterable[Frame], console: Console) -> Ite
     for last in frames:
         yield last
     if last is not None:
-        console.file.write(screen.plain(last) + "\n")
+        console.file.write(printable(screen.plain(last), keep=TEXT) + "\n")
 
 
 class Screen:

@@ -1,0 +1,223 @@
+"""Properties of adlm.files: files appear whole or not at all, and only what adlm wrote is replaced."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from adlm import files
+from adlm.errors import UserError, printable
+from adlm.files import (
+    PART,
+    PICTURE_METADATA,
+    check_output,
+    move_folder,
+    opened,
+    parse_json,
+    read_bytes,
+    read_json,
+    remove_parts,
+    replacing,
+    replacing_folder,
+    write_file,
+    written_by_adlm,
+)
+
+OURS = '{\n "adlm": "0.1.0", "figures": []}'
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    write_file(path, "one")
+    with pytest.raises(RuntimeError), replacing(path) as part:
+        part.write_text("two")
+        raise RuntimeError
+    assert path.read_text() == "one"
+    with replacing(path) as part:
+        part.write_text("two")
+        assert path.read_text() == "one"
+    assert path.read_text() == "two"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "there").write_text("one")
+    (tmp_path / "link").symlink_to("there")
+    write_file(tmp_path / "link", b"two")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "two"
+
+
+def elsewhere(statements, *given):
+    """The exit code of these statements in a process of its own; `given` are paths."""
+    script = f"import os, sys; from pathlib import Path; from adlm.files import *\n{statements}"
+    return subprocess.run([sys.executable, "-c", script, *map(str, given)], check=False).returncode
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write_to_the_same_place(tmp_path):
+    path, other = tmp_path / "a[1]*.json", tmp_path / "b.json"
+    for place in (path, other):
+        assert elsewhere("with replacing(Path(sys.argv[1])): os._exit(7)", place) == 7
+    assert len(names(tmp_path)) == 2
+    write_file(path, "whole")
+    assert [name for name in names(tmp_path) if name.endswith(PART)] == [
+        name for name in names(tmp_path) if name.startswith(".b.json.")
+    ]
+    remove_parts(tmp_path)
+    assert names(tmp_path) == ["a[1]*.json"]
+
+
+def test_what_a_living_process_writes_is_left_to_it(tmp_path):
+    path = tmp_path / "a.json"
+    with replacing(path) as part:
+        part.write_text("slow")
+        assert elsewhere("remove_parts(Path(sys.argv[1]))", tmp_path) == 0
+        assert part.read_text() == "slow"
+        assert elsewhere("write_file(Path(sys.argv[1]), 'quick')", path) == 0
+        assert path.read_text() == "quick"
+    assert path.read_text() == "slow"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_folder_takes_the_place_of_another_in_one_move(tmp_path):
+    folder = tmp_path / "model"
+    for content in ("one", "two"):
+        with replacing_folder(folder) as part:
+            (part / content).write_text(content)
+        assert names(folder) == [content]
+    with pytest.raises(RuntimeError), replacing_folder(folder) as part:
+        (part / "three").write_text("three")
+        raise RuntimeError
+    assert names(folder) == ["two"]
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_is_moved_into_place_exchanges_names_with_what_was_there(tmp_path, monkeypatch, can_exchange):
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    for name in ("new", "place"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    move_folder(tmp_path / "new", tmp_path / "place")
+    assert names(tmp_path / "place") == ["new"]
+    assert names(tmp_path / "new") == ["place"]
+    assert names(tmp_path) == ["new", "place"]
+
+
+def refused(sentence, *given, **options):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_output(*given, **options)
+
+
+def test_what_adlm_did_not_write_is_replaced_by_force_alone_and_what_is_read_never(tmp_path):
+    ours, theirs, folder = tmp_path / "ours.json", tmp_path / "theirs.json", tmp_path / "run"
+    folder.mkdir()
+    ours.write_text(OURS)
+    theirs.write_text('{"mine": "adlm"}')
+    check_output(None)
+    check_output(tmp_path / "new.json")
+    check_output(ours)
+    refused("theirs.json exists and was not written by adlm; give another path, or add --force", theirs)
+    check_output(theirs, force=True)
+    (tmp_path / "link.json").symlink_to("theirs.json")
+    os.link(theirs, tmp_path / "hard.json")
+    for name in ("theirs.json", "link.json", "hard.json"):
+        refused("is what this command reads", tmp_path / name, force=True, inputs=[theirs])
+    refused("is what this command reads", ours, inputs=[ours])
+    (folder / "config.yaml").write_text("length: 8")
+    (folder / "figures.json").write_text(OURS)
+    (folder / "samples.jsonl").write_text('{"made_by": {"adlm": "0.1.0"}}')
+    refused("is what this command reads", folder / "config.yaml", force=True, inputs=[folder])
+    check_output(folder / "figures.json", inputs=[folder])
+    check_output(folder / "samples.jsonl", force=True, inputs=[folder])
+    refused("was not written by adlm", folder / "samples.jsonl", inputs=[folder])
+    assert theirs.read_text() == '{"mine": "adlm"}'
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused("--plot", tmp_path / "no" / "a.json", option="--plot")
+    refused("there is no folder", tmp_path / "no" / "a.json")
+    refused("is not a regular file", tmp_path)
+    refused("is not a regular file", tmp_path / "pipe")
+    refused("File name too long", tmp_path / ("n" * 300))
+    refused("the file name is too long", tmp_path / ("n" * 250))
+    assert names(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("suffix", PICTURE_METADATA)
+def test_our_pictures_are_known_as_ours_and_others_are_not(tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from adlm.evaluation.picture import blank, save
+
+    ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
+    figure = blank(1, 1)
+    save(figure, ours)
+    figure.savefig(theirs)
+    assert written_by_adlm(ours)
+    assert not written_by_adlm(theirs)
+
+
+def test_a_text_that_quotes_our_marks_is_not_ours(tmp_path):
+    quoting = tmp_path / "quoting.py"
+    quoting.write_text('MARKS = """<!doctype html> <meta name="generator" content="adlm"> {"adlm": """')
+    assert not written_by_adlm(quoting)
+    (tmp_path / "empty").touch()
+    assert written_by_adlm(tmp_path / "empty")
+
+
+def test_a_full_disk_is_one_sentence_with_its_remedy_and_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_file(path, "one")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match=r"a.json cannot be written: No space left on device; make room, then run the"):
+        write_file(path, "two")
+    with pytest.raises(UserError, match="model cannot be written: No space left on device; make room"):  # noqa: SIM117
+        with replacing_folder(tmp_path / "model") as part:
+            (part / "weights").write_text("two")
+    assert path.read_text() == "one"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_pipe_a_device_and_a_file_without_end_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(UserError, match="is not a regular file"), opened(tmp_path / place):
+            pass
+    with pytest.raises(UserError, match="is not a regular file"):
+        write_file(tmp_path / "pipe", "")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match="more than the 268,435,456 that are read"):
+        read_bytes(tmp_path / "huge")
+
+
+def test_json_that_is_none_is_a_user_error_however_deep_it_is(tmp_path):
+    path = tmp_path / "a.json"
+    for content in (b"{", b"\xff\xfe\x00", b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000, b""):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"a.json is not JSON"):
+            read_json(path)
+        with pytest.raises(ValueError, match=r"."):
+            parse_json(content)
+    path.write_text(json.dumps([1, "ü"]))
+    assert read_json(path) == [1, "ü"]
+
+
+def test_text_of_foreign_files_cannot_control_a_terminal():
+    assert printable("\x1b]0;evil\x07\x9b2J\u202e\ud800\r") == "\\x1b]0;evil\\x07\\x9b2J\\u202e\\ud800\\r"
+    assert str(UserError("weight \x1b[31m\n")) == "weight \\x1b[31m\\n"
+    assert printable("plain ± 日本\n\t") == "plain ± 日本\n\t"

@@ -1,0 +1,253 @@
+"""Random command lines over every command, option and knob: exit code 0 or 2, no traceback, no file changed.
+
+Options are read from the parsers and knobs from the schema, so that new ones are covered. ADLM_FUZZ=N tries N command
+lines of each command, other ones each time; without it they are few and always the same.
+"""
+
+import argparse
+import hashlib
+import importlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+from small_models import small_model
+
+from adlm import limits
+from adlm.config.knobs import sentences
+from adlm.config.load import resolve
+from adlm.data.prepare import prepare
+from adlm.errors import UserError
+from adlm.evaluation import perplexity
+from adlm.interfaces.cli import COMMANDS, MODULES, main
+
+PATIENCE = 2.0
+"""Seconds after which a command is interrupted: some of these would take years, and say so."""
+
+NETWORK = ["length=16", "tokenizer=bytes", "model.hidden=16", "model.heads=2", "model.blocks=1", "model.condition=8"]
+BRIEF = ["train.steps=1", "train.batch_size=2", "train.valid_rows=2", "train.samples=1", "train.compile=off"]
+
+# A command line of each that does something; what is drawn is added to it, or takes the place of a word.
+BASES = {
+    "quickstart": [],  # what it does takes minutes: only what is refused at once
+    "presets": ["owt/adlm"],
+    "prepare": ["data.path=text.txt", "tokenizer=bytes", "length=16", "--out", "new"],
+    "train": [*NETWORK, *BRIEF, "sampling.steps=2", "data.prepared=prepared", "--out", "new"],
+    "perplexity": ["model", "--data", "text.txt", "--samples", "1", "--max-tokens", "64"],
+    "reproduce": ["generation", "card.json"],
+    "sample": ["model", "--steps", "2"],
+    "judge": ["samples.jsonl", "--metrics", "entropy,diversity"],
+    "import": ["model.ckpt", "--out", "new"],
+    "parity": ["golden"],
+    "bench sample": [*NETWORK, "sampling.steps=2", "--repeats", "1"],
+    "bench train": [*NETWORK, "--batch", "2", "--steps", "1", "--no-compile"],
+}
+FILES = [
+    *("text.txt", "notes.txt", "samples.jsonl", "card.json", "figures.json", "deep.json", "deep.jsonl", "tags.yaml"),
+    *("model", "ar", "prepared", "model/config.yaml", "model.ckpt", "golden", "pipe", "empty", "binary.json"),
+    *("/dev/null", "/dev/zero", "/", ".", "new", "new.json", "new.png", "new.html", "no/where", "n" * 300),
+    "evil\x1b[31m",
+]
+NUMBERS = [*map(str, (-1, 0, 1, 2, 3, 0.5, 10**9, 10**12, 10**17, 10**21, 10**30)), "nan", "inf", "1e308", "٣"]
+NASTY = [
+    *("", " ", "true", "null", "auto", "cpu", "cuda", "meta", "cuda:99", "gpt2", "bytes", "text8", "remdm-conf", "~"),
+    *("[1, 2]", "{a: 1}", "!!python/object:os.system x", "!!bool x", "&a [*a]", "[" * 3000, "~nobody/x", "[MASK*3]"),
+    *("\x1b]0;evil\x07", "[/red]", "ü", "日本", "\u202e", "a" * 5000, "%s", "{0}", "{task.x}", "--", "=", "a=b=c"),
+    *("[MASK*9999999]", "owt-ppl", "entropy", "mauve", "perplexity", "adlm", "valid"),
+]
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    command, _, what = name.partition(" ")
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"adlm.interfaces.commands.{MODULES.get(command, command)}").add_arguments(parser)
+    if what:
+        [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        parser = choices[what]
+    return parser
+
+
+def changes(name: str) -> list[tuple[int, list[str]]]:
+    """What can be done to a command line: words that take the place of one, or are added (-1).
+
+    Not --help, and not --force, which may change what was there.
+    """
+    every = [*FILES, *NUMBERS, *NASTY]
+    found = []
+    for action in parser_of(name)._actions:
+        usual = {int: NUMBERS, Path: FILES}.get(action.type, [*(action.choices or ()), *every])
+        num = action.nargs if isinstance(action.nargs, int) else 1
+        for flag in action.option_strings:
+            if flag not in ("-h", "--help", "--force"):
+                found += [(-1, [flag, *[str(value)] * num]) for value in (usual if num else [""])]
+    for knob in sentences():
+        found += [(-1, [f"{knob}={value}"]) for value in (*NUMBERS, *NASTY[:25])]
+    found += [(place, [value]) for place in range(-1, len(BASES[name])) for value in every]
+    return found
+
+
+def command_lines(name: str) -> st.SearchStrategy[list[str]]:
+    """The base with one or two changes."""
+
+    def changed(chosen: list[tuple[int, list[str]]]) -> list[str]:
+        words = list(BASES[name])
+        for place, others in chosen:
+            words = [*words[:place], *others, *words[place + 1 :]] if place >= 0 else [*words, *others]
+        return [*name.split(), *words]
+
+    return st.builds(changed, st.lists(st.sampled_from(changes(name)), min_size=1, max_size=2))
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory):
+    """A folder with one of everything."""
+    folder = tmp_path_factory.mktemp("fuzz") / "sandbox"
+    folder.mkdir()
+    small_model(folder / "model")
+    small_model(folder / "ar", "ar")
+    (folder / "text.txt").write_text("law and order, day and night\n" * 40)
+    prepare(resolve([f"data.path={folder}/text.txt", "tokenizer=bytes", "length=16"]), folder / "prepared")
+    golden = Path(__file__).parent / "golden"
+    shutil.copytree(golden, folder / "golden")
+    shutil.copy(golden / "mdlm-tiny.ckpt", folder / "model.ckpt")
+    made = [
+        ["sample", "model", "--num", "3", "--steps", "2", "--out", "samples.jsonl"],
+        ["judge", "samples.jsonl", "--metrics", "entropy,diversity", "--out", "card.json"],
+        ["perplexity", "ar", "--data", "text.txt", "--out", "figures.json"],
+    ]
+    here = Path.cwd()
+    os.chdir(folder)
+    with redirect_stdout(io.StringIO()):
+        assert [main(words) for words in made] == [0, 0, 0]
+    os.chdir(here)
+    (folder / "notes.txt").write_text("notes of mine\n")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "deep.jsonl").write_text('{"text": ' + "[" * 100_000 + "\n")
+    (folder / "tags.yaml").write_text(yaml.safe_dump({"length": "x"}) + "a: !!python/object/apply:os.getcwd []\n")
+    (folder / "binary.json").write_bytes(random.Random(0).randbytes(300))
+    (folder / "empty").touch()
+    (folder / "evil\x1b[31m").write_text('{"\x1b[31m": 1}\n')
+    os.mkfifo(folder / "pipe")
+    shutil.copytree(folder, folder.with_name("copy"), ignore=shutil.ignore_patterns("pipe"))
+    return folder
+
+
+OURS = {"card.json", "figures.json"}  # results of adlm, which it may replace
+
+
+def manifest(folder):
+    found = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in OURS:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif not path.is_file():
+            found[name] = "folder" if path.is_dir() else "other"
+    return found
+
+
+def restore(folder, before):
+    """Away with what is new, and our results as they were."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = str(path.relative_to(folder))
+        if name not in before and name not in OURS:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for name in OURS:
+        shutil.copy(folder.with_name("copy") / name, folder / name)
+
+
+class Interrupting:
+    """Ctrl-C for a command that takes longer than PATIENCE, again and again until it ends."""
+
+    def __enter__(self):
+        self.fired, self.begun = False, time.monotonic()
+        self.before = signal.signal(signal.SIGALRM, self)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+        return self
+
+    def __call__(self, number, frame):
+        self.fired = True
+        raise KeyboardInterrupt
+
+    def __exit__(self, *problem):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+
+def attempt(words):
+    """The exit code of a command line, whether it was interrupted, and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with Interrupting() as interrupting, redirect_stdout(out), redirect_stderr(err):
+        code = main(words)
+    return code, interrupting.fired, out.getvalue() + err.getvalue(), err.getvalue()
+
+
+def check(words, folder):
+    """The properties, of one command line."""
+    note(f"adlm {json.dumps(words)}")
+    before = manifest(folder)
+    try:
+        code, interrupted, printed, told = attempt(words)
+        note(f"exit code {code}: {printed[-2000:]}")
+        allowed = {0, 2} | ({1} if words[0] == "parity" else set()) | ({130} if interrupted else set())
+        assert code in allowed
+        assert "Traceback" not in printed
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", printed)
+        assert code != 2 or re.search("^adlm: .", told, re.MULTILINE)
+        after = manifest(folder)
+        assert [name for name in before if before[name] != after.get(name)] == []
+    finally:
+        restore(folder, before)
+
+
+EXAMPLES = int(os.environ.get("ADLM_FUZZ", "0"))
+NUM = {"train": 8, "bench train": 4, "bench sample": 15, "parity": 5, "quickstart": 15, "perplexity": 15}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_no_command_line_ends_in_a_traceback_or_changes_a_file_that_was_there(name, sandbox, monkeypatch):
+    monkeypatch.chdir(sandbox)
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+
+    def unreachable(*address, **options):
+        raise socket.gaierror("there is no network in this test")
+
+    def refuse_work(*given):
+        raise UserError("this takes minutes")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    for module in (limits, perplexity):
+        monkeypatch.setattr(module, "memory_of", lambda device: 2**28)
+    if name == "quickstart":
+        monkeypatch.setattr("adlm.interfaces.quickstart.run.prepare", refuse_work)
+
+    @settings(
+        max_examples=EXAMPLES or NUM.get(name, 25),
+        derandomize=not EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(command_lines(name))
+    def holds(words):
+        check(words, sandbox)
+
+    holds()
+
+
+def test_the_fuzz_covers_every_command():
+    assert {name.split()[0] for name in BASES} == set(COMMANDS)
