@@ -31,8 +31,8 @@ class Archive:
         entries = file.infolist()
         if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
             raise Damaged("its entries claim more than the file holds")
-        # torch's reader and Python's could take different entries for the same name
-        names = {entry.filename.lower() for entry in entries}  # torch's ignores case
+        # Of two entries of one name Python reads the last and torch the first; some readers ignore case.
+        names = {entry.filename.lower() for entry in entries}
         if len(names) < len(entries):
             raise Damaged("two of its entries have the same name")
         if any(entry.filename != entry.orig_filename for entry in entries):

@@ -479,7 +479,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
     [
         (Sampling(steps=0), "sampling.steps 0 must be at least 1"),
         (Sampling(steps=2.5), "sampling.steps 2.5 must be a whole number"),
-        (Sampling(steps=10**11), "sampling.steps 100000000000 must be at most 1e"),
+        (Sampling(steps=10**11), "sampling.steps 100000000000 must be at most 1,000,000"),
         (Sampling("remdm-cap", eta=2), "sampling.eta 2 must be at most 1"),
         (Sampling("nope"), "sampling.sampler 'nope' is not one of ancestral"),
         (Sampling(t_end=1.0), "sampling.t_end 1.0 must be less than 1"),
