@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code of `adlm WORDS`; without words, this is the process that was started with them."""
     open_streams()
-    if words is None:
+    if words is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, Interruption())
     try:
         code = run(_checked(sys.argv[1:] if words is None else words))
@@ -62,8 +62,6 @@ def main(words: Sequence[str] | None = None) -> int:
             write_error(f"adlm: {error}")
         return 2
     except KeyboardInterrupt:
-        if words is None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would die of the next one while it ends
         return 130
     except BrokenPipeError:  # nobody reads standard output any more, `head` say
         silence(sys.stdout)
@@ -77,6 +75,9 @@ def main(words: Sequence[str] | None = None) -> int:
         else:
             raise
         return 2
+    finally:
+        if words is None:  # the process ends here, and would die of one more Ctrl-C
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Interruption:
