@@ -1,7 +1,7 @@
 """The command line: `adlm COMMAND ...`. Knows which commands there are and how a mistake is told, nothing of either.
 
 Exit codes: 0 done, 1 a check did not pass, 2 the user's mistake (one sentence on standard error), 130 interrupted,
-143 told to stop by SIGTERM, 129 by SIGHUP.
+143 told to stop by SIGTERM.
 """
 
 import argparse
@@ -62,8 +62,6 @@ def main(words: Sequence[str] | None = None) -> int:
             write_error(f"adlm: {error}")
         return 2
     except KeyboardInterrupt:
-        if words is None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would die of the next one while it ends
         return 130
     except BrokenPipeError:  # nobody reads standard output any more, `head` say
         silence(sys.stdout)
@@ -78,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         return 2
     finally:
-        if words is None:  # the process ends here, and one more Ctrl-C must not interrupt that
+        if words is None:  # the process ends here, and would die of one more Ctrl-C
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -43,28 +43,33 @@ def silence(stream: TextIO) -> None:
 class StandardError:
     """Standard error as it is now. Where it cannot be written (a reader has gone, a disk is full), the work goes on."""
 
+    @property
+    def _stream(self) -> TextIO:
+        found: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # itself, while rich shows a live bar
+        return found
+
     def write(self, text: str) -> int:
         try:
-            return sys.stderr.write(text)
+            return self._stream.write(text)
         except OSError:
-            silence(sys.stderr)
+            silence(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
-            sys.stderr.flush()
+            self._stream.flush()
         except OSError:
-            silence(sys.stderr)
+            silence(self._stream)
 
     def isatty(self) -> bool:
-        return sys.stderr.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return self._stream.fileno()
 
     @property
     def encoding(self) -> str:
-        return sys.stderr.encoding
+        return self._stream.encoding
 
 
 def write_error(line: str) -> None:

@@ -324,7 +324,7 @@ def test_a_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
     ("words", "sentence"),
     [
         (["--trace", "walk.txt"], "trace walk.txt must end in .json"),
-        (["--trace", "nowhere/walk.html"], "there is no folder nowhere"),
+        (["--trace", "nowhere/walk.html"], "there is no folder"),
         (["--trace", "walk.html", "--length", "40", "--sampler", "semi-autoregressive"], "about all 40 tokens"),
         (["--watch", "--json"], "--watch is for people and --json for machines"),
     ],
