@@ -203,7 +203,7 @@ def check(words, folder):
         note(f"exit code {code}: {printed[-2000:]}")
         allowed = {0, 2} | ({1} if words[0] == "parity" else set()) | ({130} if interrupted else set())
         assert code in allowed
-        assert "Traceback" not in printed
+        assert interrupted or "Traceback" not in printed  # Python reports an interrupt that falls into a destructor
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", printed)
         assert code != 2 or re.search("^adlm: .", told, re.MULTILINE)
         after = manifest(folder)
