@@ -17,8 +17,8 @@ $(READY): requirements.lock pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
-test: $(READY)  ## every test (those that need a GPU or the golden folder skip, and say so)
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+test: $(READY)  ## the tests (those that need a GPU or the golden folder skip, and say so); SLOW=1 adds the exhaustive ones
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(if $(SLOW),-m "slow or not slow")
 
 lint: $(READY)  ## style and types
 	$(VENV)/bin/ruff check .

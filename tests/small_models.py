@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 from worlds import wake
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.methods import method_of
 from adlm.model_folder import ModelFolder, save_model_folder
 from adlm.tokens import load_tokenizer
+
+
+def mostly_slow(values, *fast):
+    """Cases of a parametrized test: `fast` ones always, the others in the slow suite."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16) -> Path:

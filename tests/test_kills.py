@@ -13,7 +13,14 @@ from small_runs import SMALL, corpus
 
 STRIDE = int(os.environ.get("ADLM_KILLS", "0"))
 NORMAL = {"metrics.jsonl": without_clocks}
-SHORT = ("train.steps=4", "train.snapshot_every=2", "train.valid_every=2", "train.keep=1", "model.blocks=1")
+SHORT = (
+    "train.steps=4",
+    "train.snapshot_every=2",
+    "train.valid_every=2",
+    "train.keep=1",
+    "model.blocks=1",
+    "train.threads=1",
+)
 
 
 @pytest.mark.processes

@@ -206,7 +206,14 @@ def test_a_network_that_says_nothing_finite_writes_nothing():
 
 @pytest.mark.parametrize(
     ("name", "sampler"),
-    [("adlm", "ancestral"), ("adlm", "confidence"), ("d3pm", "ancestral"), ("ar", "ancestral"), ("a2r", "ancestral")],
+    [
+        ("adlm", "ancestral"),
+        ("ar", "ancestral"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("adlm", "confidence"), ("d3pm", "ancestral"), ("a2r", "ancestral")]
+        ),
+    ],
 )
 def test_padding_is_no_token_that_was_said_before(name, sampler, monkeypatch):
     """An id that fills up shorter rows pays no penalty for it."""

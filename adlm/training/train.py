@@ -383,9 +383,11 @@ def _save(shop: Workshop, counters: Counters, measured: Measured | None) -> None
 
 
 def _keep(shop: Workshop, place: Path) -> None:
+    """Write the model folder. It is shared, so its config does not name the folder of this machine's shards."""
     weights = shop.trainee.kept_weights()
     if shop.processes.first:
-        replace_model_folder(ModelFolder(shop.config, weights, shop.supply.tokenizer), place)
+        config = replace(shop.config, data=replace(shop.config.data, prepared=""))
+        replace_model_folder(ModelFolder(config, weights, shop.supply.tokenizer), place)
 
 
 def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: bool, began: int) -> Outcome:

@@ -189,6 +189,7 @@ def test_a_row_alone_is_scored_without_its_padding():
     assert read == [2, 3]  # all but the last token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["nelbo", "any-order"])
 def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator):
     config = settings("mdlm")

@@ -305,6 +305,7 @@ import adlm.evaluation.kept as kept; kept.PART = 20
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_of_a_process_that_fails_while_another_waits_the_mistake_is_told_and_not_the_waiting(place, tmp_path):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")

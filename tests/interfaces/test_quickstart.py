@@ -181,6 +181,11 @@ def test_a_model_or_a_report_of_the_users_own_is_not_replaced(tmp_path, capsys, 
         shutil.rmtree(tmp_path / "quick")
 
 
+def test_an_unknown_corpus_is_a_user_error(tmp_path, capsys):
+    assert main(["quickstart", "data.name=nothing", "--out", str(tmp_path / "out")]) == 2
+    assert "nothing" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_quickstart_takes_no_other_method(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run, "prepare", None)
     assert main(["quickstart", "method=ar", "--out", str(tmp_path / "quick")]) == 2

@@ -128,6 +128,7 @@ def test_two_processes_tell_once_what_one_does(world, tmp_path, capsys, monkeypa
     assert close(two, one)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "sentence"),

@@ -213,6 +213,7 @@ def _child(words):
     raise SystemExit(main(words))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(models, tmp_path):
     out, unbroken = tmp_path / "killed.jsonl", tmp_path / "unbroken.jsonl"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import mostly_slow
 from worlds import real, seeded, wake
 
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
@@ -413,7 +414,7 @@ def test_beliefs_are_distributions_over_clean_tokens(name):
     assert (beliefs[..., MASK] == 0).all() == (name != "d3pm")  # which may believe in the mask
 
 
-@every_method
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_training_lowers_the_bound_on_what_it_trains_on(name):
     """Two texts of eleven words: knowing one token tells the rest."""
     base = settings(name, anchor=Anchor(gamma=0.1))
@@ -532,7 +533,7 @@ def test_progress_is_a_share(name, progress):
         method.loss(method.build(), text(), None, progress, seeded())
 
 
-@every_method
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_the_bound_of_a_text_does_not_depend_on_its_place_in_the_batch(name):
     config = settings(name)
     method, network = method_of(config), awake(config)

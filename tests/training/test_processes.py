@@ -39,6 +39,7 @@ ORACLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_train_like_one(tmp_path):
     """To 1e-10 after 20 steps in float64, to 1e-5 in float32; a snapshot of either goes on with the other."""

@@ -281,6 +281,11 @@ def test_what_killed_processes_left_behind_is_no_obstacle_and_is_deleted(prepare
     assert everything(out) == everything(finished)
 
 
+def test_a_model_does_not_name_the_folder_of_the_shards_it_was_trained_on(prepared, finished):
+    assert str(prepared) in (finished / "config.yaml").read_text()
+    assert str(prepared) not in (finished / "model/config.yaml").read_text()
+
+
 def test_a_model_folder_is_not_trained_into(prepared, finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "model")
     before = contents(tmp_path / "model")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import mostly_slow
 from worlds import seeded
 
 from adlm.config.schema import Anchor, Vocabulary
@@ -35,7 +36,7 @@ def test_drawn_text_never_holds_the_mask_and_its_tokens_fall_off_as_one_over_ran
     assert shares[2] == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_every_method_can_be_measured(tiny_config, name):
     schedule, steps = replace(tiny_config.schedule, eps=1e-3), 20 if name == "d3pm" else 0
     config = replace(tiny_config, method=name, schedule=schedule, time=replace(tiny_config.time, steps=steps))

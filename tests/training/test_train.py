@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_models import mostly_slow
 from small_runs import NEEDS, Quiet, corpus, logged, run, start, weights
 
 from adlm import load
@@ -42,7 +43,7 @@ def unigram_nats(prepared: Path, name: str) -> float:
     return float(-np.log(np.maximum(seen, 1) / seen.sum())[x[paid]].sum()) / rows["valid"].num_tokens
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_every_method_learns_more_than_frequencies_by_the_same_loop(name, prepared, tmp_path):
     words = (f"method={name}", *NEEDS.get(name, ()), "model.hidden=32", "model.blocks=1", "model.dropout=0.0")
     pace = ("train.steps=140", "train.warm_up_steps=4", "train.learning_rate=1e-2", "train.ema=0.9")
@@ -56,7 +57,7 @@ def test_every_method_learns_more_than_frequencies_by_the_same_loop(name, prepar
     assert lm.tokenizer is not None
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_a_run_that_starts_at_the_unigrams_pays_their_cross_entropy_before_it_learns(name, prepared, tmp_path):
     """A rate of nearly 0 leaves the start as it was. D3PM names every token of the text once more, at t = 0."""
     still = ("train.steps=1", "train.warm_up_steps=0", "train.learning_rate=1e-12")

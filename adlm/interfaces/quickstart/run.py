@@ -173,7 +173,8 @@ def _write_trace(model: LanguageModel, place: Path) -> None:
 
 def _title(data: Data) -> str:
     """What the text is called, for a reader."""
-    return data.path or data.hub or CORPORA[data.name].title
+    known = CORPORA.get(data.name)  # `prepare` refuses another name
+    return data.path or data.hub or (data.name if known is None else known.title)
 
 
 def _beginning(prepared: Prepared, split: str) -> str:
