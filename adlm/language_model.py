@@ -17,26 +17,26 @@ from torch import Tensor, nn
 
 from adlm.canvas import MOST as LONGEST_HOLE
 from adlm.canvas import Canvas, canvas_of, hole_between, ids_of
+from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, network_of
+from adlm.checkpoints.published import as_model_folder, read_published
 from adlm.config.knobs import instead
 from adlm.config.load import check
 from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.data.packing import filler_of, frame_of
+from adlm.data.rows.packing import filler_of, frame_of
 from adlm.errors import UserError
-from adlm.evaluation.likelihood import estimate, perplexity_of
-from adlm.evaluation.perplexity import Recipe, measure
-from adlm.evaluation.text_sets import rows_of_texts
 from adlm.files import writing
+from adlm.inference.frozen import Frozen
+from adlm.likelihood.estimate import estimate, perplexity_of
+from adlm.likelihood.perplexity import Recipe, measure
+from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, checked, vocabulary_of
 from adlm.methods.masked_diffusion import told_of
 from adlm.methods.method import Method
-from adlm.model_folder import ModelFolder, load_model_folder, network_of
-from adlm.models.inference import Frozen
 from adlm.models.transformer import num_parameters
-from adlm.published import as_model_folder, read_published
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, last_of
+from adlm.sampling.rng import RowDraws
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32

@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
 from adlm.files import read_bytes, read_json, write_file
-from adlm.reach import ask_the_hub_once
+from adlm.hub import ask_the_hub_once
 
 MASK = "[MASK]"
 BUILT_IN = ("text8", "bytes")

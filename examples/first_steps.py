@@ -19,8 +19,8 @@ from adlm.config.schema import Anchor, Config, Model, Sampling, Vocabulary
 from adlm.methods import method_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import last_of
+from adlm.sampling.rng import RowDraws
 
 NAMES = ["ada", "ben", "cleo", "dora", "emil", "fay"]
 ANIMALS = {"cat": ("sleeps", "purrs", "house"), "duck": ("swims", "quacks", "pond")}

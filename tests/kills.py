@@ -82,7 +82,7 @@ def _command(words: Sequence[str], folder: Path, fatal: int, counted: Path | Non
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     ctypes.CDLL(None)  # imported before anything is counted
-    from adlm.interfaces.cli import main
+    from adlm.cli.main import main
 
     operations = Operations(folder, fatal)
     code = main(list(words))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from worlds import wake
 
+from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.methods import method_of
-from adlm.model_folder import ModelFolder, save_model_folder
 from adlm.tokens import load_tokenizer
 
 

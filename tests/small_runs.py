@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from adlm.cli.main import main
 from adlm.config.load import resolve
-from adlm.data.prepare import prepare
+from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
-from adlm.interfaces.cli import main
 from adlm.training import train as training
 from adlm.training.logbook import CLOCKS, read_metrics
 from adlm.training.train import Outcome, train
@@ -110,9 +110,7 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
 def _context() -> Any:
     """Children of a server that has torch imported already: they are there at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["adlm.training.train", "torch.distributed.fsdp", "adlm.interfaces.cli", "adlm.interfaces.commands.train"]
-    )
+    context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp", "adlm.cli.main", "adlm.cli.train"])
     return context
 
 

@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from small_models import small_model
 
 from adlm import limits
+from adlm.cli.main import COMMANDS, MODULES, main
 from adlm.config.knobs import sentences
 from adlm.config.load import resolve
-from adlm.data.prepare import prepare
+from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
-from adlm.evaluation import perplexity
-from adlm.interfaces.cli import COMMANDS, MODULES, main
+from adlm.likelihood import perplexity
 
 PATIENCE = 2.0
 """Seconds after which a command is interrupted: some of these would take years, and say so."""
@@ -72,7 +72,7 @@ NASTY = [
 def parser_of(name: str) -> argparse.ArgumentParser:
     command, _, what = name.partition(" ")
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"adlm.interfaces.commands.{MODULES.get(command, command)}").add_arguments(parser)
+    importlib.import_module(f"adlm.cli.{MODULES.get(command, command)}").add_arguments(parser)
     if what:
         [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
         parser = choices[what]
@@ -233,7 +233,7 @@ def test_no_command_line_ends_in_a_traceback_or_changes_a_file_that_was_there(na
     for module in (limits, perplexity):
         monkeypatch.setattr(module, "memory_of", lambda device: 2**28)
     if name == "quickstart":
-        monkeypatch.setattr("adlm.interfaces.quickstart.run.prepare", refuse_work)
+        monkeypatch.setattr("adlm.quickstart.recipe.prepare", refuse_work)
 
     @settings(
         max_examples=EXAMPLES or NUM.get(name, 25),

@@ -48,7 +48,7 @@ def test_training_on_its_own_text_killed_at_any_file_operation_resumes_to_the_sa
 def test_prepare_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, replacing: bool) -> None:
     words, old = own_text(tmp_path), tmp_path / "old"
     if replacing:
-        from adlm.interfaces.cli import main
+        from adlm.cli.main import main
 
         assert main(["prepare", *words, "--out", str(old)]) == 0
 

@@ -10,9 +10,9 @@ from worlds import wake
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
+from adlm.inference.frozen import Frozen
 from adlm.language_model import LanguageModel, load
 from adlm.methods import method_of
-from adlm.models.inference import Frozen
 from adlm.sampling.frame import first_frame
 from adlm.tokens import load_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 def on_two(folder: Path, *words: object, first: str = "") -> subprocess.CompletedProcess[str]:
     """`adlm WORDS ...`; `first` is Python that each process runs before it."""
     script = folder / "two.py"
-    script.write_text(f"{first}\nimport sys\nfrom adlm.interfaces.cli import main\nsys.exit(main(sys.argv[1:]))\n")
+    script.write_text(f"{first}\nimport sys\nfrom adlm.cli.main import main\nsys.exit(main(sys.argv[1:]))\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=False, timeout=180)
 

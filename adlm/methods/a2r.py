@@ -18,13 +18,13 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.diffusion.times import Portion
-from adlm.methods import left_to_right
+from adlm.inference.frozen import Frozen
+from adlm.methods import causal as left_to_right
 from adlm.methods.inputs import check_clean, check_progress, evaluating, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
-from adlm.models.inference import Frozen
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 
 
 @dataclass(frozen=True)

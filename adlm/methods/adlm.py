@@ -17,6 +17,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.diffusion.times import Portion
+from adlm.inference.frozen import Frozen
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_progress, evaluating, not_pad, seen_pad, vocabulary_of
@@ -24,9 +25,8 @@ from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
-from adlm.models.inference import Frozen
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.times import Portion
-from adlm.methods import left_to_right
+from adlm.inference.frozen import Frozen
+from adlm.methods import causal as left_to_right
 from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
 from adlm.methods.method import Loss
-from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 
 
 @dataclass(frozen=True)

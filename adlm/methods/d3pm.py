@@ -15,16 +15,16 @@ from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.inference.frozen import Frozen
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
-from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
-from adlm.sampling.plain import plain_walk, shape_everywhere
+from adlm.sampling.reference import plain_walk, shape_everywhere
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.steps import steps_of
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.data.packing import frame_of, width_of
+from adlm.data.rows.packing import frame_of, width_of
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
+from adlm.inference.frozen import Frozen, Hidden
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_canvas, evaluating, vocabulary_of
-from adlm.models.inference import Frozen, Hidden
 from adlm.sampling.denoiser import Denoiser, Reading
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.samplers import SAMPLERS
 from adlm.sampling.steps import steps_of
 from adlm.sampling.windows import framed, windowed_walk

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.times import Portion
+from adlm.inference.frozen import Frozen
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
 from adlm.methods.masked_diffusion import Noised
 from adlm.methods.method import Loss
 from adlm.models.heads import Scored
-from adlm.models.inference import Frozen
 from adlm.models.transformer import Transformer
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.times import Portion
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
+from adlm.sampling.rng import RowDraws
 
 
 @dataclass(frozen=True)

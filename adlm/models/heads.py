@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from adlm.models.slopes import slopes_
+from adlm.models.logit_gradients import slopes_
 
 LOGITS_AT_ONCE = 2**27  # 512 MB of float32, about 2,700 tokens with GPT-2's vocabulary; twice as many in 16 bits
 SYMBOLS_TOGETHER = 128

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.shaping import Drawn, draw_shaped, shape, shown, symbols_of
 
 Reader = Callable[[Tensor], Tensor]

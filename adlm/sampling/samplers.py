@@ -11,13 +11,13 @@ from typing import Protocol
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.confident import confident_walk
 from adlm.sampling.denoiser import Denoiser
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame
-from adlm.sampling.orders import ordered_walk
+from adlm.sampling.ordered import ordered_walk
+from adlm.sampling.positions_first import walk
+from adlm.sampling.remdm_conf import confident_walk
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.steps import Steps
-from adlm.sampling.walk import walk
 
 
 class Sampler(Protocol):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.draws import draw
+from adlm.sampling.rng import draw
 
 
 def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adlm.data.loader import Position
+from adlm.data.rows.loader import Position
 
 
 @dataclass(frozen=True)

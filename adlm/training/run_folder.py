@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.config.load import differences, read, save, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import PART, remove_parts, write_file, writing
-from adlm.model_folder import WEIGHTS
 
 CONFIG, TEXT = "config.yaml", "text.sha256"
 

@@ -6,12 +6,12 @@ import torch
 
 from adlm.files import write_file, writing
 from adlm.methods.inputs import vocabulary_of
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import last_of
-from adlm.training.draws import seed_of
-from adlm.training.engine import Processes
-from adlm.training.supply import Supply
-from adlm.training.trainee import Trainee
+from adlm.sampling.rng import RowDraws
+from adlm.training.data import Supply
+from adlm.training.rng import seed_of
+from adlm.training.sharding import Processes
+from adlm.training.train_state import Trainee
 
 
 def write_samples(trainee: Trainee, supply: Supply, folder: Path, step: int, processes: Processes) -> None:

@@ -20,7 +20,7 @@ from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean, checked
 from adlm.methods.method import Method
-from adlm.training.average import Average
+from adlm.training.ema import Average
 
 
 @dataclass(frozen=True)

@@ -13,29 +13,30 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from adlm.benchmark.training_speed import device_name
+from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
-from adlm.data.loader import Batch
+from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
-from adlm.model_folder import ModelFolder, replace_model_folder
 from adlm.models.transformer import num_parameters
-from adlm.training import run_folder, snapshot
+from adlm.training import checkpoint as snapshot
+from adlm.training import run_folder
 from adlm.training.clock import Clock
 from adlm.training.counters import Counters
-from adlm.training.draws import generator_of, reseed_dropout
-from adlm.training.engine import Processes, default_threads, micro_batches, processes_of
+from adlm.training.data import Supply, log_frequencies, open_supply
 from adlm.training.ledger import Taken, line_of, settle
 from adlm.training.logbook import Line, Logbook, open_logbook
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
+from adlm.training.rng import generator_of, reseed_dropout
 from adlm.training.run_folder import RunFolder
 from adlm.training.samples import write_samples
-from adlm.training.speed import device_name
+from adlm.training.sharding import Processes, default_threads, micro_batches, processes_of
 from adlm.training.step import MicroBatch, count_tokens, train_step
 from adlm.training.stopping import Stop, memory_told, told_to_stop
-from adlm.training.supply import Supply, log_frequencies, open_supply
-from adlm.training.trainee import Trainee, build
+from adlm.training.train_state import Trainee, build
 from adlm.training.validation import Measured, measure
 
 

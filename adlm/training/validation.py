@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from adlm.evaluation.estimators import ESTIMATORS, steadiest
+from adlm.likelihood.estimators import ESTIMATORS, steadiest
 from adlm.methods.method import Method
-from adlm.training.draws import generator_of
-from adlm.training.engine import Processes
-from adlm.training.supply import Supply
+from adlm.training.data import Supply
+from adlm.training.rng import generator_of
+from adlm.training.sharding import Processes
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from adlm.benchmark.training_speed import DATASHEET, count_flop, zipf
 from adlm.methods.method import Method
-from adlm.training.draws import generator_of
-from adlm.training.speed import DATASHEET, count_flop, zipf
+from adlm.training.rng import generator_of
 
 ROWS = 8  # enough that their antithetic times hide about half of the tokens
 

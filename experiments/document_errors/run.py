@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from adlm.evaluation.text_sets import text_sets
+from adlm.likelihood.text_sets import text_sets
 from adlm.tokens import load_tokenizer
 
 

@@ -13,8 +13,8 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from adlm.data.loader import Loader
-from adlm.data.prepared import open_prepared
+from adlm.data.prepare.prepared import open_prepared
+from adlm.data.rows.loader import Loader
 
 GPU = 305_000  # tokens a second
 

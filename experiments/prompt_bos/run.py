@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import adlm
-from adlm.data.prepared import open_prepared
+from adlm.data.prepare.prepared import open_prepared
 from adlm.language_model import LanguageModel
 
 FRAMES = {"none": (0, 0), "bos": (1, 0), "eos": (0, 1), "both": (1, 1)}

@@ -10,8 +10,8 @@ import torch
 
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
+from adlm.inference.frozen import Frozen
 from adlm.methods import method_of
-from adlm.models.inference import Frozen
 
 TOKENS = 200
 

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from adlm.config.load import resolve
-from adlm.data.prepare import prepare
-from adlm.evaluation.ngrams import ngram_nats
+from adlm.data.prepare.prepare import prepare
+from adlm.likelihood.ngrams import ngram_nats
 
 # SEDD and D3PM are told the time, so their noise must be finite at t = 1; D3PM walks in discrete time
 WORDS = {
@@ -44,7 +44,7 @@ def main() -> None:
             command = [
                 sys.executable,
                 "-m",
-                "adlm.interfaces.cli",
+                "adlm.cli.main",
                 "train",
                 *words,
                 *knobs,

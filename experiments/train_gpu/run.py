@@ -20,10 +20,10 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.distributed.device_mesh import init_device_mesh
 
-from adlm.interfaces.cli import main as adlm
+from adlm.cli.main import main as adlm
 from adlm.training import train
-from adlm.training.engine import Processes
 from adlm.training.logbook import read_metrics
+from adlm.training.sharding import Processes
 
 KNOBS = """owt/adlm data.name= data.packing=packed train.batch_size=32 train.warm_up_steps=20 train.log_every=20
 train.valid_every=60 train.valid_rows=64 train.snapshot_every=1000 train.sample_every=120 train.samples=1

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adlm.models.slopes import plain_slopes_, slopes_
+from adlm.models.logit_gradients import plain_slopes_, slopes_
 
 TOKENS, WIDTH, ROWS = 64 * 1024, 768, 5_336
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from adlm.benchmark.training_speed import zipf
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
-from adlm.training.compiling import compile_trunks
-from adlm.training.speed import zipf
+from adlm.training.compilation import compile_trunks
 from adlm.training.step import fast_attention
 
 MASK = 50_257

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 import adlm
-from adlm.data.packing import frame_of
-from adlm.data.prepared import open_prepared
+from adlm.data.prepare.prepared import open_prepared
+from adlm.data.rows.packing import frame_of
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import denoiser_of
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import schedule_of
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import last_of
+from adlm.sampling.positions_first import walk
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.steps import steps_of
-from adlm.sampling.walk import walk
 from adlm.sampling.windows import framed, windowed_walk
 
 TEXTS, STEPS = 64, 64

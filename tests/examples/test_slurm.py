@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from adlm.cli.main import COMMANDS
 from adlm.config.load import preset_titles, resolve
-from adlm.interfaces.cli import COMMANDS
 
 FOLDER = Path(__file__).parent.parent.parent / "examples" / "slurm"
 SCRIPTS = sorted([*FOLDER.glob("*.sh"), *FOLDER.glob("*.sbatch")])

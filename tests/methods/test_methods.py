@@ -12,11 +12,11 @@ from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, 
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.times import Portion
 from adlm.errors import UserError
+from adlm.inference.frozen import Frozen
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised, told_of
-from adlm.models.inference import Frozen
 from adlm.models.layers import TimeCondition
-from adlm.sampling.draws import RowDraws
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.samplers import SAMPLERS
 
 MASK, BOS = 7, 3

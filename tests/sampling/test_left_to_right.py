@@ -6,8 +6,8 @@ import torch
 from worlds import Told, real, seeded
 
 from adlm.config.schema import Sampling
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.left_to_right import left_to_right_walk, writer_by
+from adlm.sampling.rng import RowDraws
 
 MASK = 2
 

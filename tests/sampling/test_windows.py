@@ -5,10 +5,10 @@ from worlds import Table, World, chi_square, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.draws import RowDraws
 from adlm.sampling.frame import Frame, first_frame, last_of
+from adlm.sampling.positions_first import walk
+from adlm.sampling.rng import RowDraws
 from adlm.sampling.steps import steps_of
-from adlm.sampling.walk import walk
 from adlm.sampling.windows import framed, windowed_walk
 
 MASK = 9

@@ -12,10 +12,11 @@ import torch
 from kills import contents, without_clocks
 from small_runs import Quiet, corpus, logged, run, weights
 
+from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
-from adlm.interfaces.cli import main
-from adlm.training import run_folder, snapshot, train
+from adlm.training import checkpoint as snapshot
+from adlm.training import run_folder, train
 from adlm.training.validation import Measured
 
 SHORT = ("model.blocks=1", "train.steps=4", "train.snapshot_every=2", "train.valid_every=2")
@@ -182,7 +183,7 @@ def test_shards_rewritten_at_the_same_size_are_refused(prepared, out, tmp_path):
 
 
 def test_reading_many_shards_for_their_checksums_is_said(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.training.supply.LARGE", 100)
+    monkeypatch.setattr("adlm.training.data.LARGE", 100)
     screen = Quiet()
     run(prepared, tmp_path / "run", *SHORT, screen=screen)
     assert any("comparing the checksums of" in sentence for sentence in screen.said)

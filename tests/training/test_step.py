@@ -17,7 +17,7 @@ from adlm.diffusion.times import Portion
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.masked_diffusion import Noised
-from adlm.training.average import Average
+from adlm.training.ema import Average
 from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, count_tokens, train_step
 

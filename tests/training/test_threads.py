@@ -5,7 +5,7 @@ import torch
 from small_runs import corpus, run
 
 from adlm.config.load import read
-from adlm.training import engine
+from adlm.training import sharding as engine
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ from small_models import mostly_slow
 from small_runs import NEEDS, Quiet, corpus, logged, run, start, weights
 
 from adlm import load
-from adlm.data.prepared import open_prepared
+from adlm.data.prepare.prepared import open_prepared
 from adlm.errors import UserError
 from adlm.methods import METHODS
-from adlm.training import snapshot, stopping, train
+from adlm.training import checkpoint as snapshot
+from adlm.training import stopping, train
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +280,7 @@ def test_a_shard_that_is_deleted_in_mid_run_stops_it_saved(prepared, unbroken, t
             (text / "train" / "tokens-00000.bin").unlink(missing_ok=True)
         return stepped(*values)
 
-    monkeypatch.setattr("adlm.data.shards.Tokens._file", unmapped)
+    monkeypatch.setattr("adlm.data.prepare.shards.Tokens._file", unmapped)
     monkeypatch.setattr(train, "train_step", step)
     with pytest.raises(UserError, match=r"tokens-00000.bin cannot be read.*steps done are saved, and the same command"):
         run(text, out, *RESUMED)

@@ -1,0 +1,57 @@
+"""`adlm parity`: the table of how far we are from the released code."""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from adlm.cli.console import Console
+from adlm.evaluation.paper.parity import Report, compare
+
+EXAMPLE = "adlm parity tests/golden"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="golden.json with its .npz arrays and .ckpt weights"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = compare(arguments.folder)
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(_as_mapping(report))}\n")
+    else:
+        _show(report)
+    return 0 if report.ok else 1
+
+
+def _as_mapping(report: Report) -> dict[str, object]:
+    rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
+    for row in rows:
+        row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
+    return {"ok": report.ok, "rows": rows, "unchecked": report.unchecked}
+
+
+def _show(report: Report) -> None:
+    table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
+    for row in report.rows:
+        kind = " relative" if row.relative else ""
+        verdict = Text("agrees", "green") if row.ok else Text("DIFFERS", "bold red")
+        table.add_row(row.name, f"{row.error:.1e}", f"{row.tolerance:.0e}{kind}", verdict)
+    console = Console()
+    console.print(table)
+    apart = sum(not row.ok for row in report.rows)
+    console.print(
+        f"\n{len(report.rows)} compared by their largest error (losses: relative), {apart or 'none'} out of tolerance",
+    )
+    for file, entries in groupby(report.unchecked, key=lambda entry: entry.partition(": ")[0]):
+        names = ", ".join(entry.partition(": ")[2] for entry in entries)
+        console.print(f"not checked: {file} {names}".rstrip(), style="dim")

@@ -1,0 +1,1 @@
+"""Documents -> token ids -> shards on disk, once and resumable."""

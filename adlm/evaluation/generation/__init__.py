@@ -1,0 +1,1 @@
+"""The quality of samples: generative perplexity, MAUVE, diversity, as a metric card."""

@@ -1,0 +1,204 @@
+"""From a file of samples to its metric card: reads, asks, keeps what took long. Knows no screens and no flags.
+
+Under torchrun every process does its share of what takes long, and the first makes the card.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adlm import __version__
+from adlm.distributed import own_device
+from adlm.errors import UserError
+from adlm.evaluation import shares
+from adlm.evaluation.generation.cache import Arrays, of_texts
+from adlm.evaluation.generation.card import FORMAT, Card, notes, perplexity_label, versions
+from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
+from adlm.evaluation.generation.features import features_given, features_made, mauve_figures
+from adlm.evaluation.generation.generative_perplexity import (
+    EOS,
+    START,
+    Judge,
+    Nats,
+    convention_of,
+    generative_perplexity,
+    reading_of,
+    texts_read,
+    token_nats,
+    windows_of,
+)
+from adlm.evaluation.generation.hugging_face import HuggingFaceJudge
+from adlm.evaluation.generation.own_judge import OwnJudge
+from adlm.evaluation.generation.reference_texts import Reference, Wanted, read_reference
+from adlm.evaluation.generation.request import Asked, IdsOf, Tell, Texts, Work, check_asked
+from adlm.evaluation.generation.sample_tokenizer import Writer, writer_of
+from adlm.files import opened
+from adlm.language_model import load
+from adlm.samples_file import Sample, Samples, read_samples
+
+
+def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
+    """The whole card, in the first process; the others have none. What is kept in `keep_in` is read the next time."""
+    work = Work(asked, keep_in, tell, own_device(asked.device))
+    check_asked(asked)
+    file = read_samples(asked.samples)
+    samples = list(file)
+    if not samples:
+        raise UserError(f"{asked.samples} holds no sample yet")
+    writer = writer_of(file.made_by, samples, asked.tokenizer)
+    reference = _reference(asked, samples, writer)
+    ours = Texts("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
+    theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
+    compares = "mauve" in asked.metrics
+    features = features_given(asked, ours, reference) if compares else None
+
+    judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
+    if compares and features is None:
+        features = features_made(work, ours, reference)
+    if shares.place()[0] > 0:
+        return None
+
+    card: Card = {
+        "adlm": __version__,
+        "card": FORMAT,
+        "made_with": versions(),
+        "samples": _described(file, samples, writer),
+    }
+    if reference is not None:
+        card["reference"] = reference.about
+    card |= judged["samples"]
+    if features is not None:
+        card["mauve"] = mauve_figures(work, features)
+    card |= _counted(asked, ours)
+    beside = {} if theirs is None else judged["reference"] | _counted(asked, theirs)
+    if beside:
+        card["reference_judged"] = beside
+    card["notes"] = list(notes(card))
+    return card
+
+
+def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -> Reference | None:
+    if asked.reference is not None:
+        num = len(samples) if asked.num_reference is None else asked.num_reference
+        wanted = Wanted(num, asked.reference_seed, asked.split, asked.field)
+        return read_reference(asked.reference, wanted, writer, max(len(sample.ids) for sample in samples))
+    if "mauve" in asked.metrics and asked.given is None:
+        others = ",".join(metric for metric in asked.metrics if metric != "mauve")
+        raise UserError(
+            "--reference is not given, and MAUVE compares the samples with one: give a folder of `adlm prepare` or a "
+            f"file of texts, or leave it out: --metrics {others or 'perplexity'}"
+        )
+    if asked.judge_reference:
+        raise UserError("--judge-reference needs a --reference to judge")
+    return None
+
+
+def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
+    with opened(file.path) as raw:
+        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+    return {
+        "file": str(file.path),
+        "sha256": digest,
+        "num": len(samples),
+        "of": file.made_by.num_rows,
+        "num_empty": sum(not sample.text for sample in samples),
+        "tokenizer": None if writer is None else asdict(writer),
+        "made_by": asdict(file.made_by),
+    }
+
+
+def judge_of(name: str, device: torch.device) -> Judge:
+    """A model folder of ours, the folder of a run, a .ckpt, or whatever transformers loads by this name."""
+    place = Path(name)
+    ours = [folder for folder in (place / "model", place) if (folder / "config.yaml").is_file()]
+    if ours or place.suffix == ".ckpt":
+        lm = load(place, str(device))
+        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
+    return HuggingFaceJudge(name, device)
+
+
+def _judged(work: Work, some: Sequence[Texts], writer: Writer | None) -> dict[str, dict[str, Any]]:
+    """The perplexity of each, by name; nothing where none is asked for."""
+    if "perplexity" not in work.asked.metrics:
+        return {what.name: {} for what in some}
+    judge = judge_of(work.asked.model, work.device)  # its memory is the featuriser's afterwards
+    return {what.name: {"perplexity": _perplexity(work, judge, what, writer)} for what in some}
+
+
+def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) -> dict[str, Any]:
+    asked = work.asked
+    read, how = _read_by(judge, what, asked.ids, writer)
+    start, eos = convention_of(judge.about, asked.start, asked.eos)
+    context = judge.about.context if asked.context is None else min(asked.context, judge.about.context)
+    reading = reading_of(judge.about, start, context)
+    rows = texts_read(read, reading, asked.longest)
+    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": of_texts(rows)}
+
+    def compute(part: Sequence[list[int]]) -> Arrays:
+        found = work.fitting(lambda: token_nats(judge, part, work.batch, reading))
+        return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
+
+    nats: list[Nats] = []
+    for part in work.in_parts(rows, compute, _are_nats, "nats", about, f"judging {what.name}"):
+        nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
+    figures = {
+        "judge": asdict(judge.about),
+        "ids": how,
+        "start": start,
+        "start_means": START[start],
+        "eos": eos,
+        "eos_means": EOS[eos],
+        "max_tokens": asked.longest,
+        "num_cut": sum(len(row) > len(cut) for row, cut in zip(texts_read(read, reading, None), rows, strict=True)),
+        "context": context,
+        "windows": f"texts longer than {reading.room} tokens are read in windows that overlap by {reading.room // 2}",
+        "num_in_windows": sum(len(windows_of(0, row, reading)) > 1 for row in rows),
+        **asdict(generative_perplexity(rows, nats, judge.about.eos_id, eos, start)),
+    }
+    return figures | {"label": perplexity_label(figures)}
+
+
+def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
+    nats, lengths = arrays.get("nats"), arrays.get("lengths")
+    if nats is None or lengths is None or lengths.tolist() != [len(row) for row in part]:
+        return False
+    return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
+
+
+def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tuple[list[list[int]], str]:
+    """The judge's ids: the sampled ones only where it has the tokenizer that wrote them."""
+    wanted = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
+    agrees = writer is not None and writer.sha256 == judge.about.tokenizer_sha256
+    if wanted == "as-sampled" and what.ids is not None and agrees:
+        return what.ids, "as-sampled"
+    if ids == "as-sampled":
+        raise UserError(
+            f"--ids as-sampled: the tokenizer of the judge {judge.about.name} is not the one that wrote the "
+            f"{what.name}; leave it out, and the texts are read anew"
+        )
+    try:
+        return judge.encode(what.texts), "retokenised"
+    except UserError as error:
+        raise UserError(
+            f"the judge {judge.about.name} cannot read the {what.name}: {error}; give another --model"
+        ) from None
+
+
+def _counted(asked: Asked, what: Texts) -> dict[str, Any]:
+    """What needs ids alone: a reference of another tokenizer has none that compare."""
+    figures: dict[str, Any] = {}
+    if what.ids is None:
+        return figures
+    if "entropy" in asked.metrics:
+        figures["entropy"] = asdict(entropy_of(what.ids))
+    if "diversity" in asked.metrics:
+        found = asdict(diversity_of(what.ids))
+        for by_n in ("distinct", "distinct_in_all"):
+            found[by_n] = {str(n): value for n, value in found[by_n].items()}  # as JSON has it
+        figures["diversity"] = found | {"characters": asdict(lengths_of([len(text) for text in what.texts]))}
+    return figures

@@ -1,0 +1,1 @@
+"""The published figures, ours beside them, and parity with the released code."""

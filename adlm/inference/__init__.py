@@ -1,0 +1,1 @@
+"""The trained networks arranged for sampling: frozen weights, KV cache, CUDA graphs, kernels."""

@@ -1,1 +1,0 @@
-"""Two ways to look at a walk: on the terminal while it goes on, and later, as a trace, in a page or a program."""

@@ -1,0 +1,1 @@
+"""Bounds on the negative log-likelihood of texts, with standard errors."""

@@ -1,0 +1,1 @@
+"""The first run: prepare, train two models, compare, report."""

@@ -1,0 +1,1 @@
+"""A sampling run as data, as a page and in the terminal."""

@@ -1,0 +1,127 @@
+"""Laws of the command line: answers on standard output, mistakes as one sentence and exit code 2."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from adlm.cli.main import COMMANDS, main
+
+
+def test_presets_lists_each_with_a_line(capsys):
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("owt/adlm ") and "anchored diffusion" in line for line in lines)
+
+
+def test_presets_prints_one_resolved_as_yaml_that_is_itself_a_preset(capsys, tmp_path):
+    assert main(["presets", "owt/adlm", "anchor.tau=3"]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text)["anchor"]["tau"] == 3
+    (tmp_path / "own.yaml").write_text(text)
+    assert main(["presets", str(tmp_path / "own.yaml")]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_presets_explains_and_speaks_json(capsys):
+    main(["presets", "owt/adlm", "--explain"])
+    assert "# Weight of the anchor term; 0 leaves the plain bound.\n  gamma: 0.003\n" in capsys.readouterr().out
+    main(["presets", "owt/adlm", "--json"])
+    assert json.loads(capsys.readouterr().out)["method"] == "adlm"
+    main(["presets", "owt/adlm", "--explain", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["config"]["anchor"]["gamma"] == 3e-3
+    assert told["meaning"]["anchor.gamma"] == "Weight of the anchor term; 0 leaves the plain bound."
+    main(["presets", "--json"])
+    assert "owt/adlm" in json.loads(capsys.readouterr().out)
+
+
+def test_parity_prints_a_table_and_its_verdict(capsys, test_vectors):
+    assert main(["parity", str(test_vectors)]) == 0
+    out = capsys.readouterr().out
+    assert "adlm denoiser_logits" in out
+    assert "none out of tolerance" in out
+
+
+def test_parity_speaks_json_and_exits_1_where_a_tolerance_is_exceeded(capsys, test_vectors, tmp_path):
+    for file in test_vectors.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = json.loads((tmp_path / "golden.json").read_text())
+    content["adlm_losses"]["val_loss"] += 0.001
+    (tmp_path / "golden.json").write_text(json.dumps(content))
+    assert main(["parity", str(tmp_path), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert [row["name"] for row in report["rows"] if not row["ok"]] == ["adlm val_loss"]
+    assert main(["parity", str(tmp_path)]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["party"], "there is no command 'party'; did you mean 'parity'?"),
+        (["parity"], "the following arguments are required: FOLDER"),
+        (["parity", "nowhere"], "nowhere/golden.json cannot be read"),
+        (["presets", "--jsn"], "unrecognized arguments: --jsn; did you mean 'json'? (see adlm presets --help)"),
+        (
+            ["sample", "runs/own", "--promt", "Peace"],
+            "--promt Peace; did you mean 'prompt'? (see adlm sample --help)",
+        ),
+        (["sample", "runs/own", "--top_p", "1"], "--top_p 1; as a knob it is sampling.top_p=... (see adlm sample"),
+        (["sample", "runs/own", "--top-p=1"], "--top-p=1; as a knob it is sampling.top_p=... (see adlm sample --help)"),
+        (["sample"], "the following arguments are required: MODEL (see"),
+        (["reproduce"], "the following arguments are required: TABLE (see"),
+        (["presets", "owt/adlm", "anchor.tau=-1"], "anchor.tau -1 must be at least 0"),
+        (["presets", "anchor.gama=1"], "did you mean anchor.gamma?"),
+        (["presets", "length=1"], "length 1 must be at least 2"),
+        (["presets", "train.steps=many"], "train.steps 'many' must be a whole number"),
+        (["presets", "vocabulary.size=9", "vocabulary.mask_id=9"], "vocabulary.mask_id 9 is outside the vocabulary"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, words, sentence):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err
+    assert captured.err.startswith("adlm: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"example:\n  adlm {command}" in capsys.readouterr().out
+
+
+def test_the_installed_command_answers_without_waiting_for_torch():
+    script = "import sys; from adlm.cli.main import main; main(['presets']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    command = [sys.executable, "-m", "adlm.cli.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_what_is_no_terminal_has_no_edge(capsys, tmp_path, monkeypatch, test_vectors):
+    """Not even the narrow one that the environment tells of."""
+    long = "right" * 20
+    (tmp_path / long).write_text('{"method": "acot", "accuracy": {"gsm8k": {"right": 600, "of": 1319}}}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "30")
+    for words, row, ends in (
+        (["reproduce", "reasoning", long], f" acot  gsm8k  45.2  {long}  45.5 of 1,319  1.4 problems ", "agrees"),
+        (["parity", str(test_vectors)], "adlm denoiser_logits ", "agrees"),
+    ):
+        assert main(words) == 0
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert any(line.startswith(" ".join(row.split())) and line.endswith(ends) for line in lines), lines

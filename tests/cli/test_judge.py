@@ -1,0 +1,426 @@
+"""Laws of `adlm judge`: a card says how each figure was made, nothing is computed twice, mistakes are one sentence."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from judges import tiny_gpt2
+from small_models import small_model
+from texts import prose
+from torchrun import close, on_two
+
+import adlm
+from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
+from adlm.cli.main import main
+from adlm.evaluation.generation import pipeline as judging
+from adlm.evaluation.generation.diversity import unigram_entropy
+from adlm.evaluation.generation.generative_perplexity import generative_perplexity, reading_of, texts_read, token_nats
+from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser
+from adlm.evaluation.generation.own_judge import OwnJudge
+from adlm.samples_file import MadeBy, Sample, growing, read_samples
+
+NUM = 25
+CHEAP = ("--metrics", "perplexity,entropy,diversity")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Models of nothing, samples of one of them, and texts to compare with."""
+    folder = tmp_path_factory.mktemp("judge")
+    for method in ("adlm", "ar", "a2r"):
+        small_model(folder / method, method)
+    small_model(folder / "text8", "ar", tokenizer="text8")
+    for steps in (2, 4):
+        out = folder / f"samples-{steps}.jsonl"
+        assert main(["sample", str(folder / "adlm"), "--num", str(NUM), "--steps", str(steps), "--out", str(out)]) == 0
+    (folder / "texts.txt").write_text("".join(prose(4, seed).replace("\n", " ") + "\n" for seed in range(40)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(place):
+    return tiny_gpt2(place / "gpt2-tiny")
+
+
+@pytest.fixture
+def mauve():
+    pytest.importorskip("mauve", reason="mauve-text is not installed")
+
+
+def judged(capsys, *words):
+    assert main(["judge", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *words):
+    """The one sentence."""
+    assert main(["judge", *map(str, words)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("adlm: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def file_of(path, texts):
+    """A file of samples over bytes with these texts."""
+    made_by = MadeBy(
+        adlm="0",
+        model="nobody",
+        weights="",
+        method="adlm",
+        tokenizer="bytes",
+        length=16,
+        canvases=["[MASK*16]"],
+        num=len(texts),
+        seed=0,
+        sampling={},
+        batch=1,
+        device="cpu",
+        dtype="float32",
+    )
+    with growing(path, made_by) as file:
+        file.append([Sample(row, 0, 0, text, list(text.encode())) for row, text in enumerate(texts)])
+    return path
+
+
+def test_samples_of_a_model_are_judged_by_a_model_of_ours(place, capsys):
+    path = place / "samples-4.jsonl"
+    card = judged(capsys, path, "--model", place / "ar", *CHEAP)
+    samples, lm = list(read_samples(path)), adlm.load(place / "ar")
+    judge = OwnJudge("ar", lm.config, lm.network, lm.tokenizer)
+    rows = [sample.ids for sample in samples]
+    reading = reading_of(judge.about, "bos", judge.about.context)
+    read = texts_read(rows, reading, None)
+    nats = token_nats(judge, read, 64, reading)
+    expected = generative_perplexity(read, nats, judge.about.eos_id, "closing", "bos")
+    assert (card["perplexity"]["start"], card["perplexity"]["eos"]) == ("bos", "closing")
+    assert card["perplexity"]["pooled"]["value"] == pytest.approx(expected.pooled.value, rel=1e-6)
+    assert card["perplexity"]["ids"] == "as-sampled"
+    assert card["entropy"]["value"] == pytest.approx(np.mean([unigram_entropy(row) for row in rows]))
+    assert card["entropy"]["num"] == NUM
+    assert card["diversity"]["tokens"]["mean"]["value"] == 16
+
+
+def test_the_card_says_every_choice(place, capsys, tmp_path):
+    out = tmp_path / "cards" / "one.json"
+    words = (
+        place / "samples-4.jsonl",
+        "--model",
+        place / "a2r",
+        *CHEAP,
+        "--eos",
+        "first",
+        "--start",
+        "bos",
+        "--max-tokens",
+        9,
+    )
+    card = judged(capsys, *words, "--out", out)
+    assert json.loads(out.read_text()) == card
+    assert card["samples"]["made_by"]["sampling"]["steps"] == 4
+    assert (card["samples"]["num"], card["samples"]["of"]) == (NUM, NUM)
+    assert card["made_with"]["torch"]
+    perplexity = card["perplexity"]
+    assert (perplexity["eos"], perplexity["start"], perplexity["max_tokens"], perplexity["num_cut"]) == (
+        "first",
+        "bos",
+        9,
+        NUM,
+    )
+    assert perplexity["judge"]["weights"]
+    assert perplexity["label"].startswith("not to be set beside published perplexities: the judge is")
+    assert perplexity["num_tokens"] <= 9 * NUM
+
+
+def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_path):
+    assert (
+        main(["sample", str(place / "text8"), "--prompt", "a", "--num", "3", "--out", str(tmp_path / "a.jsonl")]) == 0
+    )
+    capsys.readouterr()
+    card = judged(capsys, tmp_path / "a.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    assert card["perplexity"]["ids"] == "retokenised"
+    assert card["perplexity"]["num_tokens"] == 3 * 16
+    own = judged(capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity")
+    assert own["perplexity"]["ids"] == "as-sampled"
+    anew = judged(
+        capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity", "--ids", "retokenised"
+    )
+    assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # of single characters there is one reading
+
+
+def test_samples_of_a_run_tell_how_long_it_was_trained(tmp_path, capsys):
+    small_model(tmp_path / "run" / "model", "mdlm")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 10}\n{"step": 30}\n')
+    for model in ("run", "run/model"):
+        out = tmp_path / f"{model.replace('/', '-')}.jsonl"
+        assert main(["sample", str(tmp_path / model), "--out", str(out)]) == 0
+        config = adlm.load(tmp_path / "run").config
+        trained = read_samples(out).made_by.about["tokens_trained"]
+        assert trained == 30 * config.train.batch_size * config.length
+
+
+def test_whose_ids_they_are_is_told_by_the_file_though_the_model_is_gone(place, capsys, tmp_path):
+    words = ["sample", str(small_model(tmp_path / "gone", "mdlm")), "--num", "3", "--out", str(tmp_path / "a.jsonl")]
+    assert main(words) == 0
+    (tmp_path / "gone").rename(tmp_path / "moved")
+    capsys.readouterr()
+    card = judged(capsys, tmp_path / "a.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    assert card["perplexity"]["ids"] == "as-sampled"
+    assert card["samples"]["tokenizer"] == {"name": "bytes", "sha256": card["perplexity"]["judge"]["tokenizer_sha256"]}
+    about = card["samples"]["made_by"]["about"]
+    weights = adlm.load(tmp_path / "moved").network.parameters()
+    assert about["parameters"] == sum(weight.numel() for weight in weights)
+    assert (about["symbols"], about["tokens_trained"]) == (258, None)
+
+
+@pytest.mark.parametrize("batch", [3, 64])
+def test_no_figure_depends_on_the_batch(place, capsys, batch):
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    one, other = judged(capsys, *words, "--batch", 1), judged(capsys, *words, "--batch", batch)
+    assert one["perplexity"]["pooled"]["value"] == pytest.approx(other["perplexity"]["pooled"]["value"], rel=1e-6)
+
+
+def test_a_judge_of_the_hub_retokenises_and_mauve_is_told_with_all_it_depends_on(place, gpt2, mauve, capsys):
+    card = judged(
+        capsys,
+        place / "samples-4.jsonl",
+        "--model",
+        gpt2,
+        "--features",
+        gpt2,
+        "--reference",
+        place / "texts.txt",
+        "--seeds",
+        2,
+    )
+    assert card["perplexity"]["ids"] == "retokenised"
+    found = card["mauve"]
+    assert list(found["by_seed"]) == ["25", "26"]
+    assert (found["num_samples"], found["num_reference"], found["num_clusters"]) == (NUM, NUM, 2)
+    assert found["featuriser"]["pooling"] == "last"
+    assert "not GPT-2 large" in found["label"]
+    assert "fewer than 1,000" in found["label"]
+    assert (card["reference"]["num"], card["reference"]["of"]) == (NUM, 40)
+
+
+def test_one_metric_more_computes_nothing_again(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
+    words = (place / "samples-4.jsonl", "--model", gpt2, "--out", tmp_path / "card.json")
+    first = judged(capsys, *words, "--metrics", "perplexity")
+    monkeypatch.setattr(judging, "token_nats", None)  # nobody may ask
+    more = (*words, "--features", gpt2, "--reference", place / "texts.txt")
+    second = judged(capsys, *more)
+    assert first["perplexity"] == second["perplexity"]
+    assert "mauve" in second
+    monkeypatch.setattr(HuggingFaceFeaturiser, "features", None)
+    assert judged(capsys, *more) == second
+    other_count = judged(capsys, *more, "--eos", "all")  # which tokens count is chosen after the judge has read them
+    assert other_count["perplexity"]["eos"] == "all"
+
+
+def test_interrupted_work_goes_on(place, capsys, tmp_path, monkeypatch):
+    path = file_of(tmp_path / "many.jsonl", [f"text {number}" for number in range(150)])
+    words = (path, "--model", place / "ar", "--metrics", "perplexity", "--out", tmp_path / "cards" / "card.json")
+    ask, asked = judging.token_nats, []
+
+    def until_tired(*arguments):
+        asked.append(arguments)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return ask(*arguments)
+
+    monkeypatch.setattr(judging, "token_nats", until_tired)
+    assert main(["judge", *map(str, words)]) == 130
+    assert "run the same command again to go on" in capsys.readouterr().err
+    assert judged(capsys, *words)["perplexity"]["num_samples"] == 150
+    assert len(asked) == 4  # three parts, one of them begun twice
+
+
+SMALL_PARTS = """
+import os, adlm.evaluation.generation.cache as kept, adlm.evaluation.generation.pipeline as judging
+kept.PART = 4
+ask = judging.token_nats
+def counted(judge, part, *more):
+    with open(f"{__file__}.{os.environ['RANK']}", "a") as file:
+        file.write("x")
+    return ask(judge, part, *more)
+judging.token_nats = counted
+"""
+
+
+@pytest.mark.processes
+def test_two_processes_share_the_work_and_make_the_card_that_one_makes(
+    place, gpt2, mauve, capsys, tmp_path, monkeypatch
+):
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
+    words += ("--reference", place / "texts.txt", "--judge-reference")
+    monkeypatch.setattr("adlm.evaluation.generation.cache.PART", 4)
+    one = judged(capsys, *words, "--out", tmp_path / "one" / "card.json")
+    two = tmp_path / "two" / "card.json"
+    run = on_two(tmp_path, "judge", *words, "--json", "--out", two, first=SMALL_PARTS)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert json.loads(run.stdout) == json.loads(two.read_text())
+    assert close(json.loads(run.stdout), one)
+    assert [len((tmp_path / f"two.py.{rank}").read_text()) for rank in (0, 1)] == [8, 6]  # 7 parts of each of two
+    parts = [{path.relative_to(folder) for path in folder.rglob("*.npz")} for folder in (tmp_path / "one", two.parent)]
+    assert parts[0] == parts[1]
+    monkeypatch.setattr(judging, "token_nats", None)  # what two kept, one takes up
+    assert close(judged(capsys, *words, "--out", two), one)
+
+
+@pytest.mark.processes
+def test_a_mistake_that_only_one_of_two_processes_finds_is_told_once(place, capsys, tmp_path, monkeypatch):
+    words = (
+        place / "samples-4.jsonl",
+        "--model",
+        place / "ar",
+        "--metrics",
+        "perplexity",
+        "--out",
+        tmp_path / "c.json",
+    )
+    monkeypatch.setattr("adlm.evaluation.generation.cache.PART", 4)
+    judged(capsys, *words)
+    part = next(tmp_path.glob("judged/*/00001.npz"))
+    part.write_bytes(part.read_bytes()[:40])
+    run = on_two(tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as kept; kept.PART = 4")
+    mistakes = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
+    assert len(mistakes) == 1
+    assert "00001.npz is damaged; delete it" in mistakes[0]
+    assert "all_gather" not in run.stderr
+
+
+LATE = """
+import os, time, adlm.evaluation.generation.pipeline as judging
+from adlm.errors import UserError
+ask = judging.token_nats
+def one_fails(*words):
+    if os.environ["RANK"] == "1":
+        time.sleep(2)  # meanwhile the other waits
+        raise UserError("the true reason")
+    return ask(*words)
+judging.token_nats = one_fails
+import adlm.evaluation.generation.cache as kept; kept.PART = 20
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_of_a_process_that_fails_while_another_waits_the_mistake_is_told_and_not_the_waiting(place, tmp_path):
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
+    run = on_two(tmp_path, "judge", *words, first=LATE)
+    assert [line for line in run.stderr.splitlines() if line.startswith("adlm: ")] == ["adlm: the true reason"]
+
+
+def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path):
+    path = file_of(tmp_path / "odd.jsonl", ["", "a", "two words", "and three more"])
+    card = judged(capsys, path, "--model", place / "ar", *CHEAP)
+    assert card["samples"]["num_empty"] == 1
+    assert (card["perplexity"]["num_samples"], card["perplexity"]["num_uncounted"]) == (3, 1)
+    assert card["entropy"]["num"] == 3
+    assert card["diversity"]["tokens"]["least"] == 0
+    assert any("1 samples have no token that counts" in note for note in card["notes"])
+    assert main(["judge", str(path), "--model", str(place / "ar"), *CHEAP]) == 0
+    capsys.readouterr()
+    empty = file_of(tmp_path / "empty.jsonl", ["", ""])
+    card = judged(capsys, empty, "--model", place / "ar", *CHEAP)
+    assert card["perplexity"]["pooled"]["value"] is None
+    assert main(["judge", str(empty), "--model", str(place / "ar"), *CHEAP]) == 0
+
+
+def test_the_reference_may_be_judged_beside_the_samples(place, capsys):
+    words = (
+        place / "samples-4.jsonl",
+        "--reference",
+        place / "samples-2.jsonl",
+        "--judge-reference",
+        "--model",
+        place / "ar",
+    )
+    card = judged(capsys, *words, *CHEAP)
+    alone = judged(capsys, place / "samples-2.jsonl", "--model", place / "ar", *CHEAP)
+    for metric in ("perplexity", "entropy", "diversity"):
+        assert card["reference_judged"][metric] == alone[metric]
+    assert main(["judge", *map(str, words), *CHEAP]) == 0
+    assert "reference" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_the_table_has_every_figure_and_its_label(place, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    assert main(["judge", str(place / "samples-4.jsonl"), "--model", str(place / "ar"), *CHEAP]) == 0
+    out = capsys.readouterr().out
+    for name in ("gen-PPL, pooled", "unigram entropy", "distinct-4", "rep-4", "longest repeat", "length, characters"):
+        assert name in out
+    assert "not to be set beside published perplexities: the judge is" in out
+
+
+def test_given_features_need_no_model(place, mauve, capsys, tmp_path):
+    draws = np.random.default_rng(0)
+    for name, num in (("ours", NUM), ("theirs", 30)):
+        np.save(tmp_path / f"{name}.npy", draws.normal(size=(num, 4)))
+    both = ("--given-features", tmp_path / "ours.npy", tmp_path / "theirs.npy")
+    card = judged(capsys, place / "samples-4.jsonl", "--metrics", "mauve", *both)
+    assert (card["mauve"]["num_samples"], card["mauve"]["num_reference"]) == (NUM, 30)
+    assert "given features" in card["mauve"]["label"]
+
+
+def test_a_damaged_judge_is_refused(place, capsys, tmp_path):
+    lm = adlm.load(place / "ar")
+    weights = {name: value * float("nan") for name, value in lm.network.state_dict().items()}
+    save_model_folder(ModelFolder(lm.config, weights, lm.tokenizer), tmp_path / "nan")
+    told = refused(capsys, place / "samples-4.jsonl", "--model", tmp_path / "nan", *CHEAP)
+    assert "holds a NaN or an infinity" in told
+
+
+def test_mistakes_are_one_sentence(place, capsys, tmp_path):
+    samples, ar = place / "samples-4.jsonl", place / "ar"
+    few = file_of(tmp_path / "few.jsonl", ["a text"] * 3)
+    (tmp_path / "other.jsonl").write_text('{"text": "no samples"}\n')
+    cases = [
+        ((), "one file of samples is judged at a time, and none is given"),
+        ((tmp_path / "none.jsonl",), "cannot be read"),
+        ((tmp_path / "other.jsonl",), "is no file of samples"),
+        ((samples, "--model", ar), "--reference is not given, and MAUVE compares"),
+        ((samples, "--model", ar, "--reference", tmp_path / "none"), "--reference .* does not exist"),
+        ((few, "--model", ar, "--reference", place / "texts.txt"), "MAUVE needs at least 20 samples"),
+        ((samples, "--metrics", "perplexty"), "there is no metric 'perplexty'"),
+        ((samples, "--model", place / "adlm", *CHEAP), "only bounds a likelihood"),
+        ((samples, "--model", place / "text8", *CHEAP), "tokenizer .* has no id for"),
+        ((samples, "--model", place / "text8", "--ids", "as-sampled", *CHEAP), "is not the one that wrote the samples"),
+        ((samples, "--model", tmp_path, *CHEAP), "was not loaded as a causal language model"),
+        ((samples, "--model", ar, "--batch", 0, *CHEAP), "--batch 0 must be at least 1"),
+        ((samples, "--model", ar, "--context", 1, *CHEAP), "--context 1 is too short"),
+        ((samples, "--device", "abacus", "--model", ar, *CHEAP), "device 'abacus' is not one"),
+        ((samples, "--judge-reference", *CHEAP), "--judge-reference needs a --reference"),
+    ]
+    for words, sentence in cases:
+        told = refused(capsys, *words)
+        assert re.search(sentence, told), told
+
+
+def test_an_unknown_name_without_a_network_is_one_sentence(place, capsys, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr("adlm.evaluation.generation.hugging_face.ask_the_hub_once", lambda: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    told = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
+    assert "nobody/no-such-judge was not loaded as a causal language model" in told
+
+
+def test_cards_become_a_picture_that_names_its_judges(place, capsys, tmp_path):
+    cards = []
+    for steps, judge in ((2, "ar"), (4, "ar"), (4, "a2r")):
+        cards.append(tmp_path / f"{judge}-{steps}.json")
+        judged(capsys, place / f"samples-{steps}.jsonl", "--model", place / judge, *CHEAP, "--out", cards[-1])
+    card = json.loads(cards[1].read_text())
+    card["mauve"] = {"value": 0.5, "spread": 0.01, "featuriser": {"name": "minilm"}, "label": "another featuriser"}
+    cards[1].write_text(json.dumps(card))
+    assert main(["judge", "--plot", *map(str, cards), "--out", str(tmp_path / "fig.svg")]) == 0
+    capsys.readouterr()
+    drawn = (tmp_path / "fig.svg").read_text()
+    for told in ("judges differ", "another featuriser", "MAUVE (minilm)"):
+        assert f"<!-- {told}" in drawn or told in drawn
+    assert "no metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
+    assert "is no picture" in refused(capsys, "--plot", cards[0], "--out", tmp_path / "fig.json")
+    assert "say where the picture goes" in refused(capsys, "--plot", cards[0])
+    assert "none is given" in refused(capsys, "--plot", "--out", tmp_path / "fig.png")

@@ -1,0 +1,35 @@
+"""Killed before any file operation, sample, perplexity and judge leave what a rerun completes."""
+
+import pytest
+from kills import check_kills
+from small_models import small_model
+from small_runs import corpus
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kills")
+    small_model(folder / "model")
+    small_model(folder / "ar", "ar")
+    corpus(folder, 20)
+    from adlm.cli.main import main
+
+    words = ["sample", folder / "model", "--num", 3, "--steps", 2, "--out", folder / "samples.jsonl"]
+    assert main([*map(str, words)]) == 0
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["sample", "{model}", "--num", "3", "--batch", "2", "--steps", "2"], "s.jsonl"),
+        (["perplexity", "{ar}", "--data", "{rhymes.txt}"], "p.json"),
+        (["judge", "{samples.jsonl}", "--metrics", "perplexity,entropy", "--model", "{ar}"], "cards/c.json"),
+    ],
+)
+def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(command, name, made, tmp_path):
+    words = [str(made / word[1:-1]) if word.startswith("{") else word for word in command]
+    out = tmp_path / "out"
+    operations = check_kills([*words, "--out", str(out / name)], out)
+    assert any("fsync" in operation for operation in operations)

@@ -1,0 +1,187 @@
+"""Laws of `adlm prepare`: counts for people and machines, mistakes in one sentence, nothing left half-written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from texts import prose
+
+from adlm.cli.main import main
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(prose(40, seed=i).strip() for i in range(60)))
+    return path
+
+
+def counted(capsys, *words) -> dict:
+    assert main(["prepare", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_counts_add_up(text, tmp_path, capsys):
+    words = (f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64", "--out", tmp_path / "out")
+    report = counted(capsys, *words, "data.held_out=0.2")  # a knob after an option is a knob
+    documents = text.read_text().split("\n\n")
+    assert report["documents"] == len(documents)
+    assert report["tokens"] == sum(len(document) + 1 for document in documents)
+    assert report["how"] == "prepared"
+    assert set(report["splits"]) == {"train", "valid"}
+    for split in report["splits"].values():
+        assert split["rows"] == -(-split["tokens"] // 62)
+        assert split["tokens_in_rows"] == split["tokens"]
+    assert counted(capsys, *words, "data.held_out=0.2")["how"] == "reused"
+
+
+def test_people_see_a_table_and_inspect_shows_rows_and_anchors(text, tmp_path, capsys):
+    words = ["prepare", f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    assert "train" in capsys.readouterr().out
+    assert main(["prepare", "--out", str(tmp_path / "out"), "--inspect"]) == 0
+    out = capsys.readouterr().out
+    assert "anchors at tau 5" in out
+    assert "<|endoftext|>" in out
+    assert prose(40, seed=0)[:20] in out
+    seen = counted(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=0")["statistics"]["train"]
+    assert seen["anchors"] == 0.0
+    assert (
+        counted(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=64")["statistics"]["train"]["anchors"]
+        == 1.0
+    )
+
+
+def test_inspect_takes_the_length_and_packing_that_are_asked_for(text, tmp_path, capsys):
+    words = (f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64", "--out", tmp_path / "out")
+    counted(capsys, *words)
+    seen = counted(capsys, "--out", tmp_path / "out", "--inspect", "length=16", "data.packing=padded")
+    assert (seen["length"], seen["packing"]) == (16, "padded")
+    assert seen["splits"]["train"]["rows"] == seen["splits"]["train"]["documents"]
+    assert counted(capsys, "--out", tmp_path / "out", "--inspect")["length"] == 64, "and nothing is written"
+
+
+def test_inspect_shows_words_apart_and_nothing_that_steers_the_terminal(tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "day", "##s"]))
+    (tmp_path / "a.txt").write_text("good days good")
+    place = ["--out", str(tmp_path / "out")]
+    assert main(["prepare", f"data.path={tmp_path / 'a.txt'}", f"tokenizer={tmp_path / 'vocab.txt'}", *place]) == 0
+    assert main(["prepare", *place, "--inspect"]) == 0
+    assert "[CLS] good days good [SEP]" in capsys.readouterr().out
+    (tmp_path / "b.txt").write_text("red \x1b[31m alert \x07 \u202e")
+    place = ["--out", str(tmp_path / "steering")]
+    assert main(["prepare", f"data.path={tmp_path / 'b.txt'}", "tokenizer=bytes", *place, "--inspect"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\\x1b[31m alert \\x07" in out
+
+
+def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
+    from adlm.cli import prepare as command
+
+    asked = []
+    once = command.statistics_of
+    monkeypatch.setattr(command, "statistics_of", lambda *words: asked.append(words) or once(*words))
+    words = [f"data.path={text}", "data.held_out=0", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
+    assert main(["prepare", *words]) == 0
+    assert len(asked) == 1
+
+
+def test_a_split_that_came_out_empty_is_noted(text, tmp_path, capsys):
+    words = ("tokenizer=bytes", "length=64", "data.boundary=blank", "--out")
+    notes = counted(capsys, f"data.path={text}", "data.held_out=0.0001", *words, tmp_path / "a")["notes"]
+    (note,) = notes
+    assert note.startswith("nothing is held out: data.held_out 0.0001 of 16,423 tokens in 60 documents is too little")
+    assert counted(capsys, f"data.path={text}", "data.held_out=0", *words, tmp_path / "b")["notes"] == []
+    assert counted(capsys, f"data.path={text}", "data.held_out=0.2", *words, tmp_path / "c")["notes"] == []
+
+
+@pytest.mark.parametrize(("boundary", "where"), [("file", "inside a document"), ("blank", "at a document")])
+def test_few_documents_get_a_validation_split_and_a_note_says_how(text, tmp_path, capsys, boundary, where):
+    words = (f"data.path={text}", f"data.boundary={boundary}", "tokenizer=bytes", "length=64", "--out", tmp_path / "d")
+    report = counted(capsys, *words)
+    assert report["splits"]["valid"]["rows"] > 1
+    (note,) = report["notes"]
+    assert note == (
+        f"held out: the last {report['splits']['valid']['tokens'] / report['tokens']:.1%} of the text, cut {where}; "
+        "there are too few documents to draw some"
+    )
+    assert counted(capsys, *words)["notes"] == [note], "also where the folder is used again"
+
+
+def test_the_hint_about_one_document_is_for_own_text(tmp_path, capsys):
+    (tmp_path / "text8").mkdir()
+    (tmp_path / "text8/text8").write_text("anarchism")
+    report = counted(capsys, "data=text8", f"data.root={tmp_path}", "tokenizer=text8", "--out", tmp_path / "out")
+    assert report["notes"] == []
+
+
+def test_corpora_are_listed(capsys):
+    assert main(["prepare", "--list"]) == 0
+    assert "wikitext2 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["data=ptb"], "--out is not given"),
+        (["data=./small.txt", "--out", "x"], "your own text goes by data.path=./small.txt"),
+        (["--out", "x"], "nothing says what to read"),
+        (["data=nosuch", "--out", "x"], "data.name 'nosuch' is no corpus known by name"),
+        (["data.path=nosuch.txt", "tokenizer=bytes", "--out", "x"], "data.path nosuch.txt does not exist"),
+        (["data.path=x", "data.packing=loose", "--out", "x"], "data.packing 'loose' is not one of"),
+        (["--out", "x", "--inspect"], "x has no manifest.json, so it is no prepared folder"),
+        (["data.path=empty.txt", "tokenizer=bytes", "--out", "x"], "empty.txt holds no text"),
+        (["data.path=small.txt", "tokenizer=bytes", "data.packing=packed-published", "--out", "x"], "fill no row"),
+        (["data.path=small.txt", "tokenizer=text8", "--out", "x"], "has no id for 'S'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "small.txt").write_text("Small.")
+    assert main(["prepare", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "small.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(text, tmp_path, capsys):
+    if os.geteuid() == 0:
+        place = "/proc/nowhere/out"  # root may write anywhere else
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        place = str(tmp_path / "locked/out")
+    assert main(["prepare", f"data.path={text}", "tokenizer=bytes", "--out", place]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_disk_that_fills_up_loses_nothing(text, tmp_path):
+    """A tmpfs too small for the shards: one sentence, and after it is made larger the same command ends well."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here (that needs root)")
+    try:
+        command = [sys.executable, "-m", "adlm.cli.main", "prepare", f"data.path={text}", "tokenizer=bytes"]
+        command += ["length=64", "--out", str(place / "out")]
+        text.write_text(prose(20_000))
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 2
+        assert "there is no space left to write" in run.stderr
+        assert run.stderr.count("\n") == 1
+        assert not (place / "out").exists()
+        subprocess.run(["mount", "-o", "remount,size=4m", place], check=True)
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+        assert [path.name for path in place.iterdir()] == ["out"]
+    finally:
+        subprocess.run(["umount", place], check=True)
+        shutil.rmtree(place)

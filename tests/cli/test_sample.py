@@ -1,0 +1,337 @@
+"""Laws of `adlm sample`: what is given stays, what is drawn depends on (seed, row) alone, a cut file goes on."""
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+import torch
+from small_models import small_model
+
+import adlm
+from adlm.cli.main import main
+from adlm.evaluation.generation.draw_samples import draw_batch
+from adlm.samples_file import read_samples
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Model folders by method, over bytes; `text8` speaks 27 characters and `ids` only ids."""
+    folder = tmp_path_factory.mktemp("models")
+    for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"):
+        small_model(folder / method, method)
+    small_model(folder / "text8", tokenizer="text8")
+    small_model(folder / "ids", tokenizer=None)
+    return folder
+
+
+def sampled(capsys, *words):
+    """The objects that a command prints."""
+    assert main(["sample", *map(str, words), "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_texts_are_printed_as_they_are_and_ruled_off_where_there_are_several(models, capsys):
+    assert main(["sample", str(models / "text8")]) == 0
+    first = capsys.readouterr().out
+    assert len(first.rstrip("\n")) == 16
+    assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
+    both = capsys.readouterr().out
+    assert both.startswith(f"--- 1 ---\n{first}--- 2 ---\n")
+
+
+def test_a_pipe_that_is_to_have_colours_gets_no_rule_as_wide_as_itself(models, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
+    assert len(capsys.readouterr().out) < 1000
+
+
+@pytest.mark.parametrize("method", ["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"])
+def test_every_method_samples_from_nothing_and_after_a_prompt(models, capsys, method):
+    nothing, after = (sampled(capsys, models / method, *given)[0] for given in ((), ("--prompt", "abc")))
+    assert len(nothing["ids"]) == 16
+    assert len(after["ids"]) == 15  # bos before the prompt takes a place
+    assert after["text"].startswith("abc")
+
+
+def test_what_is_given_stays_in_its_place(models, capsys):
+    row = sampled(capsys, models / "adlm", "--prompt", "abc", "--suffix", "yz", "--length", 9)[0]
+    assert row["ids"][:3] == [97, 98, 99]
+    assert row["ids"][-2:] == [121, 122]
+    assert len(row["ids"]) == 9
+    rows = sampled(capsys, models / "text8", "--fill", "a[MASK]c[MASK*2]f", "--fill", "[MASK*4]b", "--num", 2)
+    assert [row["canvas"] for row in rows] == [0, 0, 1, 1]
+    assert [row["row"] for row in rows] == [0, 1, 2, 3]
+    assert all(row["text"][0] + row["text"][2] + row["text"][5:] == "acf" for row in rows[:2])
+    assert all(len(row["text"]) == 5 and row["text"][4] == "b" for row in rows[2:])
+
+
+def test_it_draws_what_python_draws(models, capsys):
+    lm = adlm.load(models / "text8")
+    told = [row["text"] for row in sampled(capsys, models / "text8", "--num", 3, "--seed", 5, "sampling.top_p=0.9")]
+    assert told == lm.sample(3, seed=5, top_p=0.9)
+    fills = ["a[MASK*3]", "[MASK]bc"]
+    told = sampled(capsys, models / "text8", "--fill", fills[0], "--fill", fills[1], "--sampler", "confidence")
+    assert [row["text"] for row in told] == lm.fill(fills, sampler="confidence")
+
+
+def test_special_tokens_are_hidden_where_text_is_shown_and_complete_in_files(models, tmp_path, capsys, monkeypatch):
+    words, mark = [models / "adlm", "--num", 60], "<|endoftext|>"
+    hidden, shown = sampled(capsys, *words), sampled(capsys, *words, "--special-tokens")
+    ended = [row for row in shown if 256 in row["ids"]]
+    assert ended
+    assert [row["ids"] for row in hidden] == [row["ids"] for row in shown]
+    assert not any(mark in row["text"] for row in hidden)
+    assert all(row["text"].count(mark) == row["ids"].count(256) for row in ended)
+    sampled(capsys, *words, "--out", tmp_path / "samples.jsonl")
+    assert [sample.text for sample in read_samples(tmp_path / "samples.jsonl")] == [row["text"] for row in shown]
+    for option, found in (([], False), (["--special-tokens"], True)):
+        assert main(["sample", *map(str, words), *option]) == 0
+        assert (mark in capsys.readouterr().out) == found
+    for option, found in (([], False), (["--special-tokens"], True)):
+        terminal = as_terminal(monkeypatch)
+        assert main(["sample", *map(str, words), *option]) == 0
+        assert (mark in terminal.getvalue()) == found
+
+
+def test_knobs_by_option_and_by_word_are_the_same(models, capsys):
+    by_option = sampled(capsys, models / "adlm", "--steps", 3, "--sampler", "remdm-cap")
+    assert by_option == sampled(capsys, models / "adlm", "sampling.steps=3", "sampling.sampler=remdm-cap")
+    assert by_option == sampled(capsys, models / "adlm", "--steps", 3, "sampling.sampler=remdm-cap")
+
+
+def test_a_window_makes_texts_longer_than_the_model(models, capsys):
+    words = [models / "adlm", "--prompt", "abc", "--length", 40, "--sampler", "semi-autoregressive"]
+    row = sampled(capsys, *words)[0]
+    assert len(row["ids"]) == 40
+    assert 257 not in row["ids"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["text8", "--fill", "the union"], "'the union' has no hole to fill in; write [MASK]"),
+        (["text8", "--fill", "[MASK*17]"], "the canvas is 17 tokens long and the model was made for length 16"),
+        (["text8", "--length", "17"], "the canvas is 17 tokens long and the model was made for length 16"),
+        (["text8", "--fill", "Union [MASK]"], "has no id for 'U'"),
+        (["text8", "--fill", "a [MASK*0]"], "[MASK*0] has no masks"),
+        (["text8", "--fill", "a [MASK*9999999]"], "asks for more than 1,000,000 masks"),
+        (["text8", "--fill", "a [MASK]", "--fill", "b"], "'b' has no hole"),
+        (["text8", "--fill", "a [MASK]", "--length", "8"], "leave out --length, or --fill"),
+        (["text8", "--fill", "a [MASK]", "--prompt", "b"], "leave out --prompt, or --fill"),
+        (["text8", "--prompt", "a [MASK]"], "prompt 'a [MASK]' has a hole of its own"),
+        (["text8", "--prompt", "abcd", "--length", "4"], "length 4 leaves no room: what is given is 4 tokens long"),
+        (["text8", "--num", "0"], "--num 0 must be at least 1"),
+        (["text8", "--batch", "0"], "--batch 0 must be at least 1"),
+        (["text8", "--seed", "-1"], "seed -1 must be 0 or more"),
+        (["text8", "--steps", "0"], "sampling.steps 0 must be at least 1"),
+        (["text8", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["text8", "sampling.top_p=0"], "sampling.top_p 0 must be more than 0"),
+        (["text8", "sampling.topp=0.5"], "there is no sampling knob 'topp'; did you mean 'top_p'?"),
+        (["text8", "--sampler", "remdm-lop"], "did you mean 'remdm-loop'?"),
+        (["text8", "--sampler", "remdm-loop", "sampling.eta=0.5"], "sampling.eta 0.5 is above"),
+        (["text8", "--sampler", "remdm-cap", "sampling.eta=2"], "sampling.eta 2 must be at most 1"),
+        (["text8", "--steps", "3", "sampling.steps=3"], "--steps 3 and sampling.steps=3 both say so; keep one"),
+        (["text8", "length=8"], "'length=8' is no knob of sampling"),
+        (["text8", "hello"], "'hello' is no knob of sampling"),
+        (["mdlm", "--sampler", "anchor-first"], "anchor-first asks an anchor network, and mdlm has none"),
+        (["ar", "--sampler", "remdm-cap"], "ar writes from left to right; use left-to-right"),
+        (["ar", "--suffix", "z"], "gives a token after a mask, and ar writes from left to right"),
+        (["ar", "--prompt", "abc", "--length", "16"], "is 17 tokens long with bos and the model was made for"),
+        (["d3pm", "--sampler", "dfm"], "d3pm's may have some; use ancestral"),
+        (["ids"], "text needs a tokenizer, and this model has none; in Python, lm.complete"),
+        (["none"], "is neither a model folder nor a .ckpt file: there is nothing of that name"),
+        (["text8", "--device", "abacus"], "device 'abacus' is not one that torch sees here"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(models, tmp_path, capsys, words, sentence):
+    assert main(["sample", str(models / words[0]), *words[1:], "--out", str(tmp_path / "samples.jsonl")]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_says_how_it_was_made(models, tmp_path, capsys):
+    out = tmp_path / "samples.jsonl"
+    words = [models / "text8", "--fill", "a[MASK*3]", "--num", 5, "--seed", 2, "--batch", 2, "--sampler", "remdm-cap"]
+    rows = sampled(capsys, *words)
+    assert sampled(capsys, *words, "--out", out) == [{"out": str(out), "samples": 5, "drawn": 5}]
+    samples = read_samples(out)
+    assert [sample.text for sample in samples] == [row["text"] for row in rows]
+    made_by = samples.made_by
+    assert (made_by.adlm, made_by.method, made_by.tokenizer) == (adlm.__version__, "adlm", "text8")
+    assert (made_by.canvases, made_by.num, made_by.seed, made_by.batch) == (["a[MASK*3]"], 5, 2, 2)
+    assert (made_by.sampling["sampler"], made_by.sampling["eta"], made_by.sampling["steps"]) == ("remdm-cap", 0.04, 4)
+    assert (made_by.device, made_by.dtype, made_by.model) == ("cpu", "float32", str(models / "text8"))
+
+
+def test_a_file_cut_anywhere_goes_on_to_the_same_bytes_and_a_whole_one_is_left_alone(models, tmp_path, capsys):
+    out = tmp_path / "samples.jsonl"
+    words = ["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]
+    assert main(words) == 0
+    whole = out.read_bytes()
+    ends = [0, len(whole) - 1, len(whole), *random.Random(1).sample(range(len(whole)), 8)]
+    for end in ends:
+        out.write_bytes(whole[:end])
+        assert main(words) == 0
+        assert out.read_bytes() == whole
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drawn"] == 0
+
+
+def test_another_command_does_not_touch_a_file(models, tmp_path, capsys):
+    out = tmp_path / "samples.jsonl"
+    words = ["sample", str(models / "adlm"), "--num", "3", "--out", str(out)]
+    assert main(words) == 0
+    before = out.read_bytes()
+    for other, told in (
+        (["--seed", "1"], "seed 0 -> 1"),
+        (["--batch", "2"], "batch 16 -> 2"),
+        (["--prompt", "ab"], "canvases ['[MASK*16]'] -> ['ab[MASK*13]']"),
+        (["sampling.temperature=0.5"], "sampling.temperature 1.0 -> 0.5"),
+    ):
+        capsys.readouterr()
+        assert main([*words, *other]) == 2
+        assert f"made otherwise: {told}; give another --out" in capsys.readouterr().err
+    small_model(tmp_path / "other", "mdlm")
+    assert main(["sample", str(tmp_path / "other"), "--num", "3", "--out", str(out)]) == 2
+    assert "method adlm -> mdlm" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def _child(words):
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(main(words))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(models, tmp_path):
+    out, unbroken = tmp_path / "killed.jsonl", tmp_path / "unbroken.jsonl"
+    words = ["sample", str(models / "adlm"), "--num", "60", "--batch", "2", "--steps", "16"]
+    context, chance, exits = multiprocessing.get_context("forkserver"), random.Random(0), []
+    context.set_forkserver_preload(["adlm.cli.sample", "torch._dynamo"])
+    for _ in range(3):
+        process = context.Process(target=_child, args=([*words, "--out", str(out)],))
+        process.start()
+        size = out.stat().st_size if out.exists() else 0
+        while process.is_alive() and not (out.exists() and out.stat().st_size > size):
+            time.sleep(0.001)
+        process.join(chance.uniform(0, 0.2))
+        process.kill()
+        process.join()
+        exits.append(process.exitcode)
+    assert exits[0] == -signal.SIGKILL
+    assert main([*words, "--out", str(out)]) == 0
+    assert main([*words, "--out", str(unbroken)]) == 0
+    assert out.read_bytes() == unbroken.read_bytes()
+
+
+def test_every_batch_is_on_the_disk_before_the_next_is_begun(models, tmp_path, monkeypatch):
+    out, seen = tmp_path / "samples.jsonl", []
+
+    def drawn(lm, wanted, start, through):
+        seen.append((start, len(list(read_samples(out))) if start else 0))
+        return draw_batch(lm, wanted, start, through)
+
+    monkeypatch.setattr("adlm.cli.sample.draw_batch", drawn)
+    assert main(["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]) == 0
+    assert seen == [(0, 0), (3, 3), (6, 6)]
+
+
+def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkeypatch):
+    def walk(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    words = ["sample", str(models / "adlm"), "--num", "9", "--batch", "8", "--out", str(tmp_path / "samples.jsonl")]
+    monkeypatch.setattr("adlm.cli.sample.check_wanted", lambda lm, wanted: None)
+    monkeypatch.setattr("adlm.language_model.LanguageModel.walk", walk)
+    assert main(words) == 2
+    assert "--batch 8 of 16 tokens does not fit the memory of the device; try --batch 4" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def as_terminal(monkeypatch):
+    """Standard output from now on, remembered; a fixture's would be pytest's again when the test begins."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout", screen := Terminal())
+    return screen
+
+
+def test_on_a_terminal_what_was_given_is_dim_and_nothing_that_is_drawn_can_steer_it(models, monkeypatch):
+    terminal = as_terminal(monkeypatch)
+    assert main(["sample", str(models / "adlm"), "--num", "4", "--prompt", "\x1b[2J\x07ü"]) == 0
+    shown = terminal.getvalue()
+    assert "\x1b[2mü\x1b[0m" in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    assert shown.count("───") >= 4
+
+
+def test_the_first_sample_is_watched_and_the_others_follow(models, monkeypatch):
+    terminal = as_terminal(monkeypatch)
+    lm = adlm.load(models / "text8")
+    assert main(["sample", str(models / "text8"), "--num", "3", "--watch"]) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    first, *others = lm.sample(3)
+    assert "░" in plain
+    assert plain.index("░") < plain.index(first) < plain.index(others[0]) < plain.index(others[1])
+    assert [plain.count(text) for text in others] == [1, 1]
+    assert first not in plain[plain.index(others[0]) :]  # not shown again with the others
+
+
+def test_where_there_is_no_terminal_there_is_nothing_to_watch(models, capsys):
+    assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
+    plain = capsys.readouterr().out
+    assert main(["sample", str(models / "text8"), "--num", "2", "--watch"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+@pytest.mark.parametrize("method", ["adlm", "ar"])
+def test_a_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
+    words = [models / method, "--fill", "ab[MASK*9]", "--fill", "c[MASK*2]", "--num", 2]
+    rows = sampled(capsys, *words, "--trace", tmp_path / "walk.json", "--out", tmp_path / "samples.jsonl")
+    assert rows == [{"out": str(tmp_path / "samples.jsonl"), "samples": 4, "drawn": 4}]
+    first = next(iter(read_samples(tmp_path / "samples.jsonl")))
+    trace = json.loads((tmp_path / "walk.json").read_text())
+    ids = list(trace["canvas"])
+    for moment in trace["moments"]:
+        for place, index, _ in moment["changed"]:
+            ids[place] = index
+    assert ids == [256, *first.ids]  # a prompt is read after bos
+    capsys.readouterr()
+    assert main(["sample", *map(str, words), "--trace", str(tmp_path / "walk.html")]) == 0
+    assert (tmp_path / "walk.html").read_text().startswith("<!")
+    assert f"trace is in {tmp_path / 'walk.html'}\n" in capsys.readouterr().err, "and says where it is"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--trace", "walk.txt"], "trace walk.txt must end in .json"),
+        (["--trace", "nowhere/walk.html"], "there is no folder"),
+        (["--trace", "walk.html", "--length", "40", "--sampler", "semi-autoregressive"], "about all 40 tokens"),
+        (["--watch", "--json"], "--watch is for people and --json for machines"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told_before_the_walk(models, tmp_path, capsys, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sample", str(models / "text8"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,210 @@
+"""Laws of `adlm train`: it trains, tells, resumes, draws, and a mistake is one sentence."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import SMALL, corpus, forked, with_closed_terminal, without_reader
+
+from adlm.cli.main import main
+
+
+def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
+    out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
+    words = ["train", *SMALL, f"data.prepared={prepared}", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    report = json.loads(told.out)
+    assert report["step"] == 20
+    assert report["tokens"] == 20 * 8 * 16
+    assert report["nats"] > report["stderr"] > 0
+    assert "20/20  loss" in told.err
+    assert "anchor" in told.err
+    assert "held out <= " in told.err, "diffusion has an upper bound"
+    assert "bound" not in told.err, "what is printed in training is none"
+    assert main(["train", "--out", str(out)]) == 0  # as it is: there is nothing left to do
+    assert "going on from step 20" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main(["train", "--plot", str(out)]) == 0
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "curves.svg").read_text()
+
+
+def test_several_runs_are_drawn_on_one_pair_of_axes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for number, run in enumerate(runs):
+        run.mkdir()
+        line = {"step": 2, "nats": 4.0 + number, "valid_nats": 4.5 + number, "valid_stderr": 0.1}
+        (run / "metrics.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'step': 4})}\n")
+    assert main(["train", "--plot", *map(str, runs), "--json"]) == 0
+    png, svg = json.loads(capsys.readouterr().out)
+    assert (png, svg) == (str(runs[0] / "comparison.png"), str(runs[0] / "comparison.svg"))
+    drawn = (runs[0] / "comparison.svg").read_text()
+    assert drawn.count('<g id="axes_') == 1
+    for run in runs:
+        assert f"{run}, held out" in drawn
+        assert f"{run}, in training" in drawn
+
+
+@pytest.mark.parametrize(("method", "told"), [("ar", "held out "), ("mdlm", "held out <= ")])
+def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys):
+    words = [*SMALL, f"method={method}", "train.steps=3", f"data.prepared={corpus(tmp_path, lines=100)}"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    output = capsys.readouterr()
+    assert re.search(rf"3/3  loss .*  {told}\d", output.err)
+    assert ("upper bound on the loss of" in output.out) == (method != "ar")
+    assert ("exact loss of" in output.out) == (method == "ar")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--out", "{tmp}/run"], "nothing says what to train"),
+        (
+            ["owt/adlm", "data.prepared={tmp}/none", "--out", "{tmp}/run"],
+            "has no manifest.json, so it is no prepared folder",
+        ),
+        (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
+        (["train.shard=2", "data.path=x.txt", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
+        (["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"], "train.device cuda is not here"),
+        (["--plot", "{tmp}"], "has no metrics.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["train", *(word.replace("{tmp}", str(tmp_path)) for word in words)]) == 2
+    *before, told = capsys.readouterr().err.splitlines()
+    assert sentence in told
+    assert told.startswith("adlm: ")
+    assert len(before) <= 1, "what it was about to do"
+
+
+@pytest.mark.parametrize("knob", ["train.tensorboard=true", "train.wandb=offline"])
+def test_what_is_not_installed_is_told(knob, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = ["train", *SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", knob, "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "which is not installed; try pip install" in capsys.readouterr().err
+
+
+SHORT = ("model.blocks=1", "train.steps=4", "train.log_every=1", "train.valid_every=0")
+
+
+@pytest.mark.processes
+def test_a_run_whose_messages_nobody_reads_trains_to_its_end(tmp_path):
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert forked(without_reader, words) == 0
+    assert (tmp_path / "run" / "snapshots" / "step-00000004").is_dir()
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("signals", [[], [signal.SIGHUP, signal.SIGTERM]])
+def test_a_run_whose_terminal_is_closed_saves_and_stops(signals, tmp_path):
+    """The kernel sends SIGHUP, and writing to standard error fails; a shell may send more signals."""
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert forked(with_closed_terminal, [*words, "train.steps=5000"], signals) == 128 + signal.SIGHUP
+    saved = list((tmp_path / "run" / "snapshots").glob("step-*"))
+    assert len(saved) == 1
+    assert 3 <= int(saved[0].name[5:]) < 5000
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.processes
+def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
+    """During the start, and while it trains: exit code 130, and the same command then goes to the end."""
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "adlm.cli.main", *words]
+    for wait_for in ("into", "rows held out"):
+        with subprocess.Popen([*command, "train.steps=5000"], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            read = ""
+            while wait_for not in read:
+                line = process.stderr.readline()
+                assert line, read
+                read += line
+            for _ in range(5):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.02)
+            rest = process.stderr.read()
+            assert process.wait(60) == 130
+            assert "Traceback" not in rest
+    assert main([*words, "train.steps=5"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x in the environment is no number; unset RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x in the environment is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\u00b2"}, "LOCAL_RANK=\u00b2 in the environment is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "no MASTER_ADDR; start the command by torchrun, or unset RANK"),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 in the environment does not fit WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot be reached"),
+    ],
+)
+def test_a_stray_environment_of_torchrun_is_one_sentence(environment, sentence, tmp_path, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "data.path=x.txt", *SMALL, "--out", str(tmp_path / "run")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_one_variable_of_torchrun_alone_means_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(name, "x")
+    words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert "4 steps" in capsys.readouterr().out
+
+
+def test_the_remedy_for_a_mesh_names_each_value_once(tmp_path, capsys):
+    assert main(["train", "train.shard=2", "data.path=x.txt", "--out", str(tmp_path / "run")]) == 2
+    assert "try train.shard=1, and leave" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("data.path={tmp}/fifo", "fifo is a FIFO, not a regular file"),
+        ("data.path={tmp}/*o", "is a FIFO, not a regular file"),
+        ("data.path=/dev/null", "data.path /dev/null is a device, not a regular file"),
+        ("data.path=~nouser/x", "data.path ~nouser/x begins with the home folder of a user that does not exist"),
+        ("data.prepared=~nouser/x", "data.prepared ~nouser/x begins with the home folder"),
+        ("data.root=~nouser/x", "data.root ~nouser/x begins with the home folder"),
+    ],
+)
+def test_what_is_no_text_is_told_at_once(word, sentence, tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    named = ["data=wikitext2"] if word.startswith("data.root") else []
+    words = ["tokenizer=bytes", *SMALL, *named, word.replace("{tmp}", str(tmp_path))]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "prepare", "quickstart"])
+@pytest.mark.parametrize(("name", "sentence"), [("x" * 300, "cannot be "), ("a\0b", "a\\x00b has a null byte")])
+def test_a_name_that_no_folder_can_have_is_one_sentence(command, name, sentence, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("words " * 100)
+    words = [f"data.path={tmp_path / 'text.txt'}", "tokenizer=bytes"]
+    assert main([command, *words, "--out", str(tmp_path / name)]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_names_that_are_not_utf8_are_read_all_the_same(tmp_path, capsys):
+    for number in range(12):
+        Path(os.fsdecode(os.fsencode(tmp_path) + f"/{number}".encode() + b"\xff.txt")).write_text(
+            "words and words " * 40
+        )
+    words = [f"data.path={tmp_path}/*.txt", "tokenizer=bytes", *SMALL, *SHORT, "data.held_out=0.3"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert main(["prepare", *words, "--out", str(tmp_path / "prepared"), "--inspect"]) == 0

@@ -1,0 +1,491 @@
+"""Laws of preparing: the same bytes whatever happens on the way, never reused by mistake, nothing half-written."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from texts import prose
+
+from adlm.data.prepare import journal, shards
+from adlm.data.prepare import prepare as preparing
+from adlm.data.prepare.journal import JOURNAL, RECIPE, places_of
+from adlm.data.prepare.prepare import prepare
+from adlm.data.prepare.prepared import FORMAT, open_prepared
+from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.source import Division
+from adlm.errors import UserError
+from adlm.files import write_file
+from adlm.tokens import load_tokenizer
+
+# A run of its own, slow and committing often, to be killed at any moment.
+SLOW = """
+import sys, time
+from pathlib import Path
+from adlm.config.load import resolve
+from adlm.data.prepare import journal
+from adlm.data.prepare import prepare as preparing
+preparing.BATCH, preparing.COMMIT = 400, 1000
+preparing.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(4):
+        documents = [prose(3 + (7 * i) % 60, seed=100 * number + i).strip() for i in range(40)]
+        (folder / f"{number}.txt").write_text("\n\n".join(documents))
+    return folder
+
+
+@pytest.fixture
+def words(corpus, bpe):
+    return [f"data.path={corpus}", "data.boundary=blank", "data.held_out=0.2", f"tokenizer={bpe}", "length=32"]
+
+
+def sums(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, corpus, asked, tmp_path, bpe):
+    made = prepare(asked(*words), tmp_path / "out").prepared
+    tokenizer, division = load_tokenizer(bpe), Division(0.2, 0)
+    texts = [text for file in sorted(corpus.iterdir()) for text in file.read_text().split("\n\n")]
+    expected = {"train": [], "valid": []}
+    for number, text in enumerate(texts):
+        expected[division.split_of(number)].append([*tokenizer.encode(text), tokenizer.vocabulary.eos_id])
+    for split, documents in expected.items():
+        tokens = made.tokens(split)
+        assert tokens.extent.documents == len(documents)
+        for number, document in enumerate(documents):
+            start, stop = tokens.document(number)
+            row = np.zeros(stop - start, np.int64)
+            tokens.copy_to(row, start, stop)
+            assert row.tolist() == document
+    assert 0.1 < len(expected["valid"]) / len(texts) < 0.3
+
+
+def test_held_out_documents_depend_on_the_seed_alone():
+    splits = [Division(0.1, 0).split_of(number) for number in range(10_000)]
+    # this is what every folder prepared so far was divided by; a change here makes held-out text into training text
+    assert [number for number, split in enumerate(splits[:60]) if split == "valid"] == [7, 14, 15, 20, 29, 30, 42, 45]
+    larger = [Division(0.2, 0).split_of(number) for number in range(10_000)]
+    assert all(after == "valid" for before, after in zip(splits, larger, strict=True) if before == "valid")
+    assert 900 < splits.count("valid") < 1100
+    assert splits != [Division(0.1, 1).split_of(number) for number in range(10_000)]
+    assert set(map(Division(0.0).split_of, range(1000))) == {"train"}
+
+
+@pytest.mark.processes
+def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, asked):
+    prepare(asked(*words), tmp_path / "unbroken")
+    out = tmp_path / "broken"
+    command = [sys.executable, "-c", SLOW, str(out), *words]
+    draws, kills, resumed_from = random.Random(0), 0, []
+    while kills < 5:
+        run = subprocess.Popen(command)
+        begun = out.with_name("broken.preparing") / RECIPE
+        while not begun.exists() and run.poll() is None:  # the imports are not what we want to hit
+            time.sleep(0.005)
+        time.sleep(draws.uniform(0.0, 0.12))
+        run.send_signal(signal.SIGKILL)
+        if run.wait() == 0:
+            break
+        kills += 1
+        resumed_from.append(len(places_of(out.with_name("broken.preparing"))))
+        assert not out.exists(), "nothing is there until all of it is"
+    assert subprocess.run(command, check=False).returncode == 0
+    assert kills == 5
+    assert max(resumed_from) > 0, "some run must have got somewhere"
+    assert sums(out) == sums(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("torn", ["journal", "tokens", "documents"])
+def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monkeypatch):
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    prepare(asked(*words), tmp_path / "unbroken")
+
+    def stop(progress):
+        if progress.tokens > 2000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stop)
+    work = tmp_path / "out.preparing"
+    assert len(places_of(work)) > 3
+    if torn == "journal":
+        with (work / JOURNAL).open("r+b") as file:
+            file.truncate(file.seek(0, 2) - 7)
+    elif torn == "tokens":
+        os.truncate(work / "train" / shards.shard_name(0), 1000)
+    else:
+        os.truncate(work / "train" / shards.ENDS, 64)
+    outcome = prepare(asked(*words), tmp_path / "out")
+    assert outcome.how == "resumed"
+    assert sums(tmp_path / "out") == sums(tmp_path / "unbroken")
+
+
+def test_shards_are_cut_at_equal_sizes_wherever_that_falls(words, asked, tmp_path, monkeypatch):
+    whole = prepare(asked(*words), tmp_path / "whole").prepared
+    one_file = (tmp_path / "whole/train/tokens-00000.bin").read_bytes()
+    monkeypatch.setattr(shards, "SHARD", 100)
+    prepare(asked(*words), tmp_path / "cut")
+    files = sorted((tmp_path / "cut/train").glob("tokens-*.bin"))
+    assert b"".join(file.read_bytes() for file in files) == one_file
+    assert {file.stat().st_size for file in files[:-1]} == {200}
+    assert len(whole.tokens("train")) == len(one_file) // 2
+
+
+def test_a_second_run_finds_what_is_there(words, asked, tmp_path):
+    prepare(asked(*words), tmp_path / "out")
+    before = sums(tmp_path / "out")
+    assert prepare(asked(*words), tmp_path / "out").how == "reused"
+    assert sums(tmp_path / "out") == before
+
+
+def test_another_length_or_packing_needs_no_new_tokens(words, asked, tmp_path):
+    prepare(asked(*words), tmp_path / "out")
+    outcome = prepare(asked(*words, "length=16", "data.packing=padded"), tmp_path / "out")
+    assert outcome.how == "reused"
+    rows = outcome.prepared.rows("train")
+    assert rows.length == 16
+    assert len(rows) == rows.tokens.extent.documents
+    assert len(open_prepared(tmp_path / "out").rows("train", 64, "packed")) < len(rows)
+
+
+@pytest.mark.parametrize("change", ["text", "same size and time", "new file", "tokenizer", "seed", "boundary"])
+def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tmp_path, change):
+    prepare(asked(*words), tmp_path / "out")
+    before = sums(tmp_path / "out")
+    file = corpus / "1.txt"
+    if change == "text":
+        file.write_text(file.read_text() + " more")
+    elif change == "same size and time":
+        stat = file.stat()
+        file.write_text(file.read_text()[::-1])
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    elif change == "new file":
+        (corpus / "9.txt").write_text("another file")
+    else:
+        words = [
+            *words,
+            {"tokenizer": "tokenizer=bytes", "seed": "data.seed=5", "boundary": "data.boundary=line"}[change],
+        ]
+    outcome = prepare(asked(*words), tmp_path / "out")
+    assert outcome.how == "prepared anew"
+    assert sums(tmp_path / "out") != before
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "texts"]
+
+
+def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, asked, tmp_path, monkeypatch):
+    """A file changes after a run was cut off, and the next run is cut off while it looks where to go on."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+
+    def stop(progress):
+        if progress.tokens > 3000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stop)
+    (corpus / "0.txt").write_text("changed " + (corpus / "0.txt").read_text())
+    written = []
+
+    def cut_off(path, text):
+        write_file(path, text)
+        written.append(path.name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "write_file", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked(*words), tmp_path / "out")
+    assert len(written) == 1
+    prepare(asked(*words), tmp_path / "out")
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_after_a_file_is_mended_the_work_before_it_is_kept(words, corpus, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    good = (corpus / "2.txt").read_bytes()
+    (corpus / "2.txt").write_bytes(good + b"\xff")
+    with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what is done is kept in out\.preparing"):
+        prepare(asked(*words), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (corpus / "2.txt").write_bytes(good)
+    outcome = prepare(asked(*words), tmp_path / "out")
+    assert outcome.how == "resumed"
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "missing"])
+def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damage):
+    prepare(asked(*words), tmp_path / "out")
+    path = tmp_path / "out/train/tokens-00000.bin"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data if damage == "flipped" else data[:-2])
+    sentence = {"flipped": "is not what was written", "shorter": "bytes and had", "missing": "is missing"}[damage]
+    for again in (lambda: prepare(asked(*words), tmp_path / "out"), lambda: open_prepared(tmp_path / "out")):
+        with pytest.raises(
+            UserError, match=rf"tokens-00000\.bin .*{sentence}.*delete the folder .*out and prepare the data again"
+        ):
+            again()
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"format": 99}', '{"format": 1, "splits": {"train": {}}}'])
+def test_a_damaged_manifest_is_told(words, asked, tmp_path, damage):
+    prepare(asked(*words), tmp_path / "out")
+    (tmp_path / "out/manifest.json").write_text(damage)
+    with pytest.raises(
+        UserError, match=r"manifest.json is (damaged|of format 99).*delete the folder .*out and prepare"
+    ):
+        open_prepared(tmp_path / "out")
+
+
+EMPTY = [("a.txt", ""), ("a.txt", "\n\n \n"), ("a.jsonl", ""), ("a.csv", "text\n"), ("a.json", "[]")]
+
+
+@pytest.mark.parametrize(("name", "text"), EMPTY)
+def test_nothing_to_read_leaves_nothing_behind(name, text, asked, bpe, tmp_path):
+    (tmp_path / name).write_text(text)
+    words = [f"data.path={tmp_path / name}", f"tokenizer={bpe}", "data.boundary=line"]
+    with pytest.raises(UserError, match=r"holds no text"):
+        prepare(asked(*words), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def stopped_at(num_tokens):
+    def stop(progress):
+        if progress.tokens > num_tokens:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_shards_beyond_the_place_that_is_gone_on_from_are_removed(words, corpus, asked, tmp_path, monkeypatch):
+    """A run gets into its second file of ids; its source then shrinks to less than one."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stopped_at(6000))
+    assert (tmp_path / "out.preparing/train" / shards.shard_name(2)).exists()
+    for number in (1, 2, 3):
+        (corpus / f"{number}.txt").write_text("Few words.\n\nFew more.")
+    outcome = prepare(asked(*words), tmp_path / "out")
+    assert outcome.how == "resumed"
+    assert len(outcome.prepared.tokens("train")) < 4000
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(asked, bpe, tmp_path, monkeypatch):
+    """What is held out depends on how many documents there are, so no part is as it was."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=20))
+    folder = tmp_path / "data/openwebtext"
+    folder.mkdir(parents=True)
+
+    def write(number, num):
+        lines = [json.dumps({"text": prose(30, seed=100 * number + i)}) for i in range(num)]
+        (folder / f"train-{number}.jsonl").write_text("\n".join(lines))
+
+    write(0, 60)
+    write(1, 10)
+    words = ["data=openwebtext", f"data.root={tmp_path / 'data'}", f"tokenizer={bpe}", "length=32"]
+    with pytest.raises(KeyboardInterrupt):
+        prepare(asked(*words), tmp_path / "out", stopped_at(3000))
+    assert places_of(tmp_path / "out.preparing")
+    write(1, 30)
+    assert prepare(asked(*words), tmp_path / "out").how == "prepared"
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_a_place_of_another_division_is_not_gone_on_from(tmp_path):
+    """The same parts, the same rest, but other documents are the last."""
+    recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
+    journal.resumed(tmp_path, recipe)
+    journal.commit(tmp_path, journal.Place(1, 0, 3, {}), [])
+    assert journal.resumed(tmp_path, recipe).documents == 3
+    assert journal.resumed(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
+
+
+def test_a_length_that_holds_nothing_is_told_before_anything_is_tokenised(words, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "recipe_of", None)
+    with pytest.raises(UserError, match=r"length 2 leaves no room"):
+        prepare(asked(*words, "length=2"), tmp_path / "out")
+
+
+def test_nothing_left_to_train_on_is_told(asked, bpe, tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n")
+    words = [f"data.path={tmp_path / 'a.txt'}", "data.boundary=line", f"tokenizer={bpe}", "data.held_out=0.9999"]
+    with pytest.raises(UserError, match=r"all of its 3 documents were drawn to be held out.*try data.held_out=0"):
+        prepare(asked(*words), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_empty_file_does_not_hide_how_much_there_is(words, corpus, asked, tmp_path):
+    (corpus / "4.txt").write_text("")
+    seen = []
+    prepare(asked(*words), tmp_path / "out", seen.append)
+    assert {progress.bytes_in_all for progress in seen} == {sum(file.stat().st_size for file in corpus.iterdir())}
+
+
+def test_a_folder_of_another_format_is_made_anew(words, asked, tmp_path):
+    """What an id file is made of may change while the manifest looks the same."""
+    manifest = prepare(asked(*words), tmp_path / "out").prepared.manifest
+    assert manifest["recipe"]["format"] == FORMAT
+    recipe = {**manifest["recipe"], "format": FORMAT - 1}
+    (tmp_path / "out/manifest.json").write_text(json.dumps({**manifest, "recipe": recipe}))
+    assert prepare(asked(*words), tmp_path / "out").how == "prepared anew"
+
+
+def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
+    """The disk refuses in the middle; with room again the run goes on to the same bytes."""
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    append = shards.Writer.append
+
+    def refusing(self, ids, ends):
+        if self.tokens > 3000:
+            raise OSError(28, "No space left on device")
+        append(self, ids, ends)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Writer, "append", refusing)
+        with pytest.raises(
+            UserError,
+            match=r"no space left to write .*out; what is done is kept in out.preparing: run the same command again",
+        ):
+            prepare(asked(*words), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert prepare(asked(*words), tmp_path / "out").how == "resumed"
+    prepare(asked(*words), tmp_path / "fresh")
+    assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
+
+
+def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    text = prose(3000)
+    (tmp_path / "a.txt").write_text(text)
+    words = [f"data.path={tmp_path / 'a.txt'}", "data.held_out=0", f"tokenizer={bpe}"]
+    made = prepare(asked(*words), tmp_path / "out").prepared
+    tokenizer, tokens = load_tokenizer(bpe), made.tokens("train")
+    assert tokens.extent.documents == 1
+    row = np.zeros(len(tokens), np.int64)
+    tokens.copy_to(row, 0, len(tokens))
+    assert row.tolist() == [*tokenizer.encode(text), tokenizer.vocabulary.eos_id]
+
+
+def ids(prepared, split: str) -> list[int]:
+    tokens = prepared.tokens(split)
+    row = np.zeros(len(tokens), np.int64)
+    tokens.copy_to(row, 0, len(tokens))
+    return row.tolist()
+
+
+def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    text = "\n\n".join(prose(30, seed=i).strip() for i in range(100))
+    (tmp_path / "a.txt").write_text(text)
+    words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.1"]
+    made = prepare(asked(*words), tmp_path / "out").prepared
+    cut = made.manifest["recipe"]["held_out"]["cut_at"]
+    assert text[:cut].endswith("\n\n"), "cut between two paragraphs"
+    assert 0.09 < 1 - cut / len(text) < 0.11
+    tokenizer = load_tokenizer(bpe)
+    eos = tokenizer.vocabulary.eos_id
+    assert ids(made, "train") == [*tokenizer.encode(text[:cut]), eos]
+    assert ids(made, "valid") == [*tokenizer.encode(text[cut:]), eos]
+
+
+def test_a_run_cut_off_in_a_single_document_resumes_to_the_same_bytes(asked, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr(preparing, "BATCH", 400)
+    monkeypatch.setattr(preparing, "COMMIT", 1000)
+    (tmp_path / "a.txt").write_text(prose(6000))
+    words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.3"]
+    prepare(asked(*words), tmp_path / "unbroken")
+    train = open_prepared(tmp_path / "unbroken").tokens("train")
+    for num_tokens in (1000, len(train) + 500):  # before and after the cut
+        out = tmp_path / f"broken-{num_tokens}"
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked(*words), out, stopped_at(num_tokens))
+        assert prepare(asked(*words), out).how == "resumed"
+        assert sums(out) == sums(tmp_path / "unbroken")
+
+
+def test_a_folder_of_the_users_is_never_written_over(words, asked, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"out exists already"):
+        prepare(asked(*words), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_two_processes_do_not_prepare_one_folder(words, asked, tmp_path):
+    seen = []
+
+    def meanwhile(progress):
+        with pytest.raises(UserError, match=r"being prepared by another process"):
+            prepare(asked(*words), tmp_path / "out")
+        seen.append(progress)
+
+    assert prepare(asked(*words), tmp_path / "out", meanwhile).how == "prepared"
+    assert seen
+
+
+def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, asked, tmp_path):
+    engine = json.loads(Path(words[3].removeprefix("tokenizer=")).read_text())
+    engine["added_tokens"] += [
+        {"id": 400 + i, "content": f"<{i}>", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i in range(70_000)
+    ]  # fmt: skip
+    (tmp_path / "large.json").write_text(json.dumps(engine))
+    words = [*words[:3], f"tokenizer={tmp_path / 'large.json'}", "length=32"]
+    with pytest.raises(UserError, match=r"data.dtype uint16 holds ids up to 65,535, and the tokenizer has 70,"):
+        prepare(asked(*words, "data.dtype=uint16"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    made = prepare(asked(*words), tmp_path / "out").prepared
+    assert made.manifest["recipe"]["dtype"] == "uint32"
+    assert made.tokens("train").dtype == np.uint32
+
+
+def test_what_a_text_looks_like_does_not_depend_on_the_folder_it_is_in(words, corpus, asked, tmp_path):
+    (corpus / "deep").mkdir()
+    (corpus / "3.txt").rename(corpus / "deep/0.txt")
+    prepare(asked(*words), tmp_path / "out")
+    names = [part["name"] for part in open_prepared(tmp_path / "out").manifest["recipe"]["parts"]]
+    assert names == ["0.txt", "1.txt", "2.txt", "deep/0.txt"], "two files of one name are told apart"
+    corpus.rename(tmp_path / "elsewhere")
+    words = [f"data.path={tmp_path / 'elsewhere'}", *words[1:]]
+    assert prepare(asked(*words), tmp_path / "out").how == "reused"

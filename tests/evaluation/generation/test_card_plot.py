@@ -1,0 +1,142 @@
+"""Laws of pictures: labels stand on nothing, published figures stand only where they may, damage is a sentence."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from adlm.errors import UserError
+from adlm.evaluation.generation.card import FORMAT
+from adlm.evaluation.paper.published_tables import published_sampling
+
+matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from adlm.evaluation.generation.card_plot import plot  # noqa: E402
+from adlm.evaluation.plotting import COLOURS, Labels, blank  # noqa: E402
+
+STEPS = (128, 256, 512, 1024, 2048, 4096)
+
+
+def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, judge="gpt2-large", tokens=1024):
+    """A metric card by the published protocol unless told."""
+    sampler = "left-to-right" if method == "ar" else "remdm-loop"
+    sampling = {"sampler": sampler, "steps": steps, **published_sampling(sampler)}
+    made_by = {"model": f"runs/{method}", "method": method, "canvases": [f"[MASK*{tokens}]"], "sampling": sampling}
+    made_by["about"] = {"parameters": 1, "symbols": 50258, "trained_on": "openwebtext", "tokens_trained": None}
+    label = None if judge == "gpt2-large" else f"not to be set beside published perplexities: the judge is {judge}"
+    return {
+        "card": FORMAT,
+        "samples": {"num": 5000, "made_by": made_by},
+        "perplexity": {"judge": {"name": judge}, "label": label, "pooled": {"value": perplexity, "stderr": 0.3}},
+        "entropy": {"value": entropy, "stderr": 0.01},
+        "mauve": {"value": mauve, "spread": 0.01, "featuriser": {"name": "gpt2-large"}, "label": None},
+    }
+
+
+def told(cards, path):
+    """The words of a picture, as an SVG notes them."""
+    plot({f"{number}.json": each for number, each in enumerate(cards)}, path)
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
+
+
+def curve(method="adlm", **more):
+    return [card(method, steps, 60 / (1 + number), 5.6 - 0.08 * number, 0.1 * number + 0.2, **more)
+            for number, steps in enumerate(STEPS)]  # fmt: skip
+
+
+def test_labels_cover_neither_a_curve_nor_each_other():
+    figure = blank(5, 4)
+    axes = figure.subplots()
+    draws = np.random.default_rng(0)
+    points = draws.uniform(size=(25, 2))
+    axes.plot(*points.T, "o-")
+    labels = Labels(axes, [points])
+    for number, point in enumerate(points):
+        labels.put([tuple(point)], f"label {number}", near=2)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert 3 < len(boxes) < 25
+    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
+    corners = axes.transData.transform(points)
+    assert not any(box.contains(*corner) for box in boxes for corner in corners)
+    frame = axes.get_window_extent()
+    assert all(frame.containsx(box.x0) and frame.containsx(box.x1) and frame.containsy(box.y1) for box in boxes)
+
+
+def test_a_label_that_must_be_there_is_there_though_it_is_crowded():
+    figure = blank(1, 1)
+    axes = figure.subplots()
+    axes.plot([0, 1, 0, 1], [0, 1, 1, 0])
+    Labels(axes, [np.array([(0, 0), (1, 1), (0, 1), (1, 0)])]).put([(0.5, 0.5)], "a long name for so small a place")
+    assert len(axes.texts) == 1
+
+
+def test_every_curve_is_named_and_steps_stand_on_an_axis_of_doublings(tmp_path):
+    words = told([*curve(), *curve("mdlm"), card("ar")], tmp_path / "cards.svg")
+    for name in ("adlm, remdm-loop", "mdlm, remdm-loop", "ar", "ar, in as many steps as tokens", "4,096", "128 steps"):
+        assert name in words
+    assert "sampling steps" in words
+    assert "1,024 steps" not in words  # of the one that writes from left to right
+
+
+def test_a_knob_that_all_cards_share_is_told_once_and_one_that_differs_at_each_curve(tmp_path):
+    cards = [card(), card("mdlm")]
+    for each in cards:
+        each["samples"]["made_by"]["sampling"] |= {"top_p": 0.9}
+    cards[1]["samples"]["made_by"]["sampling"] |= {"temperature": 0.7}
+    words = told(cards, tmp_path / "cards.svg")
+    assert "adlm, remdm-loop" in words
+    assert "mdlm, remdm-loop, temperature 0.7" in words
+    assert sum(each.startswith("top_p 0.9 throughout;") for each in words) == 1
+
+
+def test_samplers_of_one_model_share_its_colour(tmp_path):
+    other = card("adlm", 256, 30.0, 5.5)
+    other["samples"]["made_by"]["sampling"] |= {"sampler": "ancestral"}
+    plot({"loop.json": card(), "ancestral.json": other, "mdlm.json": card("mdlm")}, tmp_path / "cards.svg")
+    drawn = (tmp_path / "cards.svg").read_text()
+    assert COLOURS[0] in drawn
+    assert COLOURS[1] in drawn
+    assert COLOURS[2] not in drawn
+
+
+def test_published_figures_stand_beside_cards_that_compare_and_beside_no_others(tmp_path):
+    for cards, shown in (
+        (curve(), True),
+        ([*curve(), card("ar")], True),
+        (curve(judge="runs/judge"), True),  # MAUVE compares, perplexity does not
+        (curve(tokens=128), False),
+        ([*curve(), card("mdlm", tokens=128)], False),
+    ):
+        words = told(cards, tmp_path / "cards.svg")
+        assert any("open diamonds: published" in each for each in words) is shown
+
+
+def test_a_panel_without_a_figure_is_not_drawn(tmp_path):
+    cards = curve()
+    for each in cards:
+        del each["mauve"]
+    words = told(cards, tmp_path / "cards.svg")
+    assert not any("MAUVE" in each for each in words)
+    with pytest.raises(UserError, match="there is nothing to draw"):
+        told([{**cards[0], "entropy": {"value": None, "stderr": None}}], tmp_path / "none.svg")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda card: card["perplexity"].pop("pooled"),
+        lambda card: card.pop("samples"),
+        lambda card: card["perplexity"]["pooled"].update(value="many"),
+        lambda card: card["mauve"].update(value=float("nan")),
+        lambda card: card["samples"]["made_by"].update(sampling={}),
+        lambda card: card.update(entropy=7),
+        lambda card: card.update(mauve=[]),
+    ],
+)
+def test_a_damaged_card_is_named_in_one_sentence(tmp_path, damage):
+    broken = json.loads(json.dumps(card()))
+    damage(broken)
+    with pytest.raises(UserError, match=r"^broken.json is (no whole card|not whole|damaged)"):
+        plot({"good.json": card(), "broken.json": broken}, tmp_path / "cards.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,77 @@
+"""Laws of who wrote samples: the model's own tokenizer, and never one that merely reads the same."""
+
+from dataclasses import replace
+
+import pytest
+from small_models import small_model
+from texts import prose
+
+from adlm.cli.main import main
+from adlm.errors import UserError
+from adlm.evaluation.generation.sample_tokenizer import spells, writer_of
+from adlm.samples_file import Sample, read_samples
+from adlm.tokens import load_tokenizer, symbols_sha256, train_bpe
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("writer")
+    small_model(folder / "model", "mdlm", tokenizer="text8")
+    assert main(["sample", str(folder / "model"), "--num", "3", "--out", str(folder / "samples.jsonl")]) == 0
+    return read_samples(folder / "samples.jsonl")
+
+
+@pytest.fixture(scope="module")
+def untold(file):
+    """As files were before they told their tokenizer's sha256."""
+    return replace(file.made_by, tokenizer_sha256=None)
+
+
+TEXT8 = load_tokenizer("text8").sha256
+
+
+def test_a_larger_tokenizer_of_one_text_reads_what_a_smaller_wrote_and_is_another():
+    texts = [prose(400, seed) for seed in range(4)]
+    small, large = train_bpe(texts, 300), train_bpe(texts, 360)
+    text = prose(20, 9)
+    sample = Sample(0, 0, 0, text, small.encode(text))
+    assert spells(large, sample)
+    assert large.encode(text) != sample.ids
+    assert small.sha256 != large.sha256
+    assert small.sha256 == train_bpe(texts, 300).sha256
+
+
+def test_the_mask_makes_no_difference_to_who_reads_whole_texts():
+    vocabulary = load_tokenizer("bytes").engine.get_vocab()
+    assert "[MASK]" in vocabulary
+    without = {key: value for key, value in vocabulary.items() if key != "[MASK]"}
+    assert symbols_sha256(vocabulary) == symbols_sha256(without)
+    assert symbols_sha256(vocabulary) != symbols_sha256(without | {"a": without["b"], "b": without["a"]})
+
+
+def test_the_file_tells_who_wrote_it_though_the_model_is_gone(file):
+    for model in (file.made_by.model, "nowhere"):
+        writer = writer_of(replace(file.made_by, model=model), list(file))
+        assert (writer.name, writer.sha256) == ("text8", TEXT8)
+
+
+def test_a_model_that_has_another_tokenizer_by_now_wrote_nothing(file, tmp_path):
+    small_model(tmp_path / "model", "mdlm", tokenizer="bytes")
+    assert writer_of(replace(file.made_by, model=str(tmp_path / "model")), list(file)).sha256 == TEXT8
+
+
+def test_where_the_file_does_not_tell_the_models_own_tokenizer_wrote_it(file, untold):
+    assert writer_of(untold, list(file)).sha256 == TEXT8
+    gone = replace(untold, model="nowhere")
+    assert writer_of(gone, list(file)).sha256 == TEXT8  # a built-in name is enough
+    assert writer_of(replace(gone, tokenizer="tokenizer.json"), list(file)) is None
+    assert writer_of(replace(gone, tokenizer="bytes"), list(file)) is None  # to it the ids are another text
+    assert writer_of(replace(gone, tokenizer="?"), list(file), "text8").sha256 == TEXT8
+
+
+def test_a_given_tokenizer_must_have_written_them(file, untold):
+    with pytest.raises(UserError, match="--tokenizer bytes did not write these samples: row 0 is another text to it"):
+        writer_of(untold, list(file), "bytes")
+    with pytest.raises(UserError, match=f"their file names text8, and its symbols are others .sha256 {TEXT8[:12]}"):
+        writer_of(file.made_by, list(file), "bytes")
+    assert writer_of(file.made_by, list(file), "text8").sha256 == TEXT8

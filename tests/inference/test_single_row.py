@@ -1,0 +1,52 @@
+"""Laws of the kernel for a single row: it is its plain forms."""
+
+import pytest
+import torch
+from worlds import seeded
+
+from adlm.inference.fused_ops import Norm
+from adlm.inference.single_row import (
+    add_product_,
+    normed_product,
+    one_row,
+    plain_add_product_,
+    plain_normed_product,
+    precise_product,
+)
+from adlm.models.logit_gradients import why_no_triton
+
+ROUNDING = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded(sum(shape))).cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(("width", "num_sums"), [(16, 40), (36, 9), (768, 2304), (3072, 768), (64, 50258)])
+def test_the_kernel_for_one_row_is_its_plain_forms(width, num_sums, dtype):
+    assert why_no_triton() == ""
+    h, x, norm = noise(1, 1, width), noise(1, 1, width).to(dtype), Norm(*noise(3, 1, width))
+    weight, bias = (noise(num_sums, width) / width**0.5).to(dtype), noise(num_sums).to(dtype)
+    assert one_row(h)
+    for its_bias, gelu in ((None, False), (bias, False), (bias, True)):
+        fast, slow = (form(h, norm, weight, its_bias, gelu) for form in (normed_product, plain_normed_product))
+        torch.testing.assert_close(fast, slow, **ROUNDING[dtype])
+    for its_bias in (None, bias):
+        ours, gate = noise(1, 1, num_sums), noise(1, num_sums)
+        plain = ours.clone()
+        add_product_(ours, x, weight, its_bias, gate)
+        wide = [None if part is None else part.float() for part in (x, weight, its_bias)]
+        plain_add_product_(plain, *wide, gate)  # the kernel does not round before it adds
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    sums = precise_product(x, weight, bias[:-3].float())
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(sums, exact[..., :-3].float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_more_rows_and_none_and_double_precision_go_another_way():
+    assert not any(one_row(x) for x in (noise(2, 8), noise(0, 8), noise(1, 8).double(), noise(1, 8).cpu()))

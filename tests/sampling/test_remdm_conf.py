@@ -1,0 +1,113 @@
+"""Laws of remdm-conf, against a chain whose state holds the chances too."""
+
+import itertools
+from collections import defaultdict
+
+import torch
+from worlds import Table, World, chi_square, quarters, real
+
+from adlm.config.schema import Sampling
+from adlm.diffusion.masking import remasking_ceiling
+from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.remdm_conf import confident_remasking, confident_walk
+from adlm.sampling.rng import RowDraws
+from adlm.sampling.steps import steps_of
+
+
+def law(world, beliefs, steps):
+    """Final texts, by carrying (ids, chance each was drawn with) from step to step."""
+    index = {tuple(state.tolist()): number for number, state in enumerate(world.states)}
+    at = {((world.mask_id,) * world.length, (0.0,) * world.length): 1.0}
+    ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
+    for step in range(len(steps.reveal)):
+        after = defaultdict(float)
+        for (ids, chances), weight in at.items():
+            visible = [place for place in range(world.length) if ids[place] != world.mask_id]
+            total = sum(torch.exp(real(-chances[place])) for place in visible)
+            outcomes = []
+            for place in range(world.length):
+                here = beliefs[index[ids], place]
+                if place in visible:
+                    sigma = float(torch.exp(real(-chances[place])) / total * ceilings[step])
+                    outcomes.append([(ids[place], chances[place], 1 - sigma), (world.mask_id, 0.0, sigma)])
+                else:
+                    reveal = float(steps.reveal[step])
+                    words = [(word, float(here[word]), reveal * float(here[word])) for word in range(world.mask_id)]
+                    outcomes.append([*words, (world.mask_id, 0.0, 1 - reveal)])
+            for together in itertools.product(*outcomes):
+                chance = weight
+                for _, _, each in together:
+                    chance *= each
+                after[tuple(o[0] for o in together), tuple(o[1] for o in together)] += chance
+        at = after
+    texts = torch.zeros(len(world.texts), dtype=torch.float64)
+    for (ids, _), weight in at.items():
+        guess = beliefs[index[ids]].argmax(dim=-1)
+        filled = [int(guess[p]) if ids[p] == world.mask_id else ids[p] for p in range(world.length)]
+        texts[int(sum(word * world.mask_id ** (world.length - 1 - p) for p, word in enumerate(filled)))] += weight
+    return texts
+
+
+def test_final_texts_have_the_law_of_the_chain():
+    world = World.random(words=2, length=3)
+    beliefs, sampling = quarters(world), Sampling("remdm-conf", steps=4, t_end=0.1)
+    steps, rows = steps_of(LogLinear(), sampling), 20_000
+    canvas = torch.full((rows, 3), world.mask_id)
+    frames = list(
+        confident_walk(Table(world, beliefs), canvas, world.mask_id, steps, sampling, RowDraws(0, range(rows)))
+    )
+    place_values = 2 ** torch.arange(2, -1, -1)
+    counts = torch.bincount((frames[-1].ids * place_values).sum(dim=1), minlength=8)
+    assert any(frame.remasked.any() for frame in frames)
+    assert (
+        chi_square(counts, rows * law(world, beliefs, steps)) < 24.3
+    )  # 7 degrees of freedom: once in a thousand seeds
+
+
+def test_what_was_drawn_with_less_confidence_is_masked_more_often_and_given_tokens_never():
+    chance, drawn = real([[0.9, 0.1, 1.0, 0.0]]), torch.tensor([[True, True, False, False]])
+    sigma = confident_remasking(chance, drawn, real(0.5))
+    assert sigma[0, 1] > sigma[0, 0] > 0
+    assert torch.allclose(sigma.sum(), real(0.5))
+    assert (sigma[0, 2:] == 0).all()
+
+
+def test_a_row_that_shows_no_drawn_token_masks_nothing():
+    sigma = confident_remasking(real([[0.9, 0.1]]), torch.zeros(1, 2, dtype=torch.bool), real(1.0))
+    assert (sigma == 0).all()
+
+
+class Remote(torch.Tensor):
+    """A tensor as if it were on a device: what makes the host wait for it is counted."""
+
+    waits = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function.__name__ in ("cpu", "item", "tolist", "nonzero", "__bool__"):
+            cls.waits += 1
+            return function(*(arg.as_subclass(torch.Tensor) for arg in args))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_the_host_waits_for_its_device_once_a_step():
+    world = World.random(words=2, length=3)
+    sampling = Sampling("remdm-conf", steps=200)
+    table = Table(world, quarters(world))
+    table.log_beliefs = table.log_beliefs.as_subclass(Remote)
+    canvas = torch.full((2, 3), world.mask_id).as_subclass(Remote)
+    Remote.waits = 0
+    steps, draws = steps_of(LogLinear(), sampling), RowDraws(0, range(2))
+    frames = list(confident_walk(table, canvas, world.mask_id, steps, sampling, draws))
+    assert Remote.waits == 1 + sum(bool(frame.revealed.any()) for frame in frames)  # 1 for the canvas
+
+
+def test_steps_in_which_nothing_happens_need_no_network():
+    world = World.random(words=2, length=3)
+    table, sampling = Table(world, quarters(world)), Sampling("remdm-conf", steps=200)
+    canvas = torch.full((1, 3), world.mask_id)
+    frames = list(
+        confident_walk(table, canvas, world.mask_id, steps_of(LogLinear(), sampling), sampling, RowDraws(0, [0]))
+    )
+    assert table.calls <= len(frames) < 100
+    assert (frames[-1].ids != world.mask_id).all()
