@@ -14,7 +14,7 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
-MOST = 1_000_000  # masks of one hole: beyond it, a slip of the finger
+MAX_HOLE = 1_000_000  # masks of one hole: beyond it, a slip of the finger
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Canvas:
         return [row[start:end] for row, start, end in zip(ids.tolist(), starts, ends, strict=True)]
 
 
-def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
+def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
     """The ids of a text, masks for its holes.
 
     Where a tokenizer writes a word and the space before it as one token, a space before a hole belongs to the hole.
@@ -46,8 +46,8 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
         before, num = text[start : hole.start()], _number(hole)
         if num < 1:
             raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N from 1 on")
-        if num > MOST:
-            raise UserError(f"{hole[0][:20]}... asks for more than {MOST:,} masks; write [MASK*N] with a smaller N")
+        if num > MAX_HOLE:
+            raise UserError(f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N")
         ids += _known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
@@ -57,7 +57,7 @@ def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
 def _number(hole: re.Match[str]) -> int:
     """Of masks in a hole; a number of more digits than any text has tokens is only known to be too large."""
     digits = hole[1] or "1"
-    return int(digits) if len(digits) < 10 else MOST + 1
+    return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 
 def _known(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -75,7 +75,7 @@ def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) ->
     for name, given in (("prompt", prompt), ("suffix", suffix)):
         if HOLE.search(given):
             raise UserError(f"{name} {given!r} has a hole of its own; give the whole text, with its holes, to fill")
-    num = length - len(ids_of(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
+    num = length - len(encode_canvas(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
     if num < 1:
         raise UserError(
             f"length {length} leaves no room: what is given is {length - num} tokens long; give a longer one"
@@ -83,7 +83,7 @@ def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) ->
     return f"{prompt}[MASK*{num}]{suffix}"
 
 
-def canvas_of(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
+def make_canvas(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
     """Rows of ids, those that are shorter filled up at the end and marked as padding there."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), filling)

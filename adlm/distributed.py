@@ -21,7 +21,7 @@ REMEDY = "start several processes with torchrun, or unset WORLD_SIZE"
 
 
 @contextmanager
-def processes() -> Iterator[bool]:
+def process_group() -> Iterator[bool]:
     """Joins the others; whether this process speaks and writes for all."""
     rank, num = rank_and_world_size()
     if num == 1:
@@ -33,7 +33,7 @@ def processes() -> Iterator[bool]:
         with suppress(RuntimeError):  # another process has failed, and says why itself
             dist.barrier()  # all leave together: one that goes while another still talks to it can abort
     except UserError:
-        first_to_tell()  # now: those who wait for this process learn that it is gone, and would be first
+        is_first_to_report()  # now: those who wait for this process learn that it is gone, and would be first
         raise
     finally:
         dist.destroy_process_group()
@@ -85,7 +85,7 @@ def _join(rank: int, num: int) -> None:
 
 
 @functools.cache
-def first_to_tell() -> bool:
+def is_first_to_report() -> bool:
     """Whether no other process found a mistake before this one. Where they cannot be asked, each tells its own."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
@@ -96,7 +96,7 @@ def first_to_tell() -> bool:
         return True
 
 
-def own_device(name: str) -> torch.device:
+def local_device(name: str) -> torch.device:
     """The device by this name; of several GPUs, this process's, and the one that is meant where none is named."""
     wanted = device_of(name)
     if "LOCAL_RANK" in os.environ and str(wanted) == "cuda":

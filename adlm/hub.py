@@ -10,7 +10,7 @@ SECONDS = 5.0
 
 
 @cache
-def ask_the_hub_once() -> None:
+def skip_unreachable_hub() -> None:
     """Ask, briefly; without an answer this process works offline. Call it before the hub's libraries are used."""
     set_verbosity_error()  # type: ignore[no-untyped-call]  # their retries are not the user's concern
     try:

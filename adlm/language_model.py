@@ -15,28 +15,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adlm.canvas import MOST as LONGEST_HOLE
-from adlm.canvas import Canvas, canvas_of, hole_between, ids_of
+from adlm.canvas import MAX_HOLE as LONGEST_HOLE
+from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, network_of
-from adlm.checkpoints.published import as_model_folder, read_published
-from adlm.config.knobs import instead
-from adlm.config.load import check
+from adlm.checkpoints.published import read_checkpoint, to_model_folder
+from adlm.config.knobs import suggestion
+from adlm.config.load import validate
 from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.data.rows.packing import filler_of, frame_of
+from adlm.data.rows.packing import padding_id, row_frame
 from adlm.errors import UserError
 from adlm.files import writing
-from adlm.inference.frozen import Frozen
-from adlm.likelihood.estimate import estimate, perplexity_of
-from adlm.likelihood.perplexity import Recipe, measure
+from adlm.inference.frozen import FrozenNetwork
+from adlm.likelihood.estimate import perplexity_of, summarize
+from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
-from adlm.methods.inputs import check_canvas, check_clean, check_ids, checked, vocabulary_of
-from adlm.methods.masked_diffusion import told_of
+from adlm.methods.inputs import check_canvas, check_clean, check_ids, check_once, vocabulary_of
+from adlm.methods.masked_diffusion import conditioning_sigma_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
-from adlm.sampling.frame import Frame, last_of
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.frame import Frame, last_frame
+from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
@@ -80,7 +80,7 @@ class Perplexity:
     """Tokens of the texts, an end-of-text token for each included."""
 
 
-class FrozenOnce:
+class FrozenCache:
     """A network as it is now, ready to sample from; made anew when a weight has changed.
 
     Torch counts the changes it knows of. Of a write to `weight.data` it does not know, so sums are compared too: that
@@ -89,17 +89,17 @@ class FrozenOnce:
 
     def __init__(self) -> None:
         self._weights: list[tuple[int, ...]] = []
-        self._frozen: Frozen | None = None
+        self._frozen: FrozenNetwork | None = None
 
     @torch.no_grad()
-    def of(self, network: nn.Module) -> Frozen:
+    def of(self, network: nn.Module) -> FrozenNetwork:
         weights = list(network.parameters())
         by_row = (weight.sum(dim=-1) for weight in weights)  # one sum of all would round small changes away
         sums = torch.stack([rows.sum(dtype=torch.float64) for rows in by_row]).tolist()
         versions = [0 if weight.is_inference() else weight._version for weight in weights]
         now = [(weight.data_ptr(), *its) for weight, *its in zip(weights, versions, sums, strict=True)]
         if self._frozen is None or now != self._weights:
-            self._weights, self._frozen = now, Frozen(network)  # type: ignore[arg-type]
+            self._weights, self._frozen = now, FrozenNetwork(network)  # type: ignore[arg-type]
         return self._frozen
 
 
@@ -111,7 +111,7 @@ class LanguageModel:
     method: Method
     network: Any
     tokenizer: Tokenizer | None = None
-    _frozen: FrozenOnce = field(default_factory=FrozenOnce, repr=False, compare=False)
+    _frozen: FrozenCache = field(default_factory=FrozenCache, repr=False, compare=False)
 
     @property
     def mask_id(self) -> int:
@@ -135,7 +135,7 @@ class LanguageModel:
         with ordinary_mode():
             check_ids(z, self.config, "text z")
             there = z.to(self.device)
-            sigma = told_of(self.config, there, self._shares(alpha, len(z)))
+            sigma = conditioning_sigma_of(self.config, there, self._shares(alpha, len(z)))
             return _not_nan(self.network.anchor_logits(there, sigma))
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
@@ -144,7 +144,7 @@ class LanguageModel:
             check_clean(self.config, x, pad, "text x")
             there_pad = None if pad is None else pad.to(self.device)
             generator = torch.Generator().manual_seed(whole_number("seed", seed))
-            with checked():
+            with check_once():
                 return _not_nan(self.method.bound(self.network, x.to(self.device), there_pad, generator))
 
     def perplexity(
@@ -156,10 +156,10 @@ class LanguageModel:
         scored at many noise levels for each of the `samples`.
         """
         given = _texts_of("texts", [texts] if isinstance(texts, str) else texts)
-        recipe = Recipe(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
+        recipe = PerplexitySettings(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
         with ordinary_mode():
             rows = rows_of_texts(given, self._tokenizer(), self.config.length)
-            found = estimate(measure(self.method, self.network, rows, recipe))
+            found = summarize(measure_nats(self.method, self.network, rows, recipe))
         value, interval = found.perplexity, found.interval()
         return Perplexity(
             value=value,
@@ -183,7 +183,7 @@ class LanguageModel:
         check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
         with ordinary_mode():
             walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
-            return last_of(walk).ids.to(rows.device)
+            return last_frame(walk).ids.to(rows.device)
 
     def sample(
         self,
@@ -205,7 +205,7 @@ class LanguageModel:
         _texts_of("prompt", [prompt]), _texts_of("suffix", [suffix])
         tokenizer = self._tokenizer()
         if length is None:
-            length = self.room(ids_of(prompt, tokenizer))
+            length = self.room(encode_canvas(prompt, tokenizer))
         length = whole_number("length", length, 1, LONGEST_HOLE)
         check_sampling(self.config, num, length, self.device, "num", ROWS_AT_ONCE)
         return self._texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, knobs, special_tokens)
@@ -243,13 +243,13 @@ class LanguageModel:
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with holes, side by side, each after its `opening`."""
-        rows = [ids_of(text, self._tokenizer()) for text in _texts_of("texts", texts)]
+        rows = [encode_canvas(text, self._tokenizer()) for text in _texts_of("texts", texts)]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         openings = [self.opening(row) for row in rows]
         opened = [opening + row for opening, row in zip(openings, rows, strict=True)]
         with ordinary_mode():
-            return canvas_of(opened, self.filling, [len(opening) for opening in openings])
+            return make_canvas(opened, self.filling, [len(opening) for opening in openings])
 
     def opening(self, ids: Sequence[int]) -> list[int]:
         """What ids are read after: bos, as in training, where they begin with a word (experiments/prompt_bos).
@@ -259,7 +259,7 @@ class LanguageModel:
         """
         if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
             raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
-        bos, _ = frame_of(vocabulary_of(self.config))
+        bos, _ = row_frame(vocabulary_of(self.config))
         given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
         return bos if given and (fits or self.left_to_right) else []
@@ -293,7 +293,7 @@ class LanguageModel:
             check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            draws = RowDraws(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
+            draws = RowRng(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
             return _each_in_ordinary_mode(
                 self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, draws, pad)
@@ -304,20 +304,20 @@ class LanguageModel:
         known = [field.name for field in fields(Sampling)]
         for knob, value in knobs.items():
             if knob not in known:
-                raise UserError(f"there is no sampling knob {knob!r}{instead(knob, known)}")
+                raise UserError(f"there is no sampling knob {knob!r}{suggestion(knob, known)}")
             knobs[knob] = _plain(f"sampling.{knob}", value)  # type: ignore[literal-required]
         own = replace(self.config.sampling, eta=None) if "sampler" in knobs else self.config.sampling
-        return check(replace(self.config, sampling=replace(own, **knobs))).sampling
+        return validate(replace(self.config, sampling=replace(own, **knobs))).sampling
 
     @property
-    def frozen(self) -> Frozen:
+    def frozen(self) -> FrozenNetwork:
         """The network as it is now, ready to sample from."""
         return self._frozen.of(self.network)
 
     @property
     def filling(self) -> int:
         """What stands past the end of a shorter row; it is never seen."""
-        return filler_of(vocabulary_of(self.config))
+        return padding_id(vocabulary_of(self.config))
 
     def _shares(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
         """(B,), in double precision. A network that is told the noise -log alpha is not told an infinite one."""
@@ -354,7 +354,7 @@ class LanguageModel:
             self.walk(canvas, sampling, seed, start)
         filled: list[str] = []
         for start, canvas in parts:
-            last = last_of(self.walk(canvas, sampling, seed, start))
+            last = last_frame(self.walk(canvas, sampling, seed, start))
             filled += [tokenizer.decode(ids, special_tokens) for ids in canvas.texts(last.ids)]
         return filled
 
@@ -374,7 +374,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
             trained = place / "model"  # the folder of a run has its model there
             return language_model(load_model_folder(trained if trained.is_dir() else place), where)
         if place.suffix == ".ckpt":
-            return language_model(as_model_folder(read_published(place)), where)
+            return language_model(to_model_folder(read_checkpoint(place)), where)
         absent = "" if place.exists() else ": there is nothing of that name"
         raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
 

@@ -25,7 +25,7 @@ from adlm.files import opened, parse_json, writing
 
 
 @dataclass(frozen=True)
-class MadeBy:
+class Provenance:
     """Everything that a file's samples depend on: made by the same, they are the same to the last byte."""
 
     adlm: str
@@ -93,7 +93,7 @@ class Samples:
     """A file to read, row by row as often as one likes, as far as it is written."""
 
     path: Path
-    made_by: MadeBy
+    made_by: Provenance
 
     def __iter__(self) -> Iterator[Sample]:
         with opened(self.path) as file:
@@ -111,7 +111,7 @@ def read_samples(path: Path) -> Samples:
 
 
 @contextmanager
-def growing(path: Path, made_by: MadeBy, force: bool = False) -> Iterator["Growing"]:
+def open_samples(path: Path, made_by: Provenance, force: bool = False) -> Iterator["SamplesWriter"]:
     """A file to append samples to, ours alone: new, or gone on with if it was made by the same.
 
     With `force`, a file that holds something else is begun anew. Without a single sample there is no file in the end.
@@ -128,16 +128,16 @@ def growing(path: Path, made_by: MadeBy, force: bool = False) -> Iterator["Growi
         except OSError:
             raise UserError(f"{path} is being written by another process; wait for it, or stop it") from None
         try:
-            yield Growing(file, path, made_by, force)
+            yield SamplesWriter(file, path, made_by, force)
         finally:
             if not was_there and os.fstat(file.fileno()).st_size == 0:
                 path.unlink(missing_ok=True)
 
 
-class Growing:
+class SamplesWriter:
     """An open file that goes on after its last whole line."""
 
-    def __init__(self, file: FileIO, path: Path, made_by: MadeBy, force: bool = False):
+    def __init__(self, file: FileIO, path: Path, made_by: Provenance, force: bool = False):
         self.num_rows, self._end = 0, 0
         self._file, self._path = file, path
         self._header = _line({"made_by": asdict(made_by)})
@@ -185,7 +185,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _refuse_others(first: bytes, made_by: MadeBy, path: Path) -> None:
+def _refuse_others(first: bytes, made_by: Provenance, path: Path) -> None:
     """The sentence for a file that was made by something else, as far as its first line tells."""
     try:
         there = _made_by(parse_json(first), path)
@@ -218,19 +218,19 @@ def _whole_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
         yield end, content
 
 
-def _made_by(content: Any, path: Path) -> MadeBy:
+def _made_by(content: Any, path: Path) -> Provenance:
     entries = content.get("made_by") if isinstance(content, dict) else None
-    known = {each.name for each in fields(MadeBy)}
-    always = {each.name for each in fields(MadeBy) if each.default is MISSING and each.default_factory is MISSING}
+    known = {each.name for each in fields(Provenance)}
+    always = {each.name for each in fields(Provenance) if each.default is MISSING and each.default_factory is MISSING}
     if not isinstance(entries, dict) or not always <= entries.keys() <= known:
         raise UserError(f"{path} is no file of samples: its first line does not say how they were made")
     for name, value in entries.items():
         if not isinstance(value, KINDS.get(name, str)):
             raise UserError(f"{path} is damaged: its first line has {name} {_short(value)}; move it away")
-    return MadeBy(**entries)
+    return Provenance(**entries)
 
 
-def _rows(lines: Iterator[tuple[int, Any]], made_by: MadeBy, path: Path) -> Iterator[tuple[int, Sample]]:
+def _rows(lines: Iterator[tuple[int, Any]], made_by: Provenance, path: Path) -> Iterator[tuple[int, Sample]]:
     names = {each.name for each in fields(Sample)}
     for row, (end, content) in enumerate(lines):
         if not isinstance(content, dict) or content.keys() != names or content["row"] != row:

@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
 from adlm.files import read_bytes, read_json, write_file
-from adlm.hub import ask_the_hub_once
+from adlm.hub import skip_unreachable_hub
 
 MASK = "[MASK]"
 BUILT_IN = ("text8", "bytes")
@@ -252,7 +252,7 @@ def _from_json(path: Path) -> Engine:
 
 
 def _from_hub(name: str) -> Engine:
-    ask_the_hub_once()
+    skip_unreachable_hub()
     try:
         return Engine.from_pretrained(name)
     except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)

@@ -19,8 +19,8 @@ from adlm.config.schema import Anchor, Config, Model, Sampling, Vocabulary
 from adlm.methods import method_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
-from adlm.sampling.frame import last_of
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
 
 NAMES = ["ada", "ben", "cleo", "dora", "emil", "fay"]
 ANIMALS = {"cat": ("sleeps", "purrs", "house"), "duck": ("swims", "quacks", "pond")}
@@ -87,13 +87,13 @@ def show(console: Console, method: Method, network: torch.nn.Module, words: list
 
     given = ". fay the ____ ____ slowly in the pond today . ben the cat ____ ____ in the ____ tonight ."
     canvas = torch.tensor([[mask if word == "____" else words.index(word) for word in given.split()]])
-    filled = last_of(method.generate(network, canvas, Sampling(steps=32), RowDraws(4, [0]))).ids[0]
+    filled = last_frame(method.generate(network, canvas, Sampling(steps=32), RowRng(4, [0]))).ids[0]
     console.print(f"\n  given    {text(canvas[0])}\n  infilled {text(filled)}\n")
     blank = torch.full((1, 14), mask)
-    for frame in method.generate(network, blank, Sampling("remdm-rescale", steps=20, eta=0.1), RowDraws(4, [1])):
+    for frame in method.generate(network, blank, Sampling("remdm-rescale", steps=20, eta=0.1), RowRng(4, [1])):
         console.print(f"  t = {frame.t[0]:.2f}  {text(frame.ids[0])}")
     blank = torch.full((200, LENGTH), mask)
-    drawn = last_of(method.generate(network, blank, Sampling(steps=64), RowDraws(4, range(2, 202)))).ids
+    drawn = last_frame(method.generate(network, blank, Sampling(steps=64), RowRng(4, range(2, 202)))).ids
     found = [piece.strip() for row in drawn for piece in text(row).split(".")[1:-1]]
     console.print(f"\n  {sum(piece in language for piece in found)} of {len(found)} drawn sentences are sentences\n")
 

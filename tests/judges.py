@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adlm.evaluation.generation.generative_perplexity import About
+from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.tokens import load_tokenizer
 
 EOS_ID = 3
@@ -21,7 +21,7 @@ class KnownJudge:
     )
 
     def __init__(self, context: int = 8, bos_id: int | None = EOS_ID):
-        self.about = About("known", "test", "", "letters", "", context, bos_id, EOS_ID, "cpu", "float32")
+        self.about = JudgeInfo("known", "test", "", "letters", "", context, bos_id, EOS_ID, "cpu", "float32")
         self.shapes: list[tuple[int, ...]] = []
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

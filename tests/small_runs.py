@@ -26,7 +26,7 @@ from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
 from adlm.training import train as training
 from adlm.training.logbook import CLOCKS, read_metrics
-from adlm.training.train import Outcome, train
+from adlm.training.train import TrainOutcome, train
 
 SMALL = (
     "length=16",
@@ -87,7 +87,7 @@ class Quiet:
         pass
 
 
-def run(prepared: Path, out: Path, *words: str, screen: Quiet | None = None) -> Outcome:
+def run(prepared: Path, out: Path, *words: str, screen: Quiet | None = None) -> TrainOutcome:
     """A small run to its end, in this process."""
     return train(resolve([*SMALL, f"data.prepared={prepared}", *words]), out, screen or Quiet())
 

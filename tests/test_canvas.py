@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adlm.canvas import canvas_of, ids_of
+from adlm.canvas import encode_canvas, make_canvas
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer, train_bpe
 
@@ -12,47 +12,47 @@ MASK = BYTES.vocabulary.mask_id
 
 
 def test_holes_become_masks_and_everything_else_stays():
-    assert ids_of("ab[MASK]c[MASK*3]", BYTES) == [97, 98, MASK, 99, MASK, MASK, MASK]
-    assert ids_of("[MASK*2]", BYTES) == [MASK, MASK]
-    assert ids_of("no hole", BYTES) == BYTES.encode("no hole")
+    assert encode_canvas("ab[MASK]c[MASK*3]", BYTES) == [97, 98, MASK, 99, MASK, MASK, MASK]
+    assert encode_canvas("[MASK*2]", BYTES) == [MASK, MASK]
+    assert encode_canvas("no hole", BYTES) == BYTES.encode("no hole")
 
 
 def test_a_space_before_a_hole_is_the_holes_own_where_words_begin_with_their_space():
     learnt = train_bpe(["the union of the states and the union of the people"] * 50, 320)
-    ids = ids_of("the [MASK*2] of", learnt)
+    ids = encode_canvas("the [MASK*2] of", learnt)
     assert ids == [*learnt.encode("the"), learnt.vocabulary.mask_id, learnt.vocabulary.mask_id, *learnt.encode(" of")]
 
 
 def test_a_space_before_a_hole_is_kept_where_it_is_a_symbol_of_its_own():
-    assert ids_of("a [MASK]", BYTES) == [97, 32, MASK]
+    assert encode_canvas("a [MASK]", BYTES) == [97, 32, MASK]
     text8 = load_tokenizer("text8")
-    assert ids_of("a [MASK] b", text8) == [1, 0, text8.vocabulary.mask_id, 0, 2]
+    assert encode_canvas("a [MASK] b", text8) == [1, 0, text8.vocabulary.mask_id, 0, 2]
 
 
 @pytest.mark.parametrize("text", ["[MASK*0]", "a [MASK*00] b"])
 def test_a_hole_of_nothing_is_refused(text):
     with pytest.raises(UserError, match=r"has no masks; write \[MASK\*N\]"):
-        ids_of(text, BYTES)
+        encode_canvas(text, BYTES)
 
 
 def test_what_only_looks_like_a_hole_is_text():
-    assert MASK not in ids_of("[mask] [MASK*] [MASK*-1] [MASK *2]", BYTES)
+    assert MASK not in encode_canvas("[mask] [MASK*] [MASK*-1] [MASK *2]", BYTES)
 
 
 def test_shorter_rows_are_padded_at_the_end():
-    canvas = canvas_of([[1, 2, 3], [4]], filling=9)
+    canvas = make_canvas([[1, 2, 3], [4]], filling=9)
     assert canvas.ids.tolist() == [[1, 2, 3], [4, 9, 9]]
     assert canvas.pad.tolist() == [[False, False, False], [False, True, True]]
     assert canvas.texts(canvas.ids) == [[1, 2, 3], [4]]
 
 
 def test_what_stands_before_a_text_is_no_part_of_it():
-    canvas = canvas_of([[0, 1, 2, 3], [4]], filling=9, starts=[1, 0])
+    canvas = make_canvas([[0, 1, 2, 3], [4]], filling=9, starts=[1, 0])
     assert canvas.texts(canvas.ids) == [[1, 2, 3], [4]]
 
 
 def test_rows_as_long_have_no_padding():
-    canvas = canvas_of([[1, 2], [3, 4]], filling=9)
+    canvas = make_canvas([[1, 2], [3, 4]], filling=9)
     assert canvas.pad is None
     assert canvas.texts(canvas.ids) == [[1, 2], [3, 4]]
     assert canvas.ids.dtype == torch.int64

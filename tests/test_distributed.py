@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adlm import distributed as processes
-from adlm.distributed import own_device
+from adlm.distributed import local_device
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def test_a_process_has_the_gpu_of_its_number_unless_one_is_named(name, local_ran
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert str(own_device(name)) == wanted
+    assert str(local_device(name)) == wanted
     assert made_current == current

@@ -158,11 +158,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
 @pytest.mark.parametrize("suffix", PICTURE_METADATA)
 def test_our_pictures_are_known_as_ours_and_others_are_not(tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from adlm.evaluation.plotting import blank, save
+    from adlm.evaluation.plotting import new_figure, save_figure
 
     ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
-    figure = blank(1, 1)
-    save(figure, ours)
+    figure = new_figure(1, 1)
+    save_figure(figure, ours)
     figure.savefig(theirs)
     assert written_by_adlm(ours)
     assert not written_by_adlm(theirs)

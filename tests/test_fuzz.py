@@ -27,7 +27,7 @@ from small_models import small_model
 
 from adlm import limits
 from adlm.cli.main import COMMANDS, MODULES, main
-from adlm.config.knobs import sentences
+from adlm.config.knobs import descriptions
 from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
@@ -92,7 +92,7 @@ def changes(name: str) -> list[tuple[int, list[str]]]:
         for flag in action.option_strings:
             if flag not in ("-h", "--help", "--force"):
                 found += [(-1, [flag, *[str(value)] * num]) for value in (usual if num else [""])]
-    for knob in sentences():
+    for knob in descriptions():
         found += [(-1, [f"{knob}={value}"]) for value in (*NUMBERS, *NASTY[:25])]
     found += [(place, [value]) for place in range(-1, len(BASES[name])) for value in every]
     return found

@@ -10,7 +10,7 @@ from worlds import wake
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
-from adlm.inference.frozen import Frozen
+from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel, load
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
@@ -232,13 +232,13 @@ def test_texts_longer_than_the_model_are_written_through_a_window():
 
 
 def test_windows_of_a_long_text_are_read_between_bos_and_eos_as_in_training(monkeypatch):
-    read, hidden = [], Frozen.hidden
+    read, hidden = [], FrozenNetwork.hidden
 
     def spied(network, z, *others):
         read.append(z.clone())
         return hidden(network, z, *others)
 
-    monkeypatch.setattr(Frozen, "hidden", spied)
+    monkeypatch.setattr(FrozenNetwork, "hidden", spied)
     bos, eos = BYTES.vocabulary.bos_id, BYTES.vocabulary.eos_id
     text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", steps=4)
     assert text.shape == (1, 60)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from adlm.errors import UserError
-from adlm.samples_file import MadeBy, Sample, growing, read_samples
+from adlm.samples_file import Provenance, Sample, open_samples, read_samples
 
-MADE_BY = MadeBy(
+MADE_BY = Provenance(
     adlm="0.1.0",
     model="runs/own",
     weights="00ff",
@@ -32,7 +32,7 @@ SAMPLES = [Sample(row, row // 5, 3, f"line\n{row} \u2028 é \x00", [row, 255]) f
 
 def write(path, made_by=MADE_BY, num=10, batch=2):
     """What a command does: batches from the one that broke off on, and of each what is not there yet."""
-    with growing(path, made_by) as file:
+    with open_samples(path, made_by) as file:
         for start in range(file.num_rows - file.num_rows % batch, num, batch):
             file.append([sample for sample in SAMPLES[start : start + batch] if sample.row >= file.num_rows])
 
@@ -164,13 +164,13 @@ def test_what_is_not_of_its_kind_is_damage(tmp_path, was, now):
 
 def test_without_a_sample_there_is_no_file(tmp_path):
     path = tmp_path / "samples.jsonl"
-    with growing(path, MADE_BY):
+    with open_samples(path, MADE_BY):
         assert path.exists()
     assert not path.exists()
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
-    with growing(tmp_path / "samples.jsonl", MADE_BY), pytest.raises(UserError, match="another process"):
+    with open_samples(tmp_path / "samples.jsonl", MADE_BY), pytest.raises(UserError, match="another process"):
         write(tmp_path / "samples.jsonl")
 
 

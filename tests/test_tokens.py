@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from adlm.canvas import ids_of
+from adlm.canvas import encode_canvas
 from adlm.errors import UserError
 from adlm.tokens import bpe_size, load_tokenizer, train_bpe
 
@@ -188,7 +188,7 @@ def test_words_without_an_id_of_their_own_are_known_and_refused_on_a_canvas(word
     assert tokenizer.unknown("the peoples, the snow ☃.") == ["snow", "☃"]
     assert tokenizer.unknown("the peoples") == []
     with pytest.raises(UserError, match="has no id for 'snow', '☃'; write something else there"):
-        ids_of("the [MASK] snow ☃ snow", tokenizer)
+        encode_canvas("the [MASK] snow ☃ snow", tokenizer)
     assert load_tokenizer("bytes").unknown("☃") == []
 
 

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adlm.benchmark.training_speed import Watch, device_name
+from adlm.benchmark.training_speed import SpeedProgress, device_name
 from adlm.config.schema import Sampling
 from adlm.diffusion.beliefs import subs
 from adlm.errors import UserError
-from adlm.inference.frozen import Cache, Frozen, Hidden, Result
+from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import schedule_of
-from adlm.sampling.frame import Frame, last_of
-from adlm.sampling.positions_first import walk
-from adlm.sampling.reference import plain_transition, plain_walk
-from adlm.sampling.rng import RowDraws
-from adlm.sampling.samplers import SAMPLERS, analytic_walk
+from adlm.sampling.frame import Frame, last_frame
+from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.reference import reference_transition, sample_reference
+from adlm.sampling.rng import RowRng
+from adlm.sampling.samplers import SAMPLERS, sample_analytic
 from adlm.sampling.steps import steps_of
 
 
@@ -57,16 +57,16 @@ class SamplingSpeed:
     """Most memory ever held at once on the device, weights included."""
 
 
-class Counted(Frozen):
+class Counted(FrozenNetwork):
     """A frozen network that counts how often it is read."""
 
     calls = 0
 
-    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Hidden:
+    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
         self.calls += 1
         return super().hidden(z, sigma, pad)
 
-    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: Cache, *given: Tensor | None) -> Result:
+    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: KVCache, *given: Tensor | None) -> Result:
         self.calls += 1
         return super().read_and(make, ids, cache, *given)
 
@@ -78,7 +78,7 @@ def measure_sampling(
     length: int,
     repeats: int,
     plain: bool,
-    watch: Watch,
+    watch: SpeedProgress,
     seed: int = 0,
 ) -> SamplingSpeed:
     """The same walk over and over, after one that is not timed: it records what is replayed later.
@@ -96,8 +96,8 @@ def measure_sampling(
     def once(number: int) -> float:
         start = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16) if plain and device.type == "cuda" else nullcontext():
-            frames = _walk(lm, network, canvas, sampling, RowDraws(seed, range(batch)), plain)
-            last_of(_watched(frames, watch, number * most, (repeats + 1) * most) if device.type == "cpu" else frames)
+            frames = _walk(lm, network, canvas, sampling, RowRng(seed, range(batch)), plain)
+            last_frame(_watched(frames, watch, number * most, (repeats + 1) * most) if device.type == "cpu" else frames)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
@@ -110,8 +110,8 @@ def measure_sampling(
     lowered = torch.bfloat16 if device.type == "cuda" else next(lm.network.parameters()).dtype
     return SamplingSpeed(
         device=device_name(device),
-        dtype=str(network.dtype if isinstance(network, Frozen) else lowered).removeprefix("torch."),
-        graphs=isinstance(network, Frozen) and network.recorder is not None,
+        dtype=str(network.dtype if isinstance(network, FrozenNetwork) else lowered).removeprefix("torch."),
+        graphs=isinstance(network, FrozenNetwork) and network.recorder is not None,
         plain=plain,
         method=lm.config.method,
         sampler=sampling.sampler,
@@ -127,7 +127,7 @@ def measure_sampling(
     )
 
 
-def _watched(frames: Iterator[Frame], watch: Watch, done: int, most: int) -> Iterator[Frame]:
+def _watched(frames: Iterator[Frame], watch: SpeedProgress, done: int, most: int) -> Iterator[Frame]:
     """The same frames; after the first step of the first walk, how long all of them take at the most."""
     start = time.perf_counter()
     for number, frame in enumerate(frames):
@@ -148,12 +148,20 @@ def _counter(network: nn.Module | Counted) -> Callable[[], int]:
 
 
 def _walk(
-    lm: LanguageModel, network: nn.Module | Frozen, canvas: Tensor, sampling: Sampling, draws: RowDraws, plain: bool
+    lm: LanguageModel,
+    network: nn.Module | FrozenNetwork,
+    canvas: Tensor,
+    sampling: Sampling,
+    draws: RowRng,
+    plain: bool,
 ) -> Iterator[Frame]:
     own = {"ar", "a2r", "d3pm"} | ({"sedd"} if sampling.sampler == "analytic" else set())  # whose walk is plain anyway
     if not plain or lm.config.method in own:
         return lm.method.generate(network, canvas, sampling, draws)
-    if SAMPLERS[sampling.sampler] not in (walk, analytic_walk) or sampling.sampler == "semi-autoregressive":
+    if (
+        SAMPLERS[sampling.sampler] not in (sample_positions_first, sample_analytic)
+        or sampling.sampler == "semi-autoregressive"
+    ):
         raise UserError(
             f"--plain is the full posterior at every step, and sampling.sampler {sampling.sampler} has none; try "
             "ancestral"
@@ -164,5 +172,5 @@ def _walk(
     def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
         return subs(logits(z, alpha), z, mask_id)
 
-    one_step = plain_transition(beliefs, mask_id, steps, sampling)
-    return plain_walk(one_step, beliefs, canvas, mask_id, steps, sampling, draws)
+    one_step = reference_transition(beliefs, mask_id, steps, sampling)
+    return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, draws)

@@ -21,9 +21,9 @@ from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
 from adlm.training.compilation import compile_trunks
-from adlm.training.ema import Average
+from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
-from adlm.training.step import MicroBatch, Report, count_tokens, train_step
+from adlm.training.step import MicroBatch, StepReport, count_tokens, train_step
 
 WARM_UP = 5
 PROFILED = 3
@@ -40,7 +40,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Speed:
+class TrainingSpeed:
     """One measurement: the whole step, noise to average."""
 
     device: str
@@ -65,7 +65,7 @@ class Speed:
     """Milliseconds a step by kind of work, if asked for."""
 
 
-class Watch(Protocol):
+class SpeedProgress(Protocol):
     """Who waits for a measurement."""
 
     def begin(self, steps: int, seconds: float) -> None:
@@ -75,9 +75,9 @@ class Watch(Protocol):
     def step(self, done: int) -> None: ...
 
 
-def measure(
-    config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool, watch: Watch
-) -> Speed:
+def measure_training(
+    config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool, watch: SpeedProgress
+) -> TrainingSpeed:
     """Steps on one drawn batch, over and over, after a warm-up."""
     step_on, network = _prepare(config, batch, device)
     num_steps = 1 + WARM_UP + steps + PROFILED * profiled
@@ -85,7 +85,7 @@ def measure(
     if device.type == "cpu":
         watch.begin(num_steps, num_steps * _estimate(step_on, batch, config.length))
         step = _counted(step, watch)
-    tflop = count_flop(step) / 1e12
+    tflop = count_flops(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP):
         step()
@@ -98,7 +98,7 @@ def measure(
     product = _product(device)
     name = device_name(device)
     datasheet = next((rate for part, rate in DATASHEET.items() if part in name), None)
-    return Speed(
+    return TrainingSpeed(
         device=name,
         tokens_a_step=batch * config.length,
         milliseconds=1e3 * seconds,
@@ -122,7 +122,7 @@ def zipf(config: Config, batch: int, generator: torch.Generator) -> Tensor:
     return rank + (rank >= vocabulary.mask_id)
 
 
-Step = Callable[[], Report]
+Step = Callable[[], StepReport]
 
 
 def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[int, int], Step], nn.Module]:
@@ -130,7 +130,7 @@ def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable
     method = method_of(config)
     network = fresh_network(method, device).train()
     optimizer = build_optimizer(network, config.train)
-    average = Average(network, config.train.ema) if config.train.ema > 0 else None
+    average = EMA(network, config.train.ema) if config.train.ema > 0 else None
     x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
     lowered = torch.bfloat16 if device.type == "cuda" else None
 
@@ -155,11 +155,11 @@ def _estimate(step_on: Callable[[int, int], Step], batch: int, length: int) -> f
     return whole
 
 
-def _counted(step: Step, watch: Watch) -> Step:
+def _counted(step: Step, watch: SpeedProgress) -> Step:
     """The same step, and every one that is done is told."""
     numbers = count(1)
 
-    def counted() -> Report:
+    def counted() -> StepReport:
         report = step()
         watch.step(next(numbers))
         return report
@@ -182,7 +182,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _timed(step: Callable[[], Report], steps: int, device: torch.device) -> list[float]:
+def _timed(step: Callable[[], StepReport], steps: int, device: torch.device) -> list[float]:
     """Seconds of each step; on a GPU by its own clock, without waiting between steps."""
     if device.type != "cuda":
         moments = [time.perf_counter()]
@@ -200,7 +200,7 @@ def _timed(step: Callable[[], Report], steps: int, device: torch.device) -> list
     return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
-def count_flop(step: Callable[[], object]) -> int:
+def count_flops(step: Callable[[], object]) -> int:
     """Operations of a step's matrix products and attention."""
 
     def into_total(total: Any, a: Any, b: Any, *rest: Any, **others: Any) -> int:
@@ -225,7 +225,7 @@ def _product(device: torch.device) -> float:
     return 2 * size**3 / statistics.median(seconds[3:])
 
 
-def _where(step: Callable[[], Report], device: torch.device) -> tuple[tuple[str, float], ...]:
+def _where(step: Callable[[], StepReport], device: torch.device) -> tuple[tuple[str, float], ...]:
     """Milliseconds a step by kind of work, longest first; on a GPU with the time it stood idle."""
     steps, on_gpu = PROFILED, device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:

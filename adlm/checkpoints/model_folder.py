@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from adlm.config.load import read, save
+from adlm.config.load import load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder
@@ -50,7 +50,7 @@ def replace_model_folder(model: ModelFolder, folder: Path) -> None:
         except SafetensorError as error:
             raise UserError(f"{folder} cannot be written: {error}") from None
         (part / WEIGHTS).chmod(0o644)  # safetensors makes it readable for its owner alone
-        save(model.config, part / CONFIG)
+        save_config(model.config, part / CONFIG)
         if model.tokenizer is not None:
             model.tokenizer.save(part)
 
@@ -59,7 +59,7 @@ def load_model_folder(folder: Path) -> ModelFolder:
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no {name}, so it is not a model folder")
-    config = read(folder / CONFIG)
+    config = load_config(folder / CONFIG)
     try:
         weights = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, ValueError, AttributeError) as error:  # the last: a dtype that torch has not

@@ -56,7 +56,7 @@ class Name:
 
 
 @dataclass(eq=False, slots=True)
-class Foreign:
+class ForeignObject:
     """An object of a class that was not imported: its name, and the data that was meant for it."""
 
     name: str
@@ -73,7 +73,7 @@ class Storage:
 
 
 @dataclass(frozen=True, eq=False)
-class Noted:
+class TensorRecord:
     """A tensor that has not been read yet."""
 
     storage: Storage
@@ -86,22 +86,22 @@ class Noted:
         return math.prod(self.size) * self.storage.dtype.itemsize
 
 
-class Damaged(Exception):
+class DamagedPickle(Exception):
     """The file is not what it says; becomes a sentence with the file's name."""
 
 
-def run(program: bytes) -> tuple[Any, set[str]]:
+def interpret(program: bytes) -> tuple[Any, set[str]]:
     """What a pickle builds, and the names of everything in it that was left foreign."""
-    machine = Machine()
+    machine = PickleInterpreter()
     try:
         for step, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(program))):
             if step > MOST_STEPS:
-                raise Damaged(f"its data.pkl takes more than {MOST_STEPS:,} steps")
+                raise DamagedPickle(f"its data.pkl takes more than {MOST_STEPS:,} steps")
             machine.do(opcode.name, argument)
         return machine.result(), machine.foreign
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, UnicodeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise Damaged(f"its data.pkl cannot be followed ({type(error).__name__}: {reason})") from None
+        raise DamagedPickle(f"its data.pkl cannot be followed ({type(error).__name__}: {reason})") from None
 
 
 INTEGERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
@@ -113,12 +113,12 @@ EMPTY: dict[str, Callable[[], Any]] = {
     "EMPTY_TUPLE": tuple,
     "EMPTY_LIST": list,
     "EMPTY_DICT": dict,
-    "EMPTY_SET": lambda: Foreign("set"),
+    "EMPTY_SET": lambda: ForeignObject("set"),
 }
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class Machine:
+class PickleInterpreter:
     """The stack machine. Nothing on its stack is ever called, compared or hashed but plain keys."""
 
     def __init__(self) -> None:
@@ -129,14 +129,14 @@ class Machine:
 
     def result(self) -> Any:
         if len(self.stack) != 1:
-            raise Damaged("its data.pkl does not end with one object")
+            raise DamagedPickle("its data.pkl does not end with one object")
         return self.stack[0]
 
     def do(self, name: str, argument: Any) -> None:
         stack = self.stack
         if name in CONSTANTS:
             if name in INTEGERS and not -(2**63) <= argument < 2**63:
-                raise Damaged("its data.pkl holds a number of more than 64 bits")
+                raise DamagedPickle("its data.pkl holds a number of more than 64 bits")
             stack.append(argument)
         elif name in FIXED:
             stack.append(FIXED[name])
@@ -180,7 +180,7 @@ class Machine:
             stack.append({})
             put(stack[-1], items)
         elif name == "FROZENSET":
-            stack.append(Foreign("frozenset", self.since_mark()))
+            stack.append(ForeignObject("frozenset", self.since_mark()))
         elif name == "APPEND":
             put(stack[-2], [stack.pop()])
         elif name in ("APPENDS", "ADDITEMS", "SETITEMS"):
@@ -213,29 +213,29 @@ class Machine:
             stack.append(self.called(permitted(*argument.split(" ", 1)), tuple(self.since_mark())))
         elif name == "BUILD":
             state = stack.pop()
-            if isinstance(stack[-1], Foreign):
+            if isinstance(stack[-1], ForeignObject):
                 stack[-1].data.append(state)  # on plain data a state is an attribute nobody needs
         elif name in ("BINPERSID", "PERSID"):
             stack.append(stored(stack.pop() if name == "BINPERSID" else argument))
         else:
-            raise Damaged(f"its data.pkl holds the step {name}, which no checkpoint needs")
+            raise DamagedPickle(f"its data.pkl holds the step {name}, which no checkpoint needs")
 
     def called(self, callee: Any, arguments: Any) -> Any:
         """What a call would make, where it is a tensor or an ordered dict; else something foreign."""
         if not isinstance(callee, Name):
-            raise Damaged("its data.pkl calls something that is no name")
+            raise DamagedPickle("its data.pkl calls something that is no name")
         named = str(callee)
         if named == "collections.OrderedDict" and len(arguments) == 0:
             return {}
         if named == "torch._utils._rebuild_tensor_v2":
             return noted(*arguments[:4])
-        if named == "torch._utils._rebuild_parameter" and isinstance(arguments[0], Noted):
+        if named == "torch._utils._rebuild_parameter" and isinstance(arguments[0], TensorRecord):
             return arguments[0]
         self.foreign.add(named)
-        return Foreign(named, [arguments])
+        return ForeignObject(named, [arguments])
 
 
-def shown(text: str) -> str:
+def describe_value(text: str) -> str:
     """A name out of a file, fit to be printed: no control characters, no novels."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:100])
 
@@ -243,9 +243,11 @@ def shown(text: str) -> str:
 def permitted(module: Any, name: Any) -> Name:
     """The name, if a checkpoint has any business with it."""
     if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > LONGEST_NAME:
-        raise Damaged("it names something by no proper name; nothing of it was run")
+        raise DamagedPickle("it names something by no proper name; nothing of it was run")
     if not PERMITTED.fullmatch(f"{module}.{name}"):
-        raise Damaged(f"it names {shown(f'{module}.{name}')}, which no checkpoint needs; nothing of it was run")
+        raise DamagedPickle(
+            f"it names {describe_value(f'{module}.{name}')}, which no checkpoint needs; nothing of it was run"
+        )
     return Name(module, name)
 
 
@@ -257,30 +259,30 @@ def put(container: Any, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(key, (str, int, float, bytes, type(None))):
                 container[key] = value
-    elif isinstance(container, Foreign):
+    elif isinstance(container, ForeignObject):
         container.data.append(items)
     else:
-        raise Damaged("its data.pkl adds to something that is no container")
+        raise DamagedPickle("its data.pkl adds to something that is no container")
 
 
 def stored(identity: Any) -> Storage:
     """('storage', a storage type, key, device, length)"""
     if not isinstance(identity, tuple) or len(identity) < 5 or not isinstance(identity[1], Name):
-        raise Damaged("it refers to something outside itself that is no storage")
+        raise DamagedPickle("it refers to something outside itself that is no storage")
     kind, key, length = identity[1], identity[2], identity[4]
     if kind.module != "torch" or kind.name not in DTYPES:
-        raise Damaged(f"it stores numbers of a kind that is not known: {shown(str(kind))}")
+        raise DamagedPickle(f"it stores numbers of a kind that is not known: {describe_value(str(kind))}")
     if not isinstance(key, str) or len(key) > LONGEST_NAME or not isinstance(length, int) or length < 0:
-        raise Damaged("one of its storages has no proper key or length")
+        raise DamagedPickle("one of its storages has no proper key or length")
     return Storage(DTYPES[kind.name], key, length)
 
 
-def noted(storage: Any, offset: Any, size: Any, stride: Any) -> Noted:
+def noted(storage: Any, offset: Any, size: Any, stride: Any) -> TensorRecord:
     """A tensor's shape, before anything is read."""
     if not isinstance(storage, Storage) or len(size) != len(stride) or len(size) > 64:
-        raise Damaged("one of its tensors is not made of a storage, a shape and strides")
+        raise DamagedPickle("one of its tensors is not made of a storage, a shape and strides")
     if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
-        raise Damaged("one of its tensors has a shape that is not whole numbers")
+        raise DamagedPickle("one of its tensors has a shape that is not whole numbers")
     if math.prod(size) >= 2**48 or any(number >= 2**48 for number in (offset, *size, *stride)):
-        raise Damaged("one of its tensors is larger than any memory")
-    return Noted(storage, offset, tuple(size), tuple(stride))
+        raise DamagedPickle("one of its tensors is larger than any memory")
+    return TensorRecord(storage, offset, tuple(size), tuple(stride))

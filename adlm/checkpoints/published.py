@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from adlm.checkpoints.model_folder import ModelFolder
-from adlm.checkpoints.pickle_interpreter import Foreign, Noted, shown
+from adlm.checkpoints.pickle_interpreter import ForeignObject, TensorRecord, describe_value
 from adlm.checkpoints.torch_archive import Archive, open_archive
-from adlm.config.load import check
+from adlm.config.load import validate
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -48,7 +48,7 @@ BERT_SYMBOLS, BERT_MASK = 30_522, 103
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCheckpoint:
     """What a released checkpoint holds, under our names."""
 
     method: str
@@ -65,12 +65,16 @@ class Published:
     """What the file holds and we have no use for."""
 
 
-def read_published(path: Path) -> Published:
+def read_checkpoint(path: Path) -> PublishedCheckpoint:
     """Everything we use of a released .ckpt; nothing that it names is imported or run."""
     with open_archive(path) as archive:
         content = archive.content
         state = content.get("state_dict") if isinstance(content, dict) else None
-        if not isinstance(state, dict) or not state or not all(isinstance(value, Noted) for value in state.values()):
+        if (
+            not isinstance(state, dict)
+            or not state
+            or not all(isinstance(value, TensorRecord) for value in state.values())
+        ):
             raise UserError(f"{path} has no `state_dict` of tensors, so it is not a released checkpoint")
         known = {key: value for key, value in state.items() if _is_weight(key, path)}
         pair = any(NETWORKS[key.partition(".")[0]] == "denoiser" for key in known)
@@ -82,18 +86,20 @@ def read_published(path: Path) -> Published:
         averaged = _averaged(archive, content.get("ema"), used, path)
         hints = dict(_hints(content.get("hyper_parameters")))
         ignored = [f"state_dict {key}" for key in state if key not in known or key.endswith(ROTARY)]
-        ignored += [shown(str(key)) for key in content if key not in ("state_dict", "ema", "global_step")]
+        ignored += [describe_value(str(key)) for key in content if key not in ("state_dict", "ema", "global_step")]
         ignored += [f"an object of {name}, not made" for name in sorted(archive.foreign)]
     step = content.get("global_step")
     method = _method(used, pair, hints)
     size = _shape(used, "head.weight", 2, path)[0]
-    return Published(method, model, size, weights, averaged, step if isinstance(step, int) else None, hints, ignored)
+    return PublishedCheckpoint(
+        method, model, size, weights, averaged, step if isinstance(step, int) else None, hints, ignored
+    )
 
 
 def _is_weight(key: Any, path: Path) -> bool:
     """Whether a tensor is a network's; a metric's is not, and anything else would be lost, so it is refused."""
-    if not isinstance(key, str) or key != shown(key):
-        raise UserError(f"{path}: weight {shown(str(key))} has a name that no network gives")
+    if not isinstance(key, str) or key != describe_value(key):
+        raise UserError(f"{path}: weight {describe_value(str(key))} has a name that no network gives")
     prefix = key.partition(".")[0]
     if prefix in NETWORKS or prefix.endswith(("_metrics", "_metric")):
         return prefix in NETWORKS
@@ -107,7 +113,7 @@ def _our_name(key: str, pair: bool) -> str:
     return f"{NETWORKS[prefix]}.{name}" if pair else name
 
 
-def _finite(archive: Archive, name: str, noted: Noted, path: Path) -> Tensor:
+def _finite(archive: Archive, name: str, noted: TensorRecord, path: Path) -> Tensor:
     if not noted.storage.dtype.is_floating_point:
         raise UserError(f"{path}: weight {name} is made of {noted.storage.dtype}, not of real numbers")
     value = archive.tensor(noted)
@@ -116,18 +122,22 @@ def _finite(archive: Archive, name: str, noted: Noted, path: Path) -> Tensor:
     return value.float()
 
 
-def _averaged(archive: Archive, ema: Any, used: Mapping[str, Noted], path: Path) -> dict[str, Tensor] | None:
+def _averaged(archive: Archive, ema: Any, used: Mapping[str, TensorRecord], path: Path) -> dict[str, Tensor] | None:
     shadow = ema.get("shadow_params") if isinstance(ema, dict) else None
     if shadow is None:
         return None
-    shapes = [value.size if isinstance(value, Noted) else None for value in shadow] if isinstance(shadow, list) else []
+    shapes = (
+        [value.size if isinstance(value, TensorRecord) else None for value in shadow]
+        if isinstance(shadow, list)
+        else []
+    )
     if shapes != [value.size for value in used.values()]:
         raise UserError(f"{path}: the list of averaged weights does not have the shapes of the weights")
     pairs = zip(used, shadow, strict=True)
     return {name: _finite(archive, f"{name} (averaged)", value, path) for name, value in pairs}
 
 
-def _model(state: Mapping[str, Noted], used: Mapping[str, Noted], pair: bool, path: Path) -> Model:
+def _model(state: Mapping[str, TensorRecord], used: Mapping[str, TensorRecord], pair: bool, path: Path) -> Model:
     """The sizes, read off the shapes."""
     first = "anchor." if pair else ""
     hidden = _shape(used, f"{first}embedding.weight", 2, path)[1]
@@ -147,7 +157,7 @@ def _model(state: Mapping[str, Noted], used: Mapping[str, Noted], pair: bool, pa
     )
 
 
-def _shape(weights: Mapping[str, Noted], ending: str, dimensions: int, path: Path) -> tuple[int, ...]:
+def _shape(weights: Mapping[str, TensorRecord], ending: str, dimensions: int, path: Path) -> tuple[int, ...]:
     """The shape of a weight that tells a size."""
     for name, value in weights.items():
         if name.endswith(ending):
@@ -157,7 +167,7 @@ def _shape(weights: Mapping[str, Noted], ending: str, dimensions: int, path: Pat
     raise UserError(f"{path} has no weight {ending}, so its sizes cannot be told")
 
 
-def _count_blocks(weights: Mapping[str, Noted], prefix: str) -> int:
+def _count_blocks(weights: Mapping[str, TensorRecord], prefix: str) -> int:
     """How many blocks there are; no block has fewer than six weights."""
     named = {found[1] for name in weights if (found := re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", name))}
     if not 0 < len(named) <= len(weights) // 6:
@@ -165,7 +175,7 @@ def _count_blocks(weights: Mapping[str, Noted], prefix: str) -> int:
     return len(named)
 
 
-def _method(used: Mapping[str, Noted], pair: bool, hints: Mapping[str, Any]) -> str:
+def _method(used: Mapping[str, TensorRecord], pair: bool, hints: Mapping[str, Any]) -> str:
     """A pair is anchored and a network without time is causal; only the config tells MDLM, SEDD and D3PM apart."""
     timeless = not any("trunk.condition." in name for name in used)
     if pair:
@@ -184,28 +194,28 @@ def _hints(pickled: Any) -> Iterator[tuple[str, Any]]:
             if key in HINTS and plain is not None:
                 yield str(key), plain
         inside = [inner for _, inner in entries]
-        if isinstance(value, Foreign):
+        if isinstance(value, ForeignObject):
             inside = value.data
         elif isinstance(value, (list, tuple)):
             inside = list(value[:HINTS_LOOKED_AT])
         for inner in inside:
-            if isinstance(inner, (Foreign, list, tuple, dict)) and id(inner) not in seen:
+            if isinstance(inner, (ForeignObject, list, tuple, dict)) and id(inner) not in seen:
                 seen.add(id(inner))
                 waiting.append(inner)
 
 
 def _plain(value: Any) -> str | int | bool | None:
     """A plain value, or the one that a config node wraps."""
-    if isinstance(value, Foreign):
+    if isinstance(value, ForeignObject):
         states = [state for state in value.data if isinstance(state, dict)]
         value = states[-1].get("_val") if states else None
     if isinstance(value, str):
-        return shown(value)
+        return describe_value(value)
     return value if isinstance(value, int) and 0 <= value <= LARGEST_SIZE else None
 
 
-def as_model_folder(
-    published: Published,
+def to_model_folder(
+    published: PublishedCheckpoint,
     weights: str | None = None,
     tokenizer: Tokenizer | None = None,
     method: str | None = None,
@@ -228,7 +238,7 @@ def as_model_folder(
         model=replace(published.model, time_conditioning=_is_told_the_time(name, published.hints)),
         sampling=Sampling(nucleus="published"),
     )
-    return ModelFolder(check(config), chosen, tokenizer)
+    return ModelFolder(validate(config), chosen, tokenizer)
 
 
 def _is_told_the_time(method: str, hints: Mapping[str, Any]) -> bool:
@@ -244,7 +254,7 @@ def _steps(method: str, hinted: Any) -> int:
     return hinted if isinstance(hinted, int) and hinted > 0 else 1000 * (method == "d3pm")
 
 
-def _vocabulary(published: Published, tokenizer: Tokenizer | None, mask_id: int | None) -> Vocabulary:
+def _vocabulary(published: PublishedCheckpoint, tokenizer: Tokenizer | None, mask_id: int | None) -> Vocabulary:
     if tokenizer is not None:
         if tokenizer.vocabulary.size != published.num_symbols:
             raise UserError(

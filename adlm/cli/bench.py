@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from adlm.benchmark.sampling_speed import SamplingSpeed, measure_sampling
-from adlm.benchmark.training_speed import Speed, fresh_network, measure
+from adlm.benchmark.training_speed import TrainingSpeed, fresh_network, measure_training
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
-from adlm.evaluation.generation.draw_samples import sampling_of
+from adlm.evaluation.generation.draw_samples import sampling_config
 from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_compile = "compile the networks, or not (as train.compile says)"
     train.add_argument("--compile", action=argparse.BooleanOptionalAction, help=help_compile)
     train.add_argument("--profile", action="store_true", help="add a table of where the time goes")
-    train.set_defaults(measure=_train)
+    train.set_defaults(measure_training=_train)
     sample = _measuring(what, "sample", "whole walks from masks to text: time, network calls, memory", SAMPLE)
     sample.add_argument(
         "words",
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sample.add_argument(
         "--plain", action="store_true", help="the full posterior at every step; left to right, no cache"
     )
-    sample.set_defaults(measure=_sample)
+    sample.set_defaults(measure_training=_sample)
 
 
 def _measuring(
@@ -119,7 +119,7 @@ def _train(arguments: argparse.Namespace) -> int:
     given = dataclasses.replace(config.train, batch_size=arguments.batch, micro_batch=None, shard=1, samples=1)
     check_training(dataclasses.replace(config, train=given), device, batch_option="--batch")
     with Waiting(device) as watch:
-        speed = measure(config, arguments.batch, arguments.steps, compiled, device, arguments.profile, watch)
+        speed = measure_training(config, arguments.batch, arguments.steps, compiled, device, arguments.profile, watch)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(speed))}\n" if arguments.json else _told(speed))
     return 0
 
@@ -144,7 +144,7 @@ def _model(words: list[str], device: torch.device) -> tuple[LanguageModel, Sampl
     """A model there is, or a preset's network as it is drawn."""
     if Path(words[0]).is_dir() or words[0].endswith(".ckpt"):
         lm = load(words[0], str(device))
-        return lm, sampling_of(lm, words[1:])
+        return lm, sampling_config(lm, words[1:])
     config = _with_vocabulary(resolve(words))
     check_network(config, device)
     method = method_of(config)
@@ -171,7 +171,7 @@ def _device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def _told(speed: Speed) -> str:
+def _told(speed: TrainingSpeed) -> str:
     share = f"{speed.of_product:.1%} of the {speed.product_tflops:,.3g} TFLOP/s that one large product reaches here"
     if speed.of_datasheet is not None:
         share += f"; MFU {speed.of_datasheet:.1%} of the maker's figure"

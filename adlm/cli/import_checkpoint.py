@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.checkpoints.model_folder import network_of, save_model_folder
-from adlm.checkpoints.published import Published, as_model_folder, read_published
+from adlm.checkpoints.published import PublishedCheckpoint, read_checkpoint, to_model_folder
 from adlm.config.load import to_mapping
 from adlm.errors import printable
 from adlm.files import refuse_taken
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_taken(arguments.out)
-    published = read_published(arguments.file)
+    published = read_checkpoint(arguments.file)
     tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
-    model = as_model_folder(
+    model = to_model_folder(
         published, arguments.weights, tokenizer, arguments.method, arguments.mask_id, arguments.length
     )
     network = network_of(model.config, model.weights)  # every weight has its place, or nothing is written
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _notes(published: Published, arguments: argparse.Namespace) -> list[str]:
+def _notes(published: PublishedCheckpoint, arguments: argparse.Namespace) -> list[str]:
     """What was taken for granted, and the word that says otherwise."""
     notes = []
     if arguments.method is None and published.method == "mdlm" and "parameterization" not in published.hints:

@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console, Stages, write_error
-from adlm.config.knobs import instead
-from adlm.distributed import processes
+from adlm.config.knobs import suggestion
+from adlm.distributed import process_group
 from adlm.errors import UserError, printable
-from adlm.evaluation.generation.card import Card, labels, make_room, read_card, rows, write_card
-from adlm.evaluation.generation.card_plot import plot
+from adlm.evaluation.generation.card import Card, labels, make_output_folder, read_card, rows, write_card
+from adlm.evaluation.generation.card_plot import plot_cards
 from adlm.evaluation.generation.generative_perplexity import EOS, START
-from adlm.evaluation.generation.pipeline import card_of
-from adlm.evaluation.generation.request import METRICS, Asked
+from adlm.evaluation.generation.pipeline import make_card
+from adlm.evaluation.generation.request import METRICS, CardRequest
 
 EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
   adlm judge samples.jsonl --model runs/judge --reference prepared/own --features minilm --out cards/own.json
@@ -106,7 +106,7 @@ def _choices(meanings: Mapping[Any, str], default: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with processes() as first:
+    with process_group() as first:
         if not arguments.plot:
             _judge(arguments, first)
         elif first:
@@ -119,11 +119,11 @@ def _judge(arguments: argparse.Namespace, first: bool) -> None:
         given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
         raise UserError(f"one file of samples is judged at a time, and {given} given")
     asked = _asked(arguments)
-    make_room(arguments.out, arguments.force, _read(asked))
+    make_output_folder(arguments.out, arguments.force, _read(asked))
     keep_in = None if arguments.out is None else arguments.out.parent / "judged"
     try:
         with Stages("texts", shown=first) as stages:
-            card = card_of(asked, keep_in, stages.tell)
+            card = make_card(asked, keep_in, stages.tell)
     except KeyboardInterrupt:
         if first:
             kept = "what was done is kept; run the same command again to go on"
@@ -139,14 +139,14 @@ def _judge(arguments: argparse.Namespace, first: bool) -> None:
         _tell(card, arguments.out)
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
+def _asked(arguments: argparse.Namespace) -> CardRequest:
     metrics = tuple(metric for metric in arguments.metrics.split(",") if metric)
     for metric in metrics:
         if metric not in METRICS:
-            raise UserError(f"--metrics: there is no metric {metric!r}{instead(metric, METRICS)}")
+            raise UserError(f"--metrics: there is no metric {metric!r}{suggestion(metric, METRICS)}")
     if not metrics:
         raise UserError(f"--metrics names none; give some of {','.join(METRICS)}")
-    return Asked(
+    return CardRequest(
         samples=arguments.samples[0],
         metrics=metrics,
         tokenizer=arguments.tokenizer,
@@ -172,7 +172,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def _read(asked: Asked) -> list[Path]:
+def _read(asked: CardRequest) -> list[Path]:
     """The files and folders that are read, where they are no names of the hub."""
     names = (asked.tokenizer, asked.reference, asked.model, asked.features)
     return [asked.samples, *(asked.given or ()), *(Path(name) for name in names if name)]
@@ -183,7 +183,7 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise UserError("--plot draws cards, and none is given")
     if arguments.out is None:
         raise UserError("--plot: --out is not given; say where the picture goes")
-    plot({str(path): read_card(path) for path in arguments.samples}, arguments.out, arguments.force)
+    plot_cards({str(path): read_card(path) for path in arguments.samples}, arguments.out, arguments.force)
     sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else printable(str(arguments.out))}\n")
 
 

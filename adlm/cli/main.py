@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from adlm import __version__
 from adlm.cli.console import open_streams, silence, write_error
-from adlm.config.knobs import instead, sentences
+from adlm.config.knobs import descriptions, suggestion
 from adlm.errors import UserError
 from adlm.files import reason
 
@@ -120,14 +120,14 @@ def _tells() -> bool:
     """Of the processes that torchrun started, the first that finds a mistake: it is told once."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return True
-    from adlm.distributed import first_to_tell
+    from adlm.distributed import is_first_to_report
 
-    return first_to_tell()
+    return is_first_to_report()
 
 
 def run(words: Sequence[str]) -> int:
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        raise UserError(f"there is no command {words[0]!r}{instead(words[0], COMMANDS)} (see adlm --help)")
+        raise UserError(f"there is no command {words[0]!r}{suggestion(words[0], COMMANDS)} (see adlm --help)")
     parser = Parser(prog="adlm", description="The Anchored Diffusion Language Model.")
     parser.add_argument("--version", action="version", version=f"adlm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -146,11 +146,11 @@ def run(words: Sequence[str]) -> int:
     elif rest:
         asked = commands.choices.get(words[0], parser)
         name = rest[0].strip("-").partition("=")[0]
-        knobs = [f"{knob}=..." for knob in sentences() if knob.rpartition(".")[2] == name.replace("-", "_")]
+        knobs = [f"{knob}=..." for knob in descriptions() if knob.rpartition(".")[2] == name.replace("-", "_")]
         if hasattr(arguments, "words") and knobs:
             asked.error(f"unrecognized arguments: {' '.join(rest)}; as a knob it is {' or '.join(knobs)}")
         options = re.findall(r"(?<=--)[\w-]+", asked.format_usage())  # dashes would make any two alike
-        asked.error(f"unrecognized arguments: {' '.join(rest)}{instead(name, options)}")
+        asked.error(f"unrecognized arguments: {' '.join(rest)}{suggestion(name, options)}")
     return int(arguments.run(arguments))
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console
-from adlm.evaluation.paper.parity import Report, compare
+from adlm.evaluation.paper.parity import ParityReport, compare
 
 EXAMPLE = "adlm parity tests/golden"
 
@@ -33,14 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _as_mapping(report: Report) -> dict[str, object]:
+def _as_mapping(report: ParityReport) -> dict[str, object]:
     rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
     for row in rows:
         row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
     return {"ok": report.ok, "rows": rows, "unchecked": report.unchecked}
 
 
-def _show(report: Report) -> None:
+def _show(report: ParityReport) -> None:
     table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
     for row in report.rows:
         kind = " relative" if row.relative else ""

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from adlm import __version__
 from adlm.cli.console import Console
-from adlm.distributed import own_device, processes
-from adlm.evaluation.model_perplexity import Gap, Line, Texts, measured, with_tokenizer
+from adlm.distributed import local_device, process_group
+from adlm.evaluation.model_perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
 from adlm.files import check_output, write_file
 from adlm.language_model import load
 from adlm.likelihood.estimators import ESTIMATORS
-from adlm.likelihood.perplexity import AUTO, Recipe, forget
+from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
 from adlm.likelihood.text_sets import ZERO_SHOT
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with processes() as first:
-        device = own_device(arguments.device)
-        recipe = Recipe(
+    with process_group() as first:
+        device = local_device(arguments.device)
+        recipe = PerplexitySettings(
             arguments.estimator,
             arguments.samples,
             arguments.seed,
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         inputs = [*arguments.models, *arguments.data, *([arguments.tokenizer] * (arguments.tokenizer is not None))]
         check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
-        texts = Texts(tuple(arguments.data), arguments.packing, arguments.split)
-        found = measured(models, texts, recipe, arguments.out, first)
+        texts = TextSelection(tuple(arguments.data), arguments.packing, arguments.split)
+        found = measure_models(models, texts, recipe, arguments.out, first)
         lines, gaps = found.lines, found.gaps
         if not first:
             return 0
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             write_file(arguments.out, json.dumps(told, indent=1))
             for journal in found.journals:
-                forget(journal)
+                delete_journal(journal)
         if arguments.json:
             sys.stdout.write(json.dumps(told) + "\n")
         else:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(lines: list[Line], gaps: list[Gap]) -> None:
+def _show(lines: list[PerplexityResult], gaps: list[Difference]) -> None:
     console = Console()
     columns = ("nats per token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "units")
     table = Table("model", "text", *columns, box=None)
@@ -126,9 +126,9 @@ def _number(value: float) -> str:
     return f"{value:.3f}" if value < 1e5 else f"{value:.3e}"
 
 
-def _recipes(lines: list[Line]) -> Iterator[str]:
+def _recipes(lines: list[PerplexityResult]) -> Iterator[str]:
     """How the figures were made; where that is not the same for all, whose each is."""
-    found: dict[str, list[Line]] = {}
+    found: dict[str, list[PerplexityResult]] = {}
     for line in lines:
         how = "exact" if line.exact else f"estimator {line.estimator}, {line.samples} replicates, seed {line.seed}"
         tokenizer = f"tokenizer {line.tokenizer} (sha256 {line.tokenizer_sha256[:8]})"
@@ -138,7 +138,7 @@ def _recipes(lines: list[Line]) -> Iterator[str]:
         yield recipe if len(found) == 1 else f"{', '.join(_whose(its, lines))}: {recipe}"
 
 
-def _whose(some: list[Line], lines: list[Line]) -> Iterator[str]:
+def _whose(some: list[PerplexityResult], lines: list[PerplexityResult]) -> Iterator[str]:
     """The models of these lines, each with its texts where they are not all of them."""
     for model in dict.fromkeys(line.model for line in some):
         texts, every = ([line.data for line in each if line.model == model] for each in (some, lines))

@@ -16,8 +16,8 @@ from rich.text import Text
 from adlm.cli.console import Console
 from adlm.config.load import resolve
 from adlm.config.schema import SOURCES, Config
-from adlm.data.prepare.prepare import Outcome, prepare
-from adlm.data.prepare.prepare import Progress as Reached
+from adlm.data.prepare.prepare import PrepareOutcome, prepare
+from adlm.data.prepare.prepare import PrepareProgress as Reached
 from adlm.data.prepare.prepared import Prepared, open_prepared
 from adlm.data.rows.packing import Rows
 from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of
@@ -85,7 +85,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _prepared(config: Config, arguments: argparse.Namespace) -> Outcome:
+def _prepared(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from adlm.config.knobs import sentences
+from adlm.config.knobs import descriptions
 from adlm.config.load import preset_titles, resolve, to_mapping, to_yaml
 from adlm.errors import printable
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.words:
         config = resolve(arguments.words)
-        told = {"config": to_mapping(config), "meaning": sentences()} if arguments.explain else to_mapping(config)
+        told = {"config": to_mapping(config), "meaning": descriptions()} if arguments.explain else to_mapping(config)
         text = f"{json.dumps(told)}\n" if arguments.json else printable(to_yaml(config, arguments.explain))
     elif arguments.json:
         text = f"{json.dumps(preset_titles())}\n"

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console
-from adlm.cli.train import Screen
+from adlm.cli.train import TrainReporter
 from adlm.quickstart.recipe import quickstart
-from adlm.quickstart.report import Findings
+from adlm.quickstart.report import QuickstartReport
 
 EXAMPLE = """adlm quickstart --out runs/quickstart                       State of the Union speeches
   adlm quickstart data.path=book.txt --out runs/book           your own text"""
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(sentence, style="bold")
 
     try:
-        findings = quickstart(arguments.words, arguments.out, say, Screen)
+        findings = quickstart(arguments.words, arguments.out, say, TrainReporter)
     except KeyboardInterrupt:
         sys.stderr.write("adlm: interrupted; what was done is kept, rerun the same command to resume\n")
         raise
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(console: Console, findings: Findings, out: Path) -> None:
+def _tell(console: Console, findings: QuickstartReport, out: Path) -> None:
     table = Table("", "bound, nats a token", "perplexity", "parameters", "training", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"

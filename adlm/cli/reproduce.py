@@ -12,19 +12,19 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.cli.console import Console
-from adlm.config.knobs import instead
-from adlm.distributed import own_device, processes
+from adlm.config.knobs import suggestion
+from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
-from adlm.evaluation.model_perplexity import Texts, measured, with_tokenizer
+from adlm.evaluation.model_perplexity import TextSelection, measure_models, with_tokenizer
 from adlm.evaluation.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.evaluation.paper.reproduction import Comparison, reproduced
-from adlm.evaluation.paper.reproduction_plot import plot
-from adlm.evaluation.paper.results import ACCURACIES, Finding, findings_of, read_results
-from adlm.evaluation.plotting import check_picture
+from adlm.evaluation.paper.reproduction import Comparison, compare_with_table
+from adlm.evaluation.paper.reproduction_plot import plot_reproduction
+from adlm.evaluation.paper.results import ACCURACIES, Result, read_results, results_of
+from adlm.evaluation.plotting import check_plot_path
 from adlm.files import check_output, write_file
 from adlm.language_model import load
 from adlm.likelihood.estimators import ESTIMATORS
-from adlm.likelihood.perplexity import AUTO, Recipe, forget
+from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
 
 EXAMPLE = """adlm reproduce owt-ppl                                        the published figures alone
   adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
@@ -76,27 +76,27 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [Path(name) for name in (*arguments.models, *(arguments.data or ()), arguments.tokenizer) if name]
     check_output(arguments.out, force=arguments.force, inputs=inputs)
     if arguments.plot is not None:
-        check_picture(arguments.plot, "--plot", arguments.force, inputs)
+        check_plot_path(arguments.plot, "--plot", arguments.force, inputs)
     if arguments.plot is not None and arguments.out is not None and arguments.plot.resolve() == arguments.out.resolve():
         raise UserError(f"--out and --plot are both {arguments.out}; give two files")
-    with processes() as first:
-        held: list[tuple[list[Finding], str]] = []
+    with process_group() as first:
+        held: list[tuple[list[Result], str]] = []
         journals: list[Path] = []
         for model, row in zip(arguments.models, rows, strict=True):
             findings, kept = _findings(model, table, arguments, first)
             held += _by_model(findings, row)
             journals += kept
-        comparisons = reproduced(table, held)
+        comparisons = compare_with_table(table, held)
         if first:
             _tell(table, comparisons, arguments)
             for journal in journals:
-                forget(journal)
+                delete_journal(journal)
     return 0
 
 
 def _table(name: str) -> PublishedTable:
     if name not in TABLES:
-        raise UserError(f"there is no table {name!r}{instead(name, TABLES)} (there are {', '.join(TABLES)})")
+        raise UserError(f"there is no table {name!r}{suggestion(name, TABLES)} (there are {', '.join(TABLES)})")
     return TABLES[name]
 
 
@@ -106,7 +106,7 @@ def _rows(asked: list[str], num: int, table: PublishedTable) -> list[str]:
     for row in asked:
         if row not in known:
             raise UserError(
-                f"--row {row!r} is not in table {table.name}{instead(row, known)}; its rows are {', '.join(known)}"
+                f"--row {row!r} is not in table {table.name}{suggestion(row, known)}; its rows are {', '.join(known)}"
             )
     if len(asked) > 1 and len(asked) != num:
         raise UserError(f"--row is given {len(asked)} times for {num} models; give it once, or once for each")
@@ -115,11 +115,11 @@ def _rows(asked: list[str], num: int, table: PublishedTable) -> list[str]:
 
 def _findings(
     model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
-) -> tuple[list[Finding], list[Path]]:
+) -> tuple[list[Result], list[Path]]:
     """Read or measured; and the journals of what was measured, which may go once it is written."""
     path = Path(model)
     if path.suffix == ".json" or (path.is_file() and path.suffix != ".ckpt"):
-        return findings_of(read_results(path), table, model), []
+        return results_of(read_results(path), table, model), []
     if table.kind == "card":
         raise UserError(
             f"{model}: table {table.name} is held against cards; make one with `adlm sample {model} --out S.jsonl`, "
@@ -130,29 +130,29 @@ def _findings(
             f"{model}: nothing here scores a model on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
         )
     figures, journals = _measured(model, table, arguments, first)
-    return findings_of({"adlm": __version__, "figures": figures}, table, model), journals
+    return results_of({"adlm": __version__, "figures": figures}, table, model), journals
 
 
 def _measured(
     model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """As `adlm perplexity` writes it: by the published estimator, and by ours on the same rows."""
-    protocol, device = table.protocol, own_device(arguments.device)
+    protocol, device = table.protocol, local_device(arguments.device)
     assert protocol is not None
     lm = with_tokenizer(load(model, str(device)), arguments.tokenizer, model)
     names = tuple(arguments.data or (["zero-shot"] if len(protocol.corpora) > 1 else protocol.corpora["perplexity"]))
-    texts = Texts(names, arguments.packing or protocol.packing)
+    texts = TextSelection(names, arguments.packing or protocol.packing)
     figures: list[dict[str, Any]] = []
     journals: list[Path] = []
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
-        recipe = Recipe(estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens)
-        found = measured({model: lm}, texts, recipe, arguments.out, first)
+        recipe = PerplexitySettings(estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens)
+        found = measure_models({model: lm}, texts, recipe, arguments.out, first)
         figures += [asdict(line) for line in found.lines]
         journals += found.journals
     return figures, journals
 
 
-def _by_model(findings: list[Finding], row: str) -> Iterator[tuple[list[Finding], str]]:
+def _by_model(findings: list[Result], row: str) -> Iterator[tuple[list[Result], str]]:
     """One JSON may hold several models; the data that a card's samples were compared with has a row of its own."""
     for model, method in dict.fromkeys((finding.model, finding.method) for finding in findings):
         ours = [finding for finding in findings if (finding.model, finding.method) == (model, method)]
@@ -171,7 +171,7 @@ def _tell(table: PublishedTable, comparisons: Sequence[Comparison], arguments: a
     if arguments.out is not None:
         write_file(arguments.out, json.dumps(told, indent=1) + "\n")
     if arguments.plot is not None:
-        plot(table, comparisons, arguments.plot)
+        plot_reproduction(table, comparisons, arguments.plot)
     if arguments.json:
         sys.stdout.write(json.dumps(told) + "\n")
     elif arguments.markdown:

@@ -11,26 +11,26 @@ from pathlib import Path
 from rich.rule import Rule
 from rich.text import Text
 
-from adlm.canvas import hole_between, ids_of
+from adlm.canvas import encode_canvas, hole_between
 from adlm.cli.console import Console, Progress, write_error
 from adlm.errors import TEXT, UserError, printable
 from adlm.evaluation.generation.draw_samples import (
-    Through,
-    Wanted,
-    check_wanted,
-    draw_batch,
-    made_by,
-    sampling_of,
+    FrameFilter,
+    SampleRequest,
+    check_request,
+    provenance_of,
+    sample_batch,
+    sampling_config,
     tokenizer_of,
 )
 from adlm.files import check_output
 from adlm.language_model import LanguageModel, device_of, load
-from adlm.samples_file import Sample, growing
+from adlm.samples_file import Sample, open_samples
 from adlm.sampling.frame import Frame
 from adlm.trace.page import check_trace_place, write_trace
-from adlm.trace.recording import About, Recording
-from adlm.trace.terminal import show
-from adlm.trace.token_text import pieces_of, side_by_side
+from adlm.trace.recording import TraceInfo, TraceRecorder
+from adlm.trace.terminal import show_in_terminal
+from adlm.trace.token_text import decode_side_by_side, tokens_bytes
 
 EXAMPLE = """adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     lm = load(arguments.model, arguments.device)
     wanted = _wanted(lm, arguments)
-    check_wanted(lm, wanted)
+    check_request(lm, wanted)
     if arguments.trace is not None:
         _check_trace(lm, wanted, arguments)
     if arguments.force:
@@ -111,19 +111,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(lm: LanguageModel, arguments: argparse.Namespace) -> Wanted:
-    sampling = sampling_of(lm, arguments.words, sampler=arguments.sampler, steps=arguments.steps)
+def _wanted(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:
+    sampling = sampling_config(lm, arguments.words, sampler=arguments.sampler, steps=arguments.steps)
     batch = arguments.batch
     if batch is None:
         batch = GPU_BATCH if device_of(arguments.device).type == "cuda" else BATCH
-    return Wanted(tuple(_canvases(lm, arguments)), arguments.num, arguments.seed, sampling, batch)
+    return SampleRequest(tuple(_canvases(lm, arguments)), arguments.num, arguments.seed, sampling, batch)
 
 
 def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     if arguments.fill is None:
         prompt, suffix, length = arguments.prompt or "", arguments.suffix or "", arguments.length
         if length is None:
-            length = lm.room(ids_of(prompt, tokenizer_of(lm)))
+            length = lm.room(encode_canvas(prompt, tokenizer_of(lm)))
         return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
     for name in ("prompt", "suffix", "length"):
         if getattr(arguments, name) is not None:
@@ -131,9 +131,9 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     return list(arguments.fill)
 
 
-def _check_trace(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> None:
+def _check_trace(lm: LanguageModel, wanted: SampleRequest, arguments: argparse.Namespace) -> None:
     check_trace_place(arguments.trace, "--trace", arguments.force, [arguments.model])
-    length = len(ids_of(wanted.canvases[0], tokenizer_of(lm)))
+    length = len(encode_canvas(wanted.canvases[0], tokenizer_of(lm)))
     if length > lm.config.length:
         raise UserError(
             f"--trace asks the network about all {length} tokens at every step, and it was made for "
@@ -141,37 +141,41 @@ def _check_trace(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespac
         )
 
 
-def _look(lm: LanguageModel, wanted: Wanted, screen: "Shown | None", arguments: argparse.Namespace) -> list[Sample]:
+def _look(
+    lm: LanguageModel, wanted: SampleRequest, screen: "Shown | None", arguments: argparse.Namespace
+) -> list[Sample]:
     """The first sample, drawn by itself while the terminal or a trace looks on."""
-    about = About(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
-    recording = Recording(lm, about, special_tokens=arguments.special_tokens)
-    looking: list[Through] = [] if arguments.trace is None else [recording.through]
+    about = TraceInfo(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
+    recording = TraceRecorder(lm, about, special_tokens=arguments.special_tokens)
+    looking: list[FrameFilter] = [] if arguments.trace is None else [recording.through]
     if screen is not None:
         screen.rule(0)
-        start = len(lm.opening(ids_of(wanted.canvases[0], tokenizer_of(lm))))
+        start = len(lm.opening(encode_canvas(wanted.canvases[0], tokenizer_of(lm))))
         looking.append(
-            lambda frames: show(lm, frames, screen.console, start=start, special_tokens=arguments.special_tokens)
+            lambda frames: show_in_terminal(
+                lm, frames, screen.console, start=start, special_tokens=arguments.special_tokens
+            )
         )
-    samples = draw_batch(lm, wanted.first_alone, 0, looking)
+    samples = sample_batch(lm, wanted.first_alone, 0, looking)
     if arguments.trace is not None:
         write_trace(recording.trace, arguments.trace, arguments.force)
         write_error(f"adlm: the trace is in {arguments.trace}")  # standard output holds samples alone
     return samples
 
 
-def _drawn(lm: LanguageModel, wanted: Wanted, rows: int) -> Iterator[list[Sample]]:
+def _drawn(lm: LanguageModel, wanted: SampleRequest, rows: int) -> Iterator[list[Sample]]:
     """The batches that are left when so many rows are there."""
     progress = Progress(Console(stderr=True), "sampling", wanted.num_rows, rows, "samples")
     try:
         for start in wanted.starts(rows):
-            samples = draw_batch(lm, wanted, start, [partial(_followed, progress, start, wanted)])
+            samples = sample_batch(lm, wanted, start, [partial(_followed, progress, start, wanted)])
             with progress.hidden():
                 yield samples
     finally:
         progress.close()
 
 
-def _followed(progress: Progress, start: int, wanted: Wanted, frames: Iterator[Frame]) -> Iterator[Frame]:
+def _followed(progress: Progress, start: int, wanted: SampleRequest, frames: Iterator[Frame]) -> Iterator[Frame]:
     """The frames of the batch that begins with row `start`, as they are; the progress follows their times."""
     rows = min(wanted.batch, wanted.num_rows - start)
     for frame in frames:
@@ -179,8 +183,8 @@ def _followed(progress: Progress, start: int, wanted: Wanted, frames: Iterator[F
         yield frame
 
 
-def _write(lm: LanguageModel, wanted: Wanted, arguments: argparse.Namespace) -> None:
-    with growing(arguments.out, made_by(lm, str(arguments.model), wanted), arguments.force) as file:
+def _write(lm: LanguageModel, wanted: SampleRequest, arguments: argparse.Namespace) -> None:
+    with open_samples(arguments.out, provenance_of(lm, str(arguments.model), wanted), arguments.force) as file:
         before = file.num_rows
         try:
             for samples in _drawn(lm, wanted, before):
@@ -201,7 +205,7 @@ def _counted(num: int) -> str:
 class Shown:
     """Standard output: JSON, or texts, control characters escaped; on a terminal what was given is dimmed."""
 
-    def __init__(self, lm: LanguageModel, wanted: Wanted, as_json: bool, special_tokens: bool):
+    def __init__(self, lm: LanguageModel, wanted: SampleRequest, as_json: bool, special_tokens: bool):
         self.lm, self.wanted, self.as_json, self.special_tokens = lm, wanted, as_json, special_tokens
         self.console = Console()
 
@@ -227,6 +231,6 @@ class Shown:
 
     def _coloured(self, sample: Sample) -> Text:
         tokenizer = tokenizer_of(self.lm)
-        given = [index != self.lm.mask_id for index in ids_of(self.wanted.canvases[sample.canvas], tokenizer)]
-        words = side_by_side(pieces_of(tokenizer, sample.ids, self.special_tokens))
+        given = [index != self.lm.mask_id for index in encode_canvas(self.wanted.canvases[sample.canvas], tokenizer)]
+        words = decode_side_by_side(tokens_bytes(tokenizer, sample.ids, self.special_tokens))
         return Text.assemble(*((printable(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adlm.cli.console import Console, Progress, duration, silence
-from adlm.config.load import names_run, read, resolve
+from adlm.config.load import is_run_preset, load_config, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import writing
-from adlm.training.logbook import Line
-from adlm.training.plots import plot
+from adlm.training.logbook import MetricsLine
+from adlm.training.plots import plot_runs
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run says at once what it will do
-    from adlm.training.train import Outcome, Start
+    from adlm.training.train import RunStart, TrainOutcome
 
 EXAMPLE = """adlm train own data.path='texts/*.txt'
   adlm train --out runs/own train.steps=1600
@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         console = Console(stderr=True)
-        places = [str(place) for place in plot(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
+        places = [str(place) for place in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
         sys.stdout.write(f"{json.dumps(places)}\n" if arguments.json else "".join(f"{place}\n" for place in places))
         return 0
     out = _out(arguments.words, arguments.out)
     config = _config(arguments.words, out)
-    screen, speaks = Screen(config), "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+    screen, speaks = TrainReporter(config), "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
     text = config.data.prepared or config.data.name or config.data.path or config.data.hub
     if speaks and text:
         screen.say(f"{config.method} on {text}, into {out}")
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _out(words: list[str], out: Path | None) -> Path:
     """The folder of the run: as given, or runs/PRESET with - for /: runs/quickstart/adlm is the quickstart's model."""
-    preset = next(filter(names_run, words), None)
+    preset = next(filter(is_run_preset, words), None)
     if out is None and preset is None:
         resolve(words)  # a misspelt preset is told first
         raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
@@ -103,7 +103,7 @@ def _out(words: list[str], out: Path | None) -> Path:
 def _config(words: list[str], out: Path) -> Config:
     """What the words ask for; knobs alone are laid over the config of the run that is there."""
     with writing(out):
-        there = read(out / "config.yaml") if (out / "config.yaml").is_file() else None
+        there = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
     if there is None and not words:
         raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
     knobs_alone = all("=" in word for word in words)
@@ -117,7 +117,7 @@ def _config(words: list[str], out: Path) -> Config:
     return config
 
 
-def _report(outcome: "Outcome") -> dict[str, Any]:
+def _report(outcome: "TrainOutcome") -> dict[str, Any]:
     counters, measured = outcome.counters, outcome.measured
     return {
         "folder": str(outcome.folder),
@@ -132,7 +132,7 @@ def _report(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def _told(outcome: "Outcome") -> str:
+def _told(outcome: "TrainOutcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
@@ -147,7 +147,7 @@ def _told(outcome: "Outcome") -> str:
     return text
 
 
-class Screen:
+class TrainReporter:
     """The console: what a run is about to do, a line for each line of the logbook, and how far it is."""
 
     def __init__(self, config: Config):
@@ -163,7 +163,7 @@ class Screen:
         else:
             self.console.print(sentence, style="yellow", soft_wrap=True)
 
-    def start(self, start: "Start") -> None:
+    def start(self, start: "RunStart") -> None:
         self.exact, self.started_at = start.exact, start.step
         self.say(described(start, self.config))
         self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
@@ -176,7 +176,7 @@ class Screen:
             took = duration(time.monotonic() - self.began)
             self.say(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
 
-    def write(self, line: Line) -> None:
+    def write(self, line: MetricsLine) -> None:
         assert self.progress is not None
         self.progress.print(in_words(line, self.config.train.steps, self.exact, self.progress.left))
 
@@ -186,7 +186,7 @@ class Screen:
             self.progress = None
 
 
-def described(start: "Start", config: Config) -> str:
+def described(start: "RunStart", config: Config) -> str:
     """What a run is about to do, in one line."""
     threads = "" if start.threads is None else f", {start.threads} thread{'s' if start.threads > 1 else ''}"
     text, train = "a stream of text", config.train
@@ -200,7 +200,7 @@ def described(start: "Start", config: Config) -> str:
     return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
 
 
-def in_words(line: Line, steps: int, exact: bool, left: str = "") -> str:
+def in_words(line: MetricsLine, steps: int, exact: bool, left: str = "") -> str:
     """One line for a reader. What is measured on held-out rows is exact, or an upper bound: <=."""
     words = [f"{line['step']:>{len(str(steps))}}/{steps}"]
     words += [form.format(value) for name, form in TOLD.items() if (value := line.get(name)) is not None]

@@ -28,7 +28,7 @@ def sections() -> dict[str, type]:
 
 
 @cache
-def sentences() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Every knob, dotted, with the sentence under it in the schema."""
     return dict(_sentences(Config, ""))
 
@@ -63,7 +63,7 @@ def _short(text: str) -> str:
 
 def unknown(knob: str) -> str | None:
     """The sentence for a knob that does not exist, with the likely one; None where it does exist."""
-    known = sentences()
+    known = descriptions()
     if knob in known or knob in sections():
         return None
     knob = _short(knob)
@@ -104,14 +104,14 @@ def in_words(error: ValidationError) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "missing":
-        return f"{knob} is not given and has no default: {sentences()[knob]}"
+        return f"{knob} is not given and has no default: {descriptions()[knob]}"
     shown = f"{knob} {_short(repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value))}"
     for bound, phrase in BOUNDS.items():
         if bound in context:
-            return f"{shown} must be {phrase} {_number(context[bound])}: {sentences()[knob]}"
+            return f"{shown} must be {phrase} {_number(context[bound])}: {descriptions()[knob]}"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
-        return f"{shown} is not one of {', '.join(choices)}{instead(_short(str(value)), choices)}"
+        return f"{shown} is not one of {', '.join(choices)}{suggestion(_short(str(value)), choices)}"
     return f"{shown} must be {WANTED.get(kind, found['msg'])}"
 
 
@@ -120,7 +120,7 @@ def _number(bound: float) -> str:
     return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
-def instead(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """A closing `did you mean`, where one of the known names is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -128,7 +128,7 @@ def instead(name: str, known: Iterable[str]) -> str:
 
 def explained(text: str) -> str:
     """A Config's YAML with the schema's sentence above each knob."""
-    known, section, lines = sentences(), "", []
+    known, section, lines = descriptions(), "", []
     for line in text.splitlines():
         key, indent = line.split(":")[0].strip(), line[: len(line) - len(line.lstrip())]
         if not indent:

@@ -31,16 +31,16 @@ PRESETS = files("adlm") / "presets"
 
 def resolve(words: Iterable[str], over: Config | None = None) -> Config:
     """The Config that the words of a command ask for, over the defaults or over another Config."""
-    raw = asked(words)
+    raw = parse_overrides(words)
     return from_mapping(raw if over is None else _laid_over(_without_source(to_mapping(over), raw), raw))
 
 
-def names_run(word: str) -> bool:
+def is_run_preset(word: str) -> bool:
     """Whether a word of a command is a preset of a whole run: not a knob, a file, or a preset of one section."""
     return word in dict(_preset_files()) and word.partition("/")[0] not in knobs.sections()
 
 
-def asked(words: Iterable[str]) -> Raw:
+def parse_overrides(words: Iterable[str]) -> Raw:
     """What the words of a command set and nothing else, unchecked: to be laid over knobs that are settled."""
     raw: Raw = {}
     whole = ""  # the preset that names a method: a run of its own, into which no other must leak
@@ -79,7 +79,7 @@ def _asked(word: str) -> Raw:
     if knob in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
         if value.endswith((".yaml", ".yml")):
             return {knob: _read_file(value)}
-        if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.sentences():
+        if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.descriptions():
             return {knob: {"name": value}}
         return {knob: _read_preset(f"{knob}/{value}")}
     if knob == "data" and "/" in value:
@@ -104,7 +104,7 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
         raise UserError(knobs.in_words(error)) from None
 
 
-def check(config: Config) -> Config:
+def validate(config: Config) -> Config:
     """The same Config, its types and ranges checked: for one that was made in Python."""
     return from_mapping(to_mapping(config))
 
@@ -132,13 +132,13 @@ def to_yaml(config: Config, explain: bool = False) -> str:
     return knobs.explained(text) if explain else text
 
 
-def save(config: Config, path: Path) -> None:
+def save_config(config: Config, path: Path) -> None:
     """Write the Config as YAML, whole or not at all."""
     title = f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n"
     write_file(path, title + to_yaml(config))
 
 
-def read(path: Path) -> Config:
+def load_config(path: Path) -> Config:
     """A Config saved by `save`, or any .yaml of knobs."""
     return from_mapping(_read_file(str(path)))
 
@@ -163,10 +163,10 @@ def _read_preset(name: str) -> Raw:
     shipped = dict(_preset_files())
     if name in shipped:
         return _mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
-    if name in knobs.sentences():
+    if name in knobs.descriptions():
         raise UserError(f"knob {name} is given no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
-        raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.instead(name, shipped)}")
+        raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.suggestion(name, shipped)}")
     return _read_file(name)
 
 

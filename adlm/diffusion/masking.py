@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.times import Portion, uniform
+from adlm.diffusion.times import BatchSlice, uniform
 
 
 def mask_tokens(
-    x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator, portion: Portion | None = None
+    x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator, portion: BatchSlice | None = None
 ) -> Tensor:
     """z_t ~ q(z_t | x): each token on its own is masked with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
     return torch.where(uniform(tuple(x.shape), generator, x.device, portion) < mask_chance, mask_id, x)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Portion:
+class BatchSlice:
     """Which rows of a larger batch these are. Draws are made for all of its rows, and these rows keep their own.
 
     So a batch in parts, over processes or one after the other, draws what the whole batch draws.
@@ -26,10 +26,10 @@ class Portion:
 
 
 def uniform(
-    shape: tuple[int, ...], generator: torch.Generator, device: torch.device, portion: Portion | None = None
+    shape: tuple[int, ...], generator: torch.Generator, device: torch.device, portion: BatchSlice | None = None
 ) -> Tensor:
     """Numbers from [0, 1), drawn where the generator lives, so that a seed means the same on every device."""
-    portion = portion or Portion(0, shape[0])
+    portion = portion or BatchSlice(0, shape[0])
     whole = portion.total, *shape[1:]
     drawn = torch.rand(whole, generator=generator, device=generator.device, dtype=torch.float32)
     return portion.of(drawn, shape[0]).to(device)
@@ -40,7 +40,7 @@ def draw_times(
     generator: torch.Generator,
     t_min: float = 0.0,
     antithetic: bool = True,
-    portion: Portion | None = None,
+    portion: BatchSlice | None = None,
 ) -> Tensor:
     """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, each uniform in its own.
 
@@ -48,7 +48,7 @@ def draw_times(
     a row's bound would depend on where it stands. In double precision, where the generator lives. Time 1 can be drawn
     and time t_min cannot: at t = 0 the weight of the bound is not finite.
     """
-    portion = portion or Portion(0, num)
+    portion = portion or BatchSlice(0, num)
     below = uniform((portion.total,), generator, generator.device).double()
     strata = torch.randperm(portion.total, generator=generator, device=generator.device) + 1
     share = (strata - below) / portion.total if antithetic else 1 - below
@@ -56,7 +56,7 @@ def draw_times(
 
 
 def draw_grid_times(
-    num: int, steps: int, generator: torch.Generator, antithetic: bool = True, portion: Portion | None = None
+    num: int, steps: int, generator: torch.Generator, antithetic: bool = True, portion: BatchSlice | None = None
 ) -> tuple[Tensor, Tensor]:
     """B steps (t, s = t - 1/T) of the grid {1/T, ..., 1}, each step equally likely."""
     index = torch.ceil(draw_times(num, generator, antithetic=antithetic, portion=portion) * steps)

@@ -14,16 +14,16 @@ from typing import Any
 
 from adlm import __version__
 from adlm.cli.console import Stages
-from adlm.config.load import check
+from adlm.config.load import validate
 from adlm.errors import UserError
 from adlm.evaluation.generation.draw_samples import tokenizer_of
-from adlm.evaluation.model_summary import About, about_of
+from adlm.evaluation.model_summary import ModelSummary, summarize_model
 from adlm.language_model import LanguageModel
-from adlm.likelihood.estimate import Estimate, Nats, difference, estimate
-from adlm.likelihood.perplexity import Recipe, chosen_rows, measure
+from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
+from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, measure_nats
 from adlm.likelihood.text_sets import TextSet, text_sets
 from adlm.methods import method_of
-from adlm.models.fingerprint import fingerprint
+from adlm.models.fingerprint import weights_sha256
 from adlm.tokens import load_tokenizer
 
 FREEDOM = 3
@@ -32,7 +32,7 @@ FEW_DRAWS = "the error of the draws is itself a guess, by fewer than 3 degrees o
 
 
 @dataclass(frozen=True)
-class Line:
+class PerplexityResult:
     """One figure, and everything that it depends on."""
 
     model: str
@@ -64,12 +64,12 @@ class Line:
     estimator: str
     samples: int
     seed: int
-    about: About
+    about: ModelSummary
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Gap:
+class Difference:
     """The first model minus another, on the same rows and draws."""
 
     model: str
@@ -81,7 +81,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextSelection:
     """Which texts are read, and how; empty is as usual for each."""
 
     names: tuple[str, ...]
@@ -90,17 +90,19 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelPerplexities:
     """Figures, differences, and the journals that may go once the figures are where they belong."""
 
-    lines: list[Line]
-    gaps: list[Gap]
+    lines: list[PerplexityResult]
+    gaps: list[Difference]
     journals: list[Path]
 
 
-def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out: Path | None, first: bool) -> Measured:
+def measure_models(
+    models: dict[str, LanguageModel], asked: TextSelection, recipe: PerplexitySettings, out: Path | None, first: bool
+) -> ModelPerplexities:
     """Every model on every text; what is done is kept beside `out` meanwhile."""
-    lines: list[Line] = []
+    lines: list[PerplexityResult] = []
     found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
     with Stages("groups of rows", shown=first) as stages:
@@ -110,30 +112,30 @@ def measured(models: dict[str, LanguageModel], asked: Texts, recipe: Recipe, out
                     tell = partial(stages.tell, f"{model} on {text.name}")
                     journal = _journal(out, lm, text, recipe)
                     try:
-                        nats = measure(lm.method, lm.network, text.rows, recipe, journal, tell)
+                        nats = measure_nats(lm.method, lm.network, text.rows, recipe, journal, tell)
                     except UserError as error:
                         raise UserError(f"{model} on {text.name}: {error}") from None
                     found[model, text.name] = nats, text
                     journals += [] if journal is None else [journal]
                     lines.append(_line(model, lm, text, recipe, nats))
-    return Measured(lines, list(_gaps(list(models), found)), journals)
+    return ModelPerplexities(lines, list(_gaps(list(models), found)), journals)
 
 
-def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Gap]:
+def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Difference]:
     """Every later model against the first, where both read the same ids, cut alike."""
     for (model, data), (nats, text) in found.items():
         ours, our_text = found[models[0], data]
         cuts = [(each.digest, each.packing, each.rows.length) for each in (text, our_text)]
         if model != models[0] and cuts[0] == cuts[1] and len(ours.tokens) == len(nats.tokens):
             gap = difference(ours, nats)
-            yield Gap(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
+            yield Difference(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
 
 
-def _line(model: str, lm: LanguageModel, text: TextSet, recipe: Recipe, nats: Nats) -> Line:
-    found: Estimate = estimate(nats)
-    about = about_of(model, lm)
+def _line(model: str, lm: LanguageModel, text: TextSet, recipe: PerplexitySettings, nats: Nats) -> PerplexityResult:
+    found: Estimate = summarize(nats)
+    about = summarize_model(model, lm)
     seen = text.split == "train" and about.trained_on in (text.name, text.corpus)
-    return Line(
+    return PerplexityResult(
         model=model,
         method=lm.config.method,
         data=text.name,
@@ -181,17 +183,17 @@ def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageM
         )
     if lm.tokenizer is not None and tokenizer.engine.to_str() != lm.tokenizer.engine.to_str():
         raise UserError(f"--tokenizer {name} is not the one that {model} brings along; leave --tokenizer out")
-    config = check(replace(lm.config, tokenizer=name, vocabulary=tokenizer.vocabulary))
+    config = validate(replace(lm.config, tokenizer=name, vocabulary=tokenizer.vocabulary))
     return replace(lm, config=config, method=method_of(config), tokenizer=tokenizer)
 
 
-def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: Recipe) -> Path | None:
+def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: PerplexitySettings) -> Path | None:
     """Where what is done is kept meanwhile: named after everything that it depends on."""
     if out is None:
         return None
     depends: dict[str, Any] = {
         "config": asdict(lm.config),
-        "weights": fingerprint(lm.network),
+        "weights": weights_sha256(lm.network),
         "rows": (text.digest, text.split, text.packing, len(text.rows), text.rows.length),
         "adlm": __version__,
         "recipe": {**asdict(recipe), "batch": 0},

@@ -9,7 +9,7 @@ from adlm.training.logbook import read_metrics
 
 
 @dataclass(frozen=True)
-class About:
+class ModelSummary:
     """A model, as far as a reader of its figures asks."""
 
     parameters: int
@@ -24,7 +24,7 @@ class About:
     """Steps done x batch x length, padding included; None where there is no logbook of the run."""
 
 
-def about_of(model: str, lm: LanguageModel) -> About:
+def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
     """`model` is where it was loaded from."""
     config = lm.config
     text = config.data.name or config.data.path or config.data.hub or config.data.prepared
@@ -32,7 +32,7 @@ def about_of(model: str, lm: LanguageModel) -> About:
     place = Path(model)
     run = place.parent if place.name == "model" else place
     logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
-    return About(
+    return ModelSummary(
         parameters=sum(weight.numel() for weight in lm.network.parameters()),
         symbols=vocabulary_of(config).size,
         gamma=config.anchor.gamma if anchored else None,

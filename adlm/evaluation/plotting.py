@@ -27,7 +27,7 @@ DISTANCES = (7, 11, 16, 22)
 CROWD = 15  # pixels
 
 
-def check_picture(path: Path, option: str, force: bool = False, inputs: Sequence[Path] = ()) -> None:
+def check_plot_path(path: Path, option: str, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """What would fail after hours fails now."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
@@ -36,7 +36,7 @@ def check_picture(path: Path, option: str, force: bool = False, inputs: Sequence
     check_output(path, option, force, inputs)
 
 
-def blank(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """A figure of so many inches, which belongs to no screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,12 +56,12 @@ def literal_text() -> Iterator[None]:
         yield
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     with replacing(path) as part:
         figure.savefig(part, format=path.suffix[1:], dpi=200, metadata=PICTURE_METADATA[path.suffix])
 
 
-def plain(axes: Any, grid: str = "both") -> None:
+def style_axes(axes: Any, grid: str = "both") -> None:
     """Two sides and a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color="#e6e6e6", linewidth=0.8)

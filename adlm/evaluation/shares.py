@@ -12,12 +12,12 @@ from adlm.errors import UserError
 Item = TypeVar("Item")
 
 
-def place() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """Which process this is, and of how many."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def gathered(share: list[Item]) -> list[Item]:
+def gather(share: list[Item]) -> list[Item]:
     """The shares of all processes, one after the other."""
     shares: list[list[Item]] = [share]
     if dist.is_initialized():

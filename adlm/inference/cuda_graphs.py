@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 Other = TypeVar("Other")
 
 
-class Recording(Generic[Result]):
+class CudaGraph(Generic[Result]):
     """What a function did with inputs of these shapes. It reads copies of the inputs and always writes one result."""
 
-    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], recorder: "Recorder[Any]"):
+    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], recorder: "GraphCache[Any]"):
         self.inputs = [None if given is None else given.clone() for given in inputs]
         stream, outside = recorder.stream, torch.cuda.current_stream(recorder.stream.device)
         stream.wait_stream(outside)
@@ -38,7 +38,7 @@ class Recording(Generic[Result]):
         return self.result
 
 
-class Recorder(Generic[Result]):
+class GraphCache(Generic[Result]):
     """Records functions on one device, and remembers the last few by the shapes of their inputs.
 
     Its recordings share the memory of what they need in between: a result holds until the next replay of any of them.
@@ -47,12 +47,12 @@ class Recorder(Generic[Result]):
     def __init__(self, device: torch.device, most: int = 8):
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pool, self.most = torch.cuda.graph_pool_handle(), most
-        self.recordings: dict[tuple[object, ...], Recording[Result]] = {}
+        self.recordings: dict[tuple[object, ...], CudaGraph[Result]] = {}
 
-    def record(self, function: Callable[..., Other], *inputs: Tensor | None) -> Recording[Other]:
+    def record(self, function: Callable[..., Other], *inputs: Tensor | None) -> CudaGraph[Other]:
         """The function is called three times: it must leave everything as a single call would."""
         with torch.cuda.device(self.stream.device):
-            return Recording(function, inputs, self)
+            return CudaGraph(function, inputs, self)
 
     def replay(self, function: Callable[..., Result], *inputs: Tensor | None) -> Result:
         """function(*inputs), always the same function, recorded where no recording has these shapes."""
@@ -65,12 +65,12 @@ class Recorder(Generic[Result]):
 
 
 @cache
-def why_no_graphs(device: torch.device) -> str:
+def why_no_cuda_graphs(device: torch.device) -> str:
     """Empty where CUDA graphs can be recorded; else the reason, found by trying something small."""
     if device.type != "cuda":
         return f"{device.type} has no CUDA graphs"
     try:
-        Recorder[Tensor](device).replay(torch.neg, torch.ones(1, device=device))
+        GraphCache[Tensor](device).replay(torch.neg, torch.ones(1, device=device))
     except RuntimeError as error:
         return f"recording a CUDA graph failed on something small ({error})"
     return ""

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.inference.attention import Turns, attend_all, visible_to
-from adlm.inference.cuda_graphs import Recorder, Recording, why_no_graphs
-from adlm.inference.fused_ops import attend_next
+from adlm.inference.attention import RotaryTable, attention, attention_mask
+from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
+from adlm.inference.fused_ops import attend_one_token
 from adlm.inference.single_row import precise_product
 from adlm.inference.trunk import Attend, FrozenTrunk, kept, precise
 from adlm.models.anchored import AnchoredTransformer, Denoiser, LogitsBridge, MixtureBridge
@@ -29,7 +29,7 @@ MIXED_AT_ONCE = 2**25  # logits of the mixture bridge, 128 MB in float32
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenStates:
     """Final hidden states, in the width of the products."""
 
     last: Tensor
@@ -38,7 +38,7 @@ class Hidden:
     """(B, L, d), what the anchor head reads; `last` in a pair without a second network, None without a pair."""
 
 
-class Cache:
+class KVCache:
     """The keys and values of what every row has read so far, C places for each block. All rows are equally far."""
 
     def __init__(self, blocks: int, batch: int, heads: int, length: int, head_width: int, like: Tensor):
@@ -48,7 +48,7 @@ class Cache:
         """`filled`, where the device can read it."""
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
         """Where the parts of a token's attention count themselves."""
-        self.steps: dict[Callable[..., Any], Recording[Any]] = {}
+        self.steps: dict[Callable[..., Any], CudaGraph[Any]] = {}
         """How one token more is read, by what is made of it."""
 
     def advance(self, num: int) -> None:
@@ -105,7 +105,7 @@ class FrozenBridge:
         return torch.cat(mixed).view_as(hidden).to(precise(hidden.dtype))
 
 
-class Frozen:
+class FrozenNetwork:
     """A network to sample from. One call at a time: on CUDA, what `hidden` and `read` return is theirs to write again.
 
     `dtype` is that of weights and products: unless given, bfloat16 on CUDA, elsewhere the network's own. `graphs` says
@@ -125,7 +125,7 @@ class Frozen:
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
         self.embedding = kept(like, precise(self.dtype))
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
-        self.turns = Turns(first.trunk.head_width, self.embedding)
+        self.turns = RotaryTable(first.trunk.head_width, self.embedding)
         self.anchored = isinstance(network, AnchoredTransformer)
         self.bridge = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
@@ -133,28 +133,28 @@ class Frozen:
             self.second_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype)
             self.second_head = FrozenHead(network.denoiser.head, self.dtype)
         self.recorder = None
-        if graphs is not False and not why_no_graphs(like.device):
-            self.recorder = Recorder[Hidden](like.device)
+        if graphs is not False and not why_no_cuda_graphs(like.device):
+            self.recorder = GraphCache[HiddenStates](like.device)
 
     @torch.no_grad()
-    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Hidden:
+    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
         """sigma (B,) is the noise the network is told; without it every sequence is told 0. pad is True at padding."""
         if self.recorder is None:
             return self._hidden(z, sigma, pad)
         return self.recorder.replay(self._hidden, z, sigma, pad)
 
-    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> Hidden:
+    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
         turns, causal = self.turns(z.shape[1]), self.trunk.causal
-        visible = None if pad is None else visible_to(pad, causal)
-        return self._through(z, lambda number, qkv: attend_all(qkv, turns, visible, causal), sigma)
+        visible = None if pad is None else attention_mask(pad, causal)
+        return self._through(z, lambda number, qkv: attention(qkv, turns, visible, causal), sigma)
 
-    def _through(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> Hidden:
+    def _through(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """attend numbers the blocks of both trunks in one row."""
         last = anchor = self.trunk(F.embedding(ids, self.embedding), attend, sigma)
         if self.bridge is not None:
             before, handed_over = len(self.trunk.blocks), self.bridge(anchor, self.head)
             last = self.second_trunk(handed_over, lambda number, qkv: attend(before + number, qkv), sigma)
-        return Hidden(last, anchor if self.anchored else None)
+        return HiddenStates(last, anchor if self.anchored else None)
 
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:
@@ -167,19 +167,19 @@ class Frozen:
         assert self.anchored, "a network alone has no anchor head"
         return self.head(rows)
 
-    def cache(self, batch: int, length: int) -> Cache:
+    def cache(self, batch: int, length: int) -> KVCache:
         """Room for the keys and values of `batch` rows of at most `length` tokens."""
         assert self.trunk.causal, "later tokens change earlier ones' keys: nothing can be kept"
         blocks = len(self.trunk.blocks) + (0 if self.bridge is None else len(self.second_trunk.blocks))
         like = self.trunk.blocks[0].qkv
-        return Cache(blocks, batch, self.trunk.heads, length, self.turns.head_width, like)
+        return KVCache(blocks, batch, self.trunk.heads, length, self.turns.head_width, like)
 
-    def read(self, ids: Tensor, cache: Cache) -> Hidden:
+    def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens of every row, ids (B, n); the cache then holds n more."""
         return self.read_and(_keep, ids, cache)
 
     @torch.no_grad()
-    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: Cache, *given: Tensor | None) -> Result:
+    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: KVCache, *given: Tensor | None) -> Result:
         """make(what `read` returns, *given). For a single token both are one CUDA graph, where graphs are replayed.
 
         `make` must then be a function of its tensors alone, the same object and the same shapes at every call, and
@@ -199,14 +199,16 @@ class Frozen:
         cache.advance(ids.shape[1])
         return made
 
-    def _read(self, ids: Tensor, cache: Cache) -> Hidden:
+    def _read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         turns = self.turns(cache.length)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
-            return attend_next(qkv, turns, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
+            return attend_one_token(
+                qkv, turns, cache.keys[number], cache.values[number], cache.position, cache.arrivals
+            )
 
         return self._through(ids, attend, None)
 
 
-def _keep(hidden: Hidden) -> Hidden:
+def _keep(hidden: HiddenStates) -> HiddenStates:
     return hidden

@@ -34,7 +34,7 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
-def turn_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotary_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program a token: every pair of its queries and keys is multiplied by its head's complex number."""
     token = tl.program_id(0).to(tl.int64)
     head, column, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :], 2 * tl.arange(0, WIDTH // 2)
@@ -50,7 +50,7 @@ def turn_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl
 
 
 @triton.jit(do_not_specialize=["places"])  # type: ignore[untyped-decorator,unused-ignore]
-def attend_next_kernel(  # type: ignore[no-untyped-def]
+def attend_one_token_kernel(  # type: ignore[no-untyped-def]
     qkv,
     turns,
     keys,

@@ -72,24 +72,24 @@ def plain_add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dt
     return torch.addcmul(norm.shift[:, None], plain, norm.weight[:, None]).to(dtype)
 
 
-def turn_(qkv: Tensor, turns: Tensor) -> None:
+def apply_rotary_(qkv: Tensor, turns: Tensor) -> None:
     """Rotary positions, in place, of the queries and keys of qkv (B, L, 3, H, w).
 
     Coordinates 2i and 2i + 1 are one complex number, multiplied by turns (L, w / 2), of length 1.
     """
     if not by_kernel(qkv):
-        plain_turn_(qkv, turns)
+        plain_apply_rotary_(qkv, turns)
         return
-    from adlm.inference.fused_kernels import turn_kernel
+    from adlm.inference.fused_kernels import rotary_kernel
 
     batch, length, _, heads, width = qkv.shape
     with torch.cuda.device(qkv.device):
-        turn_kernel[(batch * length,)](
+        rotary_kernel[(batch * length,)](
             qkv, torch.view_as_real(turns), length, heads, width, power_of_two(2 * heads), power_of_two(width)
         )
 
 
-def plain_turn_(qkv: Tensor, turns: Tensor) -> None:
+def plain_apply_rotary_(qkv: Tensor, turns: Tensor) -> None:
     qk = qkv[:, :, :2]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
     precise = torch.view_as_complex(pairs.to(turns.real.dtype)).mul_(turns[:, None, None])
@@ -97,15 +97,17 @@ def plain_turn_(qkv: Tensor, turns: Tensor) -> None:
         pairs.copy_(torch.view_as_real(precise))
 
 
-def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor) -> Tensor:
+def attend_one_token(
+    qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor
+) -> Tensor:
     """What the next n tokens, qkv (B, n, 3, H, w), see of all before them and of themselves, (B, n, H w).
 
     The first of them stands at `position` (1,). Their keys and values are written to their places in keys and values
     (B, H, C, w). turns (C, w / 2) are those of all places. arrivals (B, H), int32, are 0 before and after.
     """
     if qkv.shape[1] > 1 or not by_kernel(qkv):
-        return plain_attend_next(qkv, turns, keys, values, position)
-    from adlm.inference.fused_kernels import attend_next_kernel
+        return plain_attend_one_token(qkv, turns, keys, values, position)
+    from adlm.inference.fused_kernels import attend_one_token_kernel
 
     batch, _, _, heads, width = qkv.shape
     num_parts = -(-keys.shape[2] // PLACES_TOGETHER)
@@ -114,7 +116,7 @@ def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, positi
     mixed = qkv.new_empty(batch, 1, heads * width)
     early = starts_early(qkv.device)
     with torch.cuda.device(qkv.device):
-        attend_next_kernel[(batch, heads, num_parts)](
+        attend_one_token_kernel[(batch, heads, num_parts)](
             qkv,
             torch.view_as_real(turns),
             keys,
@@ -137,9 +139,9 @@ def attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, positi
     return mixed
 
 
-def plain_attend_next(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+def plain_attend_one_token(qkv: Tensor, turns: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
     places = position + torch.arange(qkv.shape[1], device=qkv.device)
-    turn_(qkv, turns[places])
+    apply_rotary_(qkv, turns[places])
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
     keys.index_copy_(2, places, k)
     values.index_copy_(2, places, v)

@@ -20,7 +20,7 @@ WEIGHTS_TOGETHER = 8192  # of one program: 16 KB on their way at once
 PROCESSORS = 132  # of an H100 or H200; each should have a program at least
 
 
-def one_row(x: Tensor) -> bool:
+def is_single_row(x: Tensor) -> bool:
     """Whether x (..., d) is a single row, where the kernel runs."""
     return x.numel() == x.shape[-1] and by_kernel(x) and kernel_is_right(x.device)
 
@@ -49,7 +49,7 @@ def normed_product(h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = 
 
     The parts of the norm are (1, d).
     """
-    if not one_row(h):
+    if not is_single_row(h):
         return plain_normed_product(h, norm, weight, bias, gelu)
     sums = weight.new_empty(*h.shape[:-1], len(weight))
     _multiply(h, weight, sums, bias=bias, norm=norm, gelu=gelu)
@@ -65,7 +65,7 @@ def plain_normed_product(
 
 def add_product_(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor) -> None:
     """h (..., O) becomes h + gate * (W x + b) for x (..., d) and gate (1, O)."""
-    if one_row(h):
+    if is_single_row(h):
         _multiply(x, weight, h, bias=bias, gate=gate)
     else:
         plain_add_product_(h, x, weight, bias, gate)
@@ -77,7 +77,7 @@ def plain_add_product_(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 
 def precise_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """W x + b with sums that are not rounded, in the dtype of b (O,); rows of W after the first O are left out."""
-    if not one_row(x):
+    if not is_single_row(x):
         return plain_precise_product(x, weight, bias)
     sums = bias.new_empty(*x.shape[:-1], len(bias))
     _multiply(x, weight, sums, bias=bias)
@@ -102,12 +102,12 @@ def _multiply(
     gelu: bool = False,
 ) -> None:
     """Writes sums, or with a gate adds to them."""
-    from adlm.inference.single_row_kernel import one_row_kernel  # Triton is imported where it runs
+    from adlm.inference.single_row_kernel import single_row_kernel  # Triton is imported where it runs
 
     width, num_sums = x.shape[-1], sums.shape[-1]
     together, early = _sums_together(width, num_sums), starts_early(x.device)
     with torch.cuda.device(x.device):
-        one_row_kernel[(-(-num_sums // together),)](
+        single_row_kernel[(-(-num_sums // together),)](
             x.contiguous(),
             None if norm is None else norm.weight,
             None if norm is None else norm.shift,

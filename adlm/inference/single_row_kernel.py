@@ -15,7 +15,7 @@ from triton.language.extra.cuda import (  # type: ignore[import-not-found,unused
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def one_row_kernel(  # type: ignore[no-untyped-def]
+def single_row_kernel(  # type: ignore[no-untyped-def]
     x,
     norm_weight,
     norm_shift,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.inference.fused_ops import Norm, add_norm_, widen
-from adlm.inference.single_row import add_product_, normed_product, one_row
+from adlm.inference.single_row import add_product_, is_single_row, normed_product
 from adlm.models.layers import Block
 from adlm.models.transformer import Trunk
 
@@ -114,7 +114,7 @@ class FrozenTrunk:
     def __call__(self, h: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
         """h, in float32 or better, is written over."""
         first, *norms = self.modulation(sigma)
-        if one_row(h):
+        if is_single_row(h):
             return self._one_row(h, attend, [first, *norms])
         normed = add_norm_(h, None, first, self.dtype)
         for number, block in enumerate(self.blocks):

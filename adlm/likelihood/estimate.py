@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.methods.method import Method
 
 TOKENS_A_GROUP = 2**16  # 64 rows of 1024: at most this many are read at once, so that a batch never spans two groups
 
-Estimator = Callable[[Any, Tensor, Tensor | None, torch.Generator, Portion], Tensor]
+Estimator = Callable[[Any, Tensor, Tensor | None, torch.Generator, BatchSlice], Tensor]
 """(network, x (B, L), pad, generator, portion) -> nats (B, L) whose expectation is the bound."""
 
 
@@ -150,7 +150,9 @@ def measure_groups(
             there, there_pad = x.to(device), None if pad is None else pad.to(device)
             predicted = method.predicted(x, pad).numpy()
             drawn = [
-                estimator(network, there, there_pad, _generator(seed, replicate, group), Portion(start, len(members)))
+                estimator(
+                    network, there, there_pad, _generator(seed, replicate, group), BatchSlice(start, len(members))
+                )
                 for replicate in range(samples)
             ]
             by_token.append(torch.stack(drawn).double().cpu().numpy()[:, predicted])
@@ -190,7 +192,7 @@ def nats_of(groups: list[GroupNats], exact: bool, repeats: int = 1) -> Nats:
     return Nats(by_group / repeats, nats / repeats, tokens // repeats, exact)
 
 
-def estimate(nats: Nats) -> Estimate:
+def summarize(nats: Nats) -> Estimate:
     """sum nats / sum tokens and its errors."""
     total = int(nats.tokens.sum())
     mean = float(nats.groups.mean(axis=1).sum() / total)
@@ -203,7 +205,7 @@ def difference(ours: Nats, theirs: Nats) -> Estimate:
     drawn = [each for each in (ours, theirs) if not each.exact]
     if len(ours.tokens) != len(theirs.tokens) or len({each.groups.shape for each in drawn}) > 1:
         raise UserError("the two were measured on different rows; measure both in one call")
-    first, second = estimate(ours), estimate(theirs)
+    first, second = summarize(ours), summarize(theirs)
     by_group = [each.groups / each.tokens.sum() for each in drawn]  # what is exact adds no variance
     apart = by_group[0] - by_group[1] if len(drawn) == 2 else by_group[0] if drawn else np.zeros((1, 1))
     monte_carlo, freedom = _monte_carlo(apart, exact=not drawn)

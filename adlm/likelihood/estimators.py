@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Schedule
-from adlm.diffusion.times import Portion, draw_times, uniform
+from adlm.diffusion.times import BatchSlice, draw_times, uniform
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimator
 from adlm.methods import method_of
 from adlm.methods.adlm import Adlm
-from adlm.methods.inputs import evaluating, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import Noised, schedule_of
+from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch, schedule_of
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Method
 
@@ -64,15 +64,15 @@ def any_order(method: Method) -> Estimator:
     mask_id, scorer = vocabulary_of(config).mask_id, method
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: Portion) -> Tensor:
+    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice) -> Tensor:
         text = not_pad(x, pad)
         length = text.sum(dim=1)
         share = draw_times(len(x), generator, portion=portion).to(x.device)
         masks = torch.ceil(share * length).long().clamp(min=1)
         order = uniform(tuple(x.shape), generator, x.device, portion).masked_fill(~text, 2.0)
         masked = order.argsort(dim=1).argsort(dim=1) < masks[:, None]
-        with evaluating(network):
-            nats = scorer.masked_nats(network, x, Noised(x.masked_fill(masked, mask_id), share), pad)
+        with eval_mode(network):
+            nats = scorer.masked_nats(network, x, NoisedBatch(x.masked_fill(masked, mask_id), share), pad)
         return nats * (length / masks).to(nats)[:, None]
 
     return draw
@@ -88,14 +88,14 @@ def published(method: Method) -> Estimator:
     same = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: Portion) -> Tensor:
-        with evaluating(network):
+    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice) -> Tensor:
+        with eval_mode(network):
             return same.loss(network, x, pad, 1.0, generator, portion).nats
 
     return draw
 
 
-def steadiest(method: Method) -> str:
+def default_estimator(method: Method) -> str:
     """any-order where it is valid, else nelbo: the least noise for the same expectation."""
     try:
         any_order(method)

@@ -20,7 +20,7 @@ from adlm.errors import UserError
 from adlm.evaluation import shares
 from adlm.files import parse_json, read_bytes, writing
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
-from adlm.likelihood.estimators import ESTIMATORS, steadiest
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import memory_of, size_in_words
 from adlm.methods.method import Method
 
@@ -31,7 +31,7 @@ MOST_REPLICATES = 100_000
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PerplexitySettings:
     """How it is measured."""
 
     estimator: str = AUTO
@@ -64,13 +64,13 @@ class Recipe:
         """The name of the estimator that this method is measured by."""
         if method.exact:
             return "exact"
-        return steadiest(method) if self.estimator == AUTO else self.estimator
+        return default_estimator(method) if self.estimator == AUTO else self.estimator
 
     def replicates(self, method: Method) -> int:
         return 1 if method.exact else self.samples
 
 
-def repeats_of(recipe: Recipe, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
+def repeats_of(recipe: PerplexitySettings, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
     """How often each row is scored in a replicate: a text of few tokens is scored at many noise levels at once."""
     if method.exact:
         return 1
@@ -86,11 +86,11 @@ def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
     return np.arange(num, dtype=np.int64) * len(rows) // num
 
 
-def measure(
+def measure_nats(
     method: Method,
     network: Any,
     rows: TextRows,
-    recipe: Recipe,
+    recipe: PerplexitySettings,
     journal: Path | None = None,
     tell: Callable[[int, int], None] = lambda done, in_all: None,
 ) -> Nats:
@@ -104,7 +104,7 @@ def measure(
     _check_samples(replicates, min(len(once) * repeats, group_size(rows.length)) * rows.length)
     numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
-    rank, ranks = shares.place()
+    rank, ranks = shares.rank_and_size()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
     kept = {} if journal is None else _read(journal, in_all, replicates)
     done = {number: group for number, group in kept.items() if number % ranks == rank}
@@ -116,7 +116,7 @@ def measure(
             with writing(own), own.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # on a new line, whatever was cut off before it
         tell(min(in_all, len(done) * ranks), in_all)
-    return nats_of(shares.gathered(list(done.values())), method.exact, repeats)
+    return nats_of(shares.gather(list(done.values())), method.exact, repeats)
 
 
 def _check_samples(replicates: int, tokens: int) -> None:
@@ -134,7 +134,7 @@ def _num_tokens(rows: TextRows, chosen: NDArray[np.int64]) -> int:
     return int(x.size if pad is None else (~pad).sum())
 
 
-def forget(journal: Path) -> None:
+def delete_journal(journal: Path) -> None:
     """What the journal's processes kept, once the figures are where they belong."""
     for file in _files(journal):
         file.unlink(missing_ok=True)

@@ -17,14 +17,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.config.knobs import instead
-from adlm.config.load import check
+from adlm.config.knobs import suggestion
+from adlm.config.load import validate
 from adlm.config.schema import Config, Data
 from adlm.data.prepare.prepare import prepare
-from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_described
+from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_recipe
 from adlm.data.prepare.shards import Tokens, TokensInMemory
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
-from adlm.data.sources.chunks import in_pieces
+from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -58,7 +58,7 @@ class TextSet:
 def rows_of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Rows:
     """Texts in memory, each a document, in the rows that a file with these documents would give: packed, framed."""
     eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
-    encoded = [tokenizer.encode_batch([piece.text for piece in in_pieces(text)]) for text in texts]
+    encoded = [tokenizer.encode_batch([piece.text for piece in split_into_chunks(text)]) for text in texts]
     documents = [[*chain.from_iterable(pieces), *eos] for pieces in encoded]
     if sum(map(len, documents)) == len(eos) * len(documents):
         raise UserError("the texts hold no tokens: there is nothing to measure")
@@ -104,7 +104,7 @@ def _text_set(
     tokenizer.save(place)
     data, chosen, notes = _source(name, split, root)
     data = data if not packing else Data(**{**vars(data), "packing": packing})
-    config = check(Config(tokenizer=str(place), length=length, data=data))
+    config = validate(Config(tokenizer=str(place), length=length, data=data))
     try:
         prepared = prepare(config, place / "ids", only=chosen).prepared
     except UserError as error:
@@ -137,14 +137,14 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
     if not name or not Path(name).exists():
         raise UserError(
             f"--data {name!r} is no corpus known by name (`adlm prepare --list`), no file and no prepared folder"
-            f"{instead(name, [*CORPORA, 'zero-shot'])}"
+            f"{suggestion(name, [*CORPORA, 'zero-shot'])}"
         )
     return Data(path=name, held_out=0.0, root=root), split or "train", ()
 
 
 def _prepared(folder: Path, tokenizer: Tokenizer, length: int, packing: str, split: str) -> TextSet:
     prepared = open_prepared(folder)
-    if tokenizer_described(prepared.tokenizer) != tokenizer_described(tokenizer):
+    if tokenizer_recipe(prepared.tokenizer) != tokenizer_recipe(tokenizer):
         raise UserError(
             f"--data {folder} was prepared with another tokenizer than the model's; give the text itself, or prepare "
             "it with the model's folder for a tokenizer"

@@ -1,6 +1,6 @@
 """Each method of the field as one file with the same verbs: build, loss, bound, generate."""
 
-from adlm.config.load import check
+from adlm.config.load import validate
 from adlm.config.schema import Config
 from adlm.methods.a2r import A2r
 from adlm.methods.adlm import Adlm
@@ -22,4 +22,4 @@ METHODS: dict[str, type[Adlm | Mdlm | Sedd | D3pm | Ar | A2r]] = {
 
 def method_of(config: Config) -> Method:
     """The method that a Config names, its knobs checked."""
-    return METHODS[config.method](check(config))
+    return METHODS[config.method](validate(config))

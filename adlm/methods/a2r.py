@@ -17,14 +17,14 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
-from adlm.diffusion.times import Portion
-from adlm.inference.frozen import Frozen
+from adlm.diffusion.times import BatchSlice
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import causal as left_to_right
-from adlm.methods.inputs import check_clean, check_progress, evaluating, vocabulary_of
+from adlm.methods.inputs import check_clean, check_progress, eval_mode, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.sampling.frame import Frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class A2r:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         """Nothing is drawn. The perplexity of a run is that of `nats`: the anchor term is not in it."""
         vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
@@ -69,9 +69,9 @@ class A2r:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        with evaluating(network):
+        with eval_mode(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 
     def log_beliefs(self, network: AnchoredTransformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -79,10 +79,10 @@ class A2r:
 
     def generate(
         self,
-        network: AnchoredTransformer | Frozen,
+        network: AnchoredTransformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         return left_to_right.generate(self.config, network, canvas, sampling, draws, pad)

@@ -16,17 +16,17 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
-from adlm.diffusion.times import Portion
-from adlm.inference.frozen import Frozen
+from adlm.diffusion.times import BatchSlice
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import check_progress, evaluating, not_pad, seen_pad, vocabulary_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.inputs import attention_pad, check_progress, eval_mode, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Scored
 from adlm.sampling.frame import Frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Adlm:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad, progress)
@@ -56,7 +56,7 @@ class Adlm:
         self,
         network: AnchoredTransformer,
         x: Tensor,
-        noised: Noised,
+        noised: NoisedBatch,
         pad: Tensor | None = None,
         progress: float = 1.0,
     ) -> Loss:
@@ -83,18 +83,18 @@ class Adlm:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        def last(noised: Noised) -> Tensor:
+        def last(noised: NoisedBatch) -> Tensor:
             return self.masked_nats(network, x, noised, pad)
 
-        def nats_at(noised: Noised) -> Tensor:
+        def nats_at(noised: NoisedBatch) -> Tensor:
             return diffusion.weight(self.config, noised) * last(noised)
 
-        with evaluating(network):
+        with eval_mode(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
-    def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+    def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) of the denoiser at what is masked, (B, L); 0 elsewhere."""
         masked = diffusion.masked_positions(self.config, noised.z, pad)
         return self._score(network, x, noised, masked.float(), None, pad)[0].nats
@@ -104,10 +104,10 @@ class Adlm:
 
     def generate(
         self,
-        network: AnchoredTransformer | Frozen,
+        network: AnchoredTransformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         return denoising.generate(self.config, network, canvas, sampling, draws, pad)
@@ -116,11 +116,11 @@ class Adlm:
         self,
         network: AnchoredTransformer,
         x: Tensor,
-        noised: Noised,
+        noised: NoisedBatch,
         weight: Tensor,
         anchor_weights: Tensor | None,
         pad: Tensor | None,
     ) -> tuple[Scored, Scored | None]:
-        sigma = diffusion.told_sigma(self.config, noised.t, x.device)
+        sigma = diffusion.conditioning_sigma(self.config, noised.t, x.device)
         mask_id = vocabulary_of(self.config).mask_id
-        return network.score(noised.z, x, weight, anchor_weights, mask_id, sigma, seen_pad(self.config, pad))
+        return network.score(noised.z, x, weight, anchor_weights, mask_id, sigma, attention_pad(self.config, pad))

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.times import Portion
-from adlm.inference.frozen import Frozen
+from adlm.diffusion.times import BatchSlice
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import causal as left_to_right
-from adlm.methods.inputs import check_clean, evaluating, vocabulary_of
+from adlm.methods.inputs import check_clean, eval_mode, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Ar:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         """The cross-entropy of every next token. Nothing is drawn."""
         check_clean(self.config, x, pad)
@@ -59,9 +59,9 @@ class Ar:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        with evaluating(network):
+        with eval_mode(network):
             return self.loss(network, x, pad, 1.0, generator).nats
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -69,10 +69,10 @@ class Ar:
 
     def generate(
         self,
-        network: Transformer | Frozen,
+        network: Transformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         return left_to_right.generate(self.config, network, canvas, sampling, draws, pad)

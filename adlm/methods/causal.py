@@ -12,12 +12,18 @@ from torch import Tensor, nn
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
-from adlm.inference.frozen import Frozen, Hidden
-from adlm.methods.inputs import check_canvas, evaluating, not_pad, vocabulary_of
+from adlm.inference.frozen import FrozenNetwork, HiddenStates
+from adlm.methods.inputs import check_canvas, eval_mode, not_pad, vocabulary_of
 from adlm.sampling.frame import Frame
-from adlm.sampling.left_to_right import Writer, draw_next, left_to_right_walk, looks_back, writer_by
-from adlm.sampling.rng import RowDraws
-from adlm.sampling.shaping import Drawn
+from adlm.sampling.left_to_right import (
+    NextTokenSampler,
+    draw_next,
+    needs_history,
+    sample_left_to_right,
+    sampler_from_model,
+)
+from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import DrawnTokens
 
 
 def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
@@ -33,10 +39,10 @@ def predicted(x: Tensor, pad: Tensor | None) -> Tensor:
 
 def generate(
     config: Config,
-    network: nn.Module | Frozen,
+    network: nn.Module | FrozenNetwork,
     canvas: Tensor,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """One token after the other. The canvas is a prompt and then masks; a masked first token becomes bos."""
@@ -62,13 +68,15 @@ def generate(
             )
         first = torch.where(masked[:, :1], vocabulary.bos_id, canvas[:, :1])
         canvas = torch.cat([first, canvas[:, 1:]], dim=1)
-    writer = writer_of(config, network, sampling, *canvas.shape)
-    return left_to_right_walk(writer, canvas, vocabulary.mask_id, draws, pad)
+    writer = next_token_sampler(config, network, sampling, *canvas.shape)
+    return sample_left_to_right(writer, canvas, vocabulary.mask_id, draws, pad)
 
 
-def writer_of(config: Config, network: nn.Module | Frozen, sampling: Sampling, rows: int, length: int) -> Writer:
+def next_token_sampler(
+    config: Config, network: nn.Module | FrozenNetwork, sampling: Sampling, rows: int, length: int
+) -> NextTokenSampler:
     """A network that rests keeps the keys and values of what it has read; one in training reads it all anew."""
-    if isinstance(network, Frozen):
+    if isinstance(network, FrozenNetwork):
         return _with_cache(network, vocabulary_of(config).mask_id, rows, length, sampling)
     read: list[Tensor] = []
 
@@ -76,17 +84,17 @@ def writer_of(config: Config, network: nn.Module | Frozen, sampling: Sampling, r
         read.append(ids)
         return log_beliefs(config, network, torch.cat(read, dim=1))[:, -1]
 
-    return writer_by(anew, sampling)
+    return sampler_from_model(anew, sampling)
 
 
-def _with_cache(network: Frozen, mask_id: int, rows: int, length: int, sampling: Sampling) -> Writer:
+def _with_cache(network: FrozenNetwork, mask_id: int, rows: int, length: int, sampling: Sampling) -> NextTokenSampler:
     """Reading and drawing are one call of the network, so that a device is given a whole token at once.
 
     Room for what is read is taken with the first word: a walk that is only checked needs none.
     """
-    room, hand_over = functools.cache(lambda: network.cache(rows, length)), looks_back(sampling)
+    room, hand_over = functools.cache(lambda: network.cache(rows, length)), needs_history(sampling)
 
-    def draw_after(hidden: Hidden, points: Tensor, z: Tensor | None) -> Drawn:
+    def draw_after(hidden: HiddenStates, points: Tensor, z: Tensor | None) -> DrawnTokens:
         beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
         return draw_next(beliefs, z, points, sampling)
 
@@ -97,5 +105,5 @@ def _with_cache(network: Frozen, mask_id: int, rows: int, length: int, sampling:
 def log_beliefs(config: Config, network: nn.Module, x: Tensor) -> Tensor:
     """(B, L, V), of the token after each place; the mask is no token."""
     mask_id = vocabulary_of(config).mask_id
-    with evaluating(network):
+    with eval_mode(network):
         return clean_log_beliefs(network(x), mask_id)

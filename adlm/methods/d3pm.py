@@ -13,18 +13,18 @@ from torch import Tensor
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
-from adlm.inference.frozen import Frozen
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.inputs import attention_pad, check_canvas, eval_mode, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
-from adlm.sampling.reference import plain_walk, shape_everywhere
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.reference import sample_reference, shape_everywhere
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 
 
@@ -57,13 +57,18 @@ class D3pm:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
     def loss_at(
-        self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None, told: Tensor | None = None
+        self,
+        network: Transformer,
+        x: Tensor,
+        noised: NoisedBatch,
+        pad: Tensor | None = None,
+        told: Tensor | None = None,
     ) -> Loss:
         """T times the divergence of one step at what is masked, plus naming every token of x itself at t = 0.
 
@@ -81,12 +86,12 @@ class D3pm:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        def nats_at(noised: Noised) -> Tensor:
+        def nats_at(noised: NoisedBatch) -> Tensor:
             return self._step(network, x, noised, pad)
 
-        with evaluating(network):
+        with eval_mode(network):
             nats = diffusion.bound(self.config, nats_at, x, pad, generator, portion=portion)
             return nats + self._last(network, x, pad)
 
@@ -96,10 +101,10 @@ class D3pm:
 
     def generate(
         self,
-        network: Transformer | Frozen,
+        network: Transformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
@@ -120,10 +125,10 @@ class D3pm:
             log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
             return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling, pad), alpha_s, alpha_t, mask_id)
 
-        return plain_walk(one_step, beliefs, canvas, mask_id, steps, sampling, draws, pad)
+        return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, draws, pad)
 
     def _step(
-        self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None, told: Tensor | None = None
+        self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, told: Tensor | None = None
     ) -> Tensor:
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
         schedule, masked = diffusion.schedule_of(config), diffusion.masked_positions(config, noised.z, pad)
@@ -142,8 +147,8 @@ class D3pm:
             return (config.time.steps * divergence).to(logits.dtype)
 
         if told is None:
-            told = diffusion.told_sigma(config, noised.t, x.device)
-        return network.price(noised.z, masked, price, told, seen_pad(config, pad))
+            told = diffusion.conditioning_sigma(config, noised.t, x.device)
+        return network.price(noised.z, masked, price, told, attention_pad(config, pad))
 
     def _last(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
         right, start = x[not_pad(x, pad)], torch.zeros(len(x), dtype=torch.float64)
@@ -151,5 +156,5 @@ class D3pm:
         def price(logits: Tensor, index: Tensor) -> Tensor:
             return -logits.log_softmax(dim=-1).gather(-1, right[index, None])[:, 0]
 
-        told = diffusion.told_sigma(self.config, start, x.device)
-        return network.price(x, not_pad(x, pad), price, told, seen_pad(self.config, pad))
+        told = diffusion.conditioning_sigma(self.config, start, x.device)
+        return network.price(x, not_pad(x, pad), price, told, attention_pad(self.config, pad))

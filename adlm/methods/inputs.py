@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adlm.config.load import check
+from adlm.config.load import validate
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
 
@@ -33,7 +33,7 @@ _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
 
 
 @contextmanager
-def checked() -> Iterator[None]:
+def check_once() -> Iterator[None]:
     """Inside, `check_clean` passes: the ids were checked on the host, where they entered.
 
     Looking at ids that are on a GPU makes the host wait until it has done all that it was given before.
@@ -65,7 +65,7 @@ def check_canvas(
     config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
 ) -> None:
     """A canvas fits the model and has something to fill in, and the sampling is one; rows count from `first_row`."""
-    check(replace(config, sampling=sampling))
+    validate(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
     _check_are_ids(canvas, config, "canvas")
     if pad is not None:
@@ -140,7 +140,7 @@ def check_progress(progress: float) -> None:
         raise UserError(f"progress {progress} must be from 0 to 1: the share of training that is done")
 
 
-def seen_pad(config: Config, pad: Tensor | None) -> Tensor | None:
+def attention_pad(config: Config, pad: Tensor | None) -> Tensor | None:
     """The padding the network must not attend to."""
     return pad if config.data.pad == "masked" else None
 
@@ -151,7 +151,7 @@ def not_pad(x: Tensor, pad: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+def eval_mode(network: nn.Module) -> Iterator[None]:
     """Dropout off inside, as it was before outside."""
     was_training = network.training
     network.eval()

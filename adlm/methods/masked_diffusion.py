@@ -18,8 +18,8 @@ from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import Schedule
-from adlm.diffusion.times import Portion, draw_grid_times, draw_times
-from adlm.methods.inputs import check_clean, evaluating, not_pad, seen_pad, vocabulary_of
+from adlm.diffusion.times import BatchSlice, draw_grid_times, draw_times
+from adlm.methods.inputs import attention_pad, check_clean, eval_mode, not_pad, vocabulary_of
 
 SCHEDULES: dict[str, Callable[[schema.Schedule], Schedule]] = {
     "log-linear": lambda knobs: schedules.LogLinear(knobs.eps),
@@ -31,7 +31,7 @@ SCHEDULES: dict[str, Callable[[schema.Schedule], Schedule]] = {
 
 
 @dataclass(frozen=True)
-class Noised:
+class NoisedBatch:
     """A batch as a masked diffusion network meets it."""
 
     z: Tensor
@@ -52,8 +52,8 @@ def noise(
     pad: Tensor | None,
     generator: torch.Generator,
     t_min: float,
-    portion: Portion | None = None,
-) -> Noised:
+    portion: BatchSlice | None = None,
+) -> NoisedBatch:
     """One time a sequence, and masks laid on x for it. Padding is masked only where the network attends to it."""
     check_clean(config, x, pad)
     s = None
@@ -61,19 +61,19 @@ def noise(
         t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic, portion)
     else:
         t = draw_times(len(x), generator, t_min, config.time.antithetic, portion)
-    return Noised(_laid_on(config, x, pad, t, generator, portion), t, s)
+    return NoisedBatch(_masked(config, x, pad, t, generator, portion), t, s)
 
 
-def _laid_on(
-    config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator, portion: Portion | None
+def _masked(
+    config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator, portion: BatchSlice | None
 ) -> Tensor:
     chance = schedule_of(config).mask_chance(t).float().to(x.device)[:, None]
     z = mask_tokens(x, chance, vocabulary_of(config).mask_id, generator, portion)
-    hidden_pad = seen_pad(config, pad)
+    hidden_pad = attention_pad(config, pad)
     return z if hidden_pad is None else torch.where(hidden_pad, x, z)
 
 
-def weight(config: Config, noised: Noised) -> Tensor:
+def weight(config: Config, noised: NoisedBatch) -> Tensor:
     """(B, 1), the weight of each sequence's cross-entropies, in float32."""
     schedule = schedule_of(config)
     if noised.s is None:
@@ -90,19 +90,19 @@ def masked_positions(config: Config, z: Tensor, pad: Tensor | None) -> Tensor:
     return (z == vocabulary_of(config).mask_id) & not_pad(z, pad)
 
 
-def told_sigma(config: Config, t: Tensor, device: torch.device) -> Tensor | None:
+def conditioning_sigma(config: Config, t: Tensor, device: torch.device) -> Tensor | None:
     """(B,), the noise the network is told, if it is told any."""
     return schedules.sigma(schedule_of(config), t).float().to(device) if config.model.time_conditioning else None
 
 
 def bound(
     config: Config,
-    nats_at: Callable[[Noised], Tensor],
+    nats_at: Callable[[NoisedBatch], Tensor],
     x: Tensor,
     pad: Tensor | None,
     generator: torch.Generator,
-    last: Callable[[Noised], Tensor] | None = None,
-    portion: Portion | None = None,
+    last: Callable[[NoisedBatch], Tensor] | None = None,
+    portion: BatchSlice | None = None,
 ) -> Tensor:
     """nats (B, L) whose expectation is the NELBO, with what the schedule's two ends cost.
 
@@ -112,17 +112,17 @@ def bound(
     `prior_nats`. Log-linear with eps 0 pays for neither end.
     """
     schedule = schedule_of(config)
-    noised, unlikely = _noised_evenly(config, x, pad, generator, portion)
+    noised, unlikely = _noised_for_bound(config, x, pad, generator, portion)
     nats = nats_at(noised) * unlikely.float().to(x.device)[:, None]
     start = torch.zeros(len(x), dtype=torch.float64, device=generator.device)
     if last is not None and schedule.mask_chance(start[0]) > 0:
-        nats = nats + last(Noised(_laid_on(config, x, pad, start, generator, portion), start))
+        nats = nats + last(NoisedBatch(_masked(config, x, pad, start, generator, portion), start))
     return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
 
 
-def _noised_evenly(
-    config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: Portion | None
-) -> tuple[Noised, Tensor]:
+def _noised_for_bound(
+    config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice | None
+) -> tuple[NoisedBatch, Tensor]:
     """A noising for the bound, and by how much rarer (B,) its times are than they should be.
 
     Before t0 = 2 / L a row has about one mask or none, and one mask pays 1/t. Twice as many rows as uniform times would
@@ -137,7 +137,7 @@ def _noised_evenly(
     early, share = u <= 2 * t0, u / (2 * t0)
     slope = (1 - t0) / (1 - 2 * t0)
     t = torch.where(early, t0 * share**2, t0 + slope * (u - 2 * t0))
-    return Noised(_laid_on(config, x, pad, t, generator, portion), t), torch.where(early, share, slope)
+    return NoisedBatch(_masked(config, x, pad, t, generator, portion), t), torch.where(early, share, slope)
 
 
 def log_beliefs(config: Config, network: nn.Module, z: Tensor, alpha: Tensor | None) -> Tensor:
@@ -148,15 +148,15 @@ def log_beliefs(config: Config, network: nn.Module, z: Tensor, alpha: Tensor | N
 @torch.no_grad()
 def logits_at(config: Config, network: nn.Module, z: Tensor, alpha: Tensor | None) -> Tensor:
     """Logits (B, L, V), dropout off."""
-    with evaluating(network):
-        return network(z, told_of(config, z, alpha))  # type: ignore[no-any-return]
+    with eval_mode(network):
+        return network(z, conditioning_sigma_of(config, z, alpha))  # type: ignore[no-any-return]
 
 
-def told_of(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+def conditioning_sigma_of(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
     """(B,), the noise the network is told of z, if it is told any: -log alpha (B,), or that of the share of masks."""
     if not config.model.time_conditioning:
         return None
     if alpha is not None:
         return -torch.log(alpha).float().to(z.device)
     share = masked_positions(config, z, pad).sum(dim=1).double() / not_pad(z, pad).sum(dim=1)
-    return told_sigma(config, share, z.device)
+    return conditioning_sigma(config, share, z.device)

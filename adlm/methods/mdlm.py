@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.times import Portion
-from adlm.inference.frozen import Frozen
+from adlm.diffusion.times import BatchSlice
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import evaluating, not_pad, seen_pad, vocabulary_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.inputs import attention_pad, eval_mode, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.heads import Scored
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Mdlm:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
-    def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
+    def loss_at(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None) -> Loss:
         """The loss at a given noising: the NELBO's weight times the cross-entropy of what is masked."""
         weight = diffusion.weight(self.config, noised) * diffusion.masked_positions(self.config, noised.z, pad)
         scored = self._score(network, x, noised, weight, pad)
@@ -61,18 +61,18 @@ class Mdlm:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        def last(noised: Noised) -> Tensor:
+        def last(noised: NoisedBatch) -> Tensor:
             return self.masked_nats(network, x, noised, pad)
 
-        def nats_at(noised: Noised) -> Tensor:
+        def nats_at(noised: NoisedBatch) -> Tensor:
             return diffusion.weight(self.config, noised) * last(noised)
 
-        with evaluating(network):
+        with eval_mode(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
-    def masked_nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+    def masked_nats(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) at what is masked, (B, L); 0 elsewhere."""
         masked = diffusion.masked_positions(self.config, noised.z, pad)
         return self._score(network, x, noised, masked.float(), pad).nats
@@ -82,15 +82,17 @@ class Mdlm:
 
     def generate(
         self,
-        network: Transformer | Frozen,
+        network: Transformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         return denoising.generate(self.config, network, canvas, sampling, draws, pad)
 
-    def _score(self, network: Transformer, x: Tensor, noised: Noised, weight: Tensor, pad: Tensor | None) -> Scored:
-        sigma = diffusion.told_sigma(self.config, noised.t, x.device)
+    def _score(
+        self, network: Transformer, x: Tensor, noised: NoisedBatch, weight: Tensor, pad: Tensor | None
+    ) -> Scored:
+        sigma = diffusion.conditioning_sigma(self.config, noised.t, x.device)
         mask_id = vocabulary_of(self.config).mask_id
-        return network.score(noised.z, x, weight, mask_id, sigma, seen_pad(self.config, pad))
+        return network.score(noised.z, x, weight, mask_id, sigma, attention_pad(self.config, pad))

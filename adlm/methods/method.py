@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.sampling.frame import Frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Method(Protocol):
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         """The training objective on clean ids x (B, L), after a share `progress` of training.
 
@@ -75,7 +75,7 @@ class Method(Protocol):
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
         ...
@@ -89,7 +89,7 @@ class Method(Protocol):
         ...
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, draws: RowDraws, pad: Tensor | None = None
+        self, network: Any, canvas: Tensor, sampling: Sampling, draws: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """A walk from the canvas (B, L), mask ids where text is wanted, to text. Every row draws its own numbers.
 

@@ -17,18 +17,18 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.scores import log_scores, score_entropy, score_step
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
-from adlm.inference.frozen import Frozen
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import denoising
 from adlm.methods import masked_diffusion as diffusion
-from adlm.methods.inputs import check_canvas, evaluating, not_pad, seen_pad, vocabulary_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.inputs import attention_pad, check_canvas, eval_mode, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
-from adlm.sampling.reference import plain_walk
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.reference import sample_reference
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 
 
@@ -62,12 +62,12 @@ class Sedd:
         pad: Tensor | None,
         progress: float,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Loss:
         noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
         return self.loss_at(network, x, noised, pad)
 
-    def loss_at(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None = None) -> Loss:
+    def loss_at(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None) -> Loss:
         """sigma'_t times the score entropy of what is masked, at a given noising."""
         nats = self._nats(network, x, noised, pad)
         parts = {"score_entropy": nats.sum().detach()}
@@ -80,18 +80,18 @@ class Sedd:
         x: Tensor,
         pad: Tensor | None,
         generator: torch.Generator,
-        portion: Portion | None = None,
+        portion: BatchSlice | None = None,
     ) -> Tensor:
-        def nats_at(noised: Noised) -> Tensor:
+        def nats_at(noised: NoisedBatch) -> Tensor:
             return self._nats(network, x, noised, pad)
 
-        def last(noised: Noised) -> Tensor:
+        def last(noised: NoisedBatch) -> Tensor:
             masked = diffusion.masked_positions(self.config, noised.z, pad).float()
-            told = diffusion.told_sigma(self.config, noised.t, x.device)
+            told = diffusion.conditioning_sigma(self.config, noised.t, x.device)
             mask_id = vocabulary_of(self.config).mask_id
-            return network.score(noised.z, x, masked, mask_id, told, seen_pad(self.config, pad)).nats
+            return network.score(noised.z, x, masked, mask_id, told, attention_pad(self.config, pad)).nats
 
-        with evaluating(network):
+        with eval_mode(network):
             return diffusion.bound(self.config, nats_at, x, pad, generator, last, portion)
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -99,10 +99,10 @@ class Sedd:
 
     def generate(
         self,
-        network: Transformer | Frozen,
+        network: Transformer | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         """Scores normalised over clean tokens are the SUBS beliefs of the logits; `analytic` takes their sum too."""
@@ -129,9 +129,9 @@ class Sedd:
             scores = log_scores(logits(z, steps.alpha_t[step].expand(len(z))).double(), z, sigma_t.to(z.device))
             return score_step(z, scores, sigma_s.to(z.device), sigma_t.to(z.device), mask_id)
 
-        return plain_walk(one_step, beliefs, canvas, mask_id, steps, drawn_last, draws, pad)
+        return sample_reference(one_step, beliefs, canvas, mask_id, steps, drawn_last, draws, pad)
 
-    def _nats(self, network: Transformer, x: Tensor, noised: Noised, pad: Tensor | None) -> Tensor:
+    def _nats(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         schedule, mask_id = diffusion.schedule_of(self.config), vocabulary_of(self.config).mask_id
         masked = diffusion.masked_positions(self.config, noised.z, pad)
         sigma = schedules.sigma(schedule, noised.t).float().to(x.device)[:, None].expand_as(x)[masked]
@@ -144,5 +144,5 @@ class Sedd:
             log_right = scores.gather(-1, right[index, None])[:, 0]
             return score_entropy(torch.logsumexp(clean, dim=-1), log_right, sigma[index])
 
-        told = diffusion.told_sigma(self.config, noised.t, x.device)
-        return rate * network.price(noised.z, masked, price, told, seen_pad(self.config, pad))
+        told = diffusion.conditioning_sigma(self.config, noised.t, x.device)
+        return rate * network.price(noised.z, masked, price, told, attention_pad(self.config, pad))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-def fingerprint(network: nn.Module) -> str:
+def weights_sha256(network: nn.Module) -> str:
     """sha256 of every weight, by name."""
     digest = hashlib.sha256()
     for name, value in network.state_dict().items():

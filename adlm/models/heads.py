@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from adlm.models.logit_gradients import slopes_
+from adlm.models.logit_gradients import logit_gradients_
 
 LOGITS_AT_ONCE = 2**27  # 512 MB of float32, about 2,700 tokens with GPT-2's vocabulary; twice as many in 16 bits
 SYMBOLS_TOGETHER = 128
@@ -76,7 +76,7 @@ def score_positions(
     return Scored(scored.total, nats.view(x.shape))
 
 
-def price_positions(
+def nats_at_positions(
     hidden: Tensor, head: nn.Linear, where: Tensor, price: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """`price(logits (n, V), index (n,))` of the positions `where` (B, L), put back in their places; 0 elsewhere.
@@ -99,7 +99,7 @@ def price_positions(
 
 
 @torch.no_grad()
-def start_at(network: nn.Module, log_chances: Tensor) -> None:
+def start_from_unigram(network: nn.Module, log_chances: Tensor) -> None:
     """Every head of a fresh network believes exp(log_chances) (V,), whatever it is shown: its weights start at 0.
 
     A head whose bias starts at 0 learns the frequencies first, from the one vector that all masked places share; that
@@ -179,7 +179,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for chunk in _even_chunks(len(targets), rows):
             logits = at_once[: chunk.stop - chunk.start]
             torch.addmm(low_bias, low_hidden[chunk], low_weight.T, out=logits)
-            nats[chunk] = slopes_(logits, targets[chunk], token_weight[chunk], differentiable)
+            nats[chunk] = logit_gradients_(logits, targets[chunk], token_weight[chunk], differentiable)
             if gradients is not None:
                 gradients[0][chunk] = torch.mm(logits, low_weight)
                 _add_product_(gradients[1], logits.T, low_hidden[chunk])

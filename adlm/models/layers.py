@@ -95,7 +95,7 @@ class Block(nn.Module):
             parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         h = h + self._attend(modulate(self.norm1(h), shift1, scale1), gate1, angles, visible)
-        return h + self._think(modulate(self.norm2(h), shift2, scale2), gate2)
+        return h + self._mlp(modulate(self.norm2(h), shift2, scale2), gate2)
 
     def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
@@ -106,7 +106,7 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
         return self._gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
 
-    def _think(self, h: Tensor, gate: Tensor | float) -> Tensor:
+    def _mlp(self, h: Tensor, gate: Tensor | float) -> Tensor:
         return self._gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
 
     def _gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
@@ -124,7 +124,7 @@ class Block(nn.Module):
 
 
 @torch.no_grad()
-def look_at_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.05) -> None:
+def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.05) -> None:
     """Gates at 1, and q_i . k_j = sharpness * sum_f cos(f (i - j - offset)) + what the tokens add, offset 1, -1, 1, ...
 
     Queries and keys have no bias, so a head cannot look at a place, whatever token stands there, before it finds

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 
-def slopes_(logits: Tensor, targets: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
+def logit_gradients_(logits: Tensor, targets: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
     """nats (N,), at least in float32; the logits (N, V) become their slopes if these are wanted."""
     if logits.is_cuda and logits.dtype != torch.float64 and not why_no_triton():
         return _fused(logits, targets, token_weight, differentiable)
-    return plain_slopes_(logits, targets, token_weight, differentiable)
+    return plain_logit_gradients_(logits, targets, token_weight, differentiable)
 
 
-def plain_slopes_(logits: Tensor, targets: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
+def plain_logit_gradients_(logits: Tensor, targets: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
     """`slopes_` in torch's operations: the oracle, and what runs where there is no Triton."""
     precise = logits if logits.dtype == torch.float64 else logits.float()
     target = targets[:, None]
@@ -50,12 +50,12 @@ def why_no_triton() -> str:
 
 
 def _fused(logits: Tensor, targets: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
-    from adlm.models.logit_gradients_kernel import slope_kernel  # Triton is imported where it runs
+    from adlm.models.logit_gradients_kernel import logit_gradients_kernel  # Triton is imported where it runs
 
     nats = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         with torch.cuda.device(logits.device):
-            slope_kernel[(len(logits),)](
+            logit_gradients_kernel[(len(logits),)](
                 logits,
                 targets,
                 token_weight.float(),

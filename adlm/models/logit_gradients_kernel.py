@@ -5,7 +5,9 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def slope_kernel(logits, targets, weights, nats, stride, width, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def logit_gradients_kernel(  # type: ignore[no-untyped-def]
+    logits, targets, weights, nats, stride, width, WITH_SLOPE: tl.constexpr, BLOCK: tl.constexpr
+):
     """nats = logsumexp(l) - l_target; then l <- w (softmax l - one-hot)."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * stride

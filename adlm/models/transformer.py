@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
-from adlm.models.heads import Positions, Scored, price_positions, score_positions
+from adlm.models.heads import Positions, Scored, nats_at_positions, score_positions
 from adlm.models.layers import (
     Block,
     LayerNorm,
     TimeCondition,
-    look_at_neighbours,
+    attend_neighbours,
     modulate,
     rotary_angles,
     zero_linear,
@@ -37,7 +37,7 @@ class Trunk(nn.Module):
         layers = [Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)]
         if modulated and model.start == "neighbours":
             for block in layers:
-                look_at_neighbours(block)
+                attend_neighbours(block)
         self.blocks = nn.ModuleList(layers)
         self.norm = LayerNorm(model.hidden)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         pad: Tensor | None = None,
     ) -> Tensor:
         """Another objective than the cross-entropy, (B, L), at the positions `where`: see `heads.price_positions`."""
-        return price_positions(self.hidden(z, sigma, pad), self.head, where, price)
+        return nats_at_positions(self.hidden(z, sigma, pad), self.head, where, price)
 
 
 def num_parameters(network: nn.Module) -> int:

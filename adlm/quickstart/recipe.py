@@ -11,7 +11,7 @@ import numpy as np
 
 from adlm.canvas import HOLE
 from adlm.checkpoints.model_folder import CONFIG, TOKENIZER, WEIGHTS, load_model_folder, replace_model_folder
-from adlm.config.load import differences, read, resolve, to_mapping
+from adlm.config.load import differences, load_config, resolve, to_mapping
 from adlm.config.schema import Config, Data
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared
@@ -19,17 +19,17 @@ from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.files import check_output, writing
 from adlm.language_model import LanguageModel, load
-from adlm.likelihood.estimate import Estimate, Nats, difference, estimate
+from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.ngrams import ngram_nats
-from adlm.likelihood.perplexity import Recipe, measure
+from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.models.transformer import num_parameters
-from adlm.quickstart.report import CURVES, PAGE, REPORT, TRACE, Findings, Trained, write_report
+from adlm.quickstart.report import CURVES, PAGE, REPORT, TRACE, QuickstartReport, TrainedModel, write_report
 from adlm.tokens import Tokenizer
 from adlm.trace.page import write_trace
-from adlm.trace.recording import About, record
+from adlm.trace.recording import TraceInfo, record_trace
 from adlm.training.logbook import read_metrics
 from adlm.training.run_folder import MAY_CHANGE, RunFolder
-from adlm.training.train import Screen, train
+from adlm.training.train import Reporter, train
 
 METHODS = ("adlm", "mdlm")
 ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
@@ -40,7 +40,7 @@ SENTENCE = re.compile(r"(?<=[.!?] )\w[^.!?]{30,}[.!?]")
 Say = Callable[[str], None]
 
 
-def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config], Screen]) -> Findings:
+def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config], Reporter]) -> QuickstartReport:
     """Everything, into `out`; what an earlier run there has done is not done again."""
     started = time.monotonic()
     configs = {name: resolve([f"quickstart/{name}", *words]) for name in METHODS}
@@ -70,14 +70,14 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
     say("measuring both on the same held-out rows and draws")
     rows, recipe = (
         prepared.rows(held_out),
-        Recipe("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
+        PerplexitySettings("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
     )
-    nats = {name: measure(model.method, model.network, rows, recipe) for name, model in models.items()}
+    nats = {name: measure_nats(model.method, model.network, rows, recipe) for name, model in models.items()}
     num_symbols = prepared.tokenizer.vocabulary.size
     counted = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
     gap = difference(nats["adlm"], nats["mdlm"])
     say("writing with both")
-    findings = Findings(
+    findings = QuickstartReport(
         adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
         mdlm=_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
         difference=gap.nats,
@@ -119,12 +119,12 @@ def _is_own(out: Path, name: str) -> bool:
     if run is None or model.is_symlink() or not (model / CONFIG).is_file():
         return False
     names = {path.name for path in model.iterdir()}
-    changed = differences(to_mapping(read(model / CONFIG)), to_mapping(run))
+    changed = differences(to_mapping(load_config(model / CONFIG)), to_mapping(run))
     return names <= {WEIGHTS, CONFIG, TOKENIZER, "special_tokens_map.json"} and changed.keys() <= MAY_CHANGE
 
 
 def _trained(
-    name: str, config: Config, prepared: Prepared, out: Path, screen: Callable[[Config], Screen]
+    name: str, config: Config, prepared: Prepared, out: Path, screen: Callable[[Config], Reporter]
 ) -> tuple[LanguageModel, float]:
     """The model, in its folder, and how long its training took."""
     run = out / "runs" / name
@@ -145,10 +145,10 @@ def _trained(
     )
 
 
-def _row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> Trained:
-    found = estimate(nats)
+def _row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> TrainedModel:
+    found = summarize(nats)
     tokens = config.train.steps * config.train.batch_size * config.length
-    return Trained(
+    return TrainedModel(
         found.nats, _error(found), num_parameters(model.network), config.train.steps, tokens, round(seconds, 1)
     )
 
@@ -167,8 +167,8 @@ def _samples(model: LanguageModel) -> tuple[str, ...]:
 def _write_trace(model: LanguageModel, place: Path) -> None:
     """How the first of the samples was written, as a page."""
     frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
-    about = About("quickstart", model.config.sampling.sampler, STEPS, seed=0)
-    write_trace(record(model, frames, about), place)
+    about = TraceInfo("quickstart", model.config.sampling.sampler, STEPS, seed=0)
+    write_trace(record_trace(model, frames, about), place)
 
 
 def _title(data: Data) -> str:

@@ -12,7 +12,7 @@ from adlm.files import PICTURE_METADATA, replacing, write_file
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """One model's row of the table."""
 
     nats: float
@@ -31,9 +31,9 @@ SEEDS = (
 
 
 @dataclass(frozen=True)
-class Findings:
-    adlm: Trained
-    mdlm: Trained
+class QuickstartReport:
+    adlm: TrainedModel
+    mdlm: TrainedModel
     difference: float
     """Of the bounds, adlm minus mdlm, on the same rows and draws."""
     difference_stderr: float
@@ -72,7 +72,7 @@ Curves = dict[str, list[dict[str, Any]]]
 """The lines of each run's metrics.jsonl."""
 
 
-def write_report(folder: Path, findings: Findings, curves: Curves) -> None:
+def write_report(folder: Path, findings: QuickstartReport, curves: Curves) -> None:
     figure = _drawn(findings, curves)
     for name in CURVES:
         form = Path(name).suffix
@@ -85,7 +85,7 @@ def write_report(folder: Path, findings: Findings, curves: Curves) -> None:
     write_file(folder / PAGE, _page(findings, drawn[drawn.index("<svg") :]))
 
 
-def _drawn(findings: Findings, curves: Curves) -> Any:
+def _drawn(findings: QuickstartReport, curves: Curves) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -145,7 +145,7 @@ a { color: inherit; }
 """
 
 
-def _page(findings: Findings, picture: str) -> str:
+def _page(findings: QuickstartReport, picture: str) -> str:
     samples = "".join(
         f"<section><h2>Samples of {name}</h2>{''.join(f'<pre>{html.escape(text)}</pre>' for text in texts)}</section>"
         for name, texts in (("ADLM", findings.samples), ("MDLM", findings.mdlm_samples))
@@ -173,7 +173,7 @@ training on a CPU: this shows that the parts work together, not how anchoring co
 """
 
 
-def _rows(findings: Findings) -> str:
+def _rows(findings: QuickstartReport) -> str:
     """The table, a column a model: narrow enough for a phone."""
     models, counted = (findings.adlm, findings.mdlm), (findings.bigram_nats, findings.unigram_nats)
     nats = (*(model.nats for model in models), *counted)

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Reading(Protocol):
+class DenoiserOutput(Protocol):
     """What a network says of one state, asked for where it is wanted: a head is as much work as a few blocks."""
 
     def log_beliefs(self, places: Tensor) -> Tensor:
@@ -21,6 +21,6 @@ class Reading(Protocol):
 
 
 class Denoiser(Protocol):
-    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> Reading:
+    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
         """Reads z (B, L). A network that is told the noise is told -log alpha (B,), or goes by the share of masks."""
         ...

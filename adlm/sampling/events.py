@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import Steps
 
 CERTAIN = 37.0  # minus the log of less than 2^-53: no uniform number is as near to 1
 
 
 @dataclass(frozen=True)
-class Call:
+class NetworkCall:
     """One reading of the network, and what becomes of it. Places are flat: row * L + place."""
 
     hidden: Tensor
@@ -44,16 +44,16 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EventPlan:
     """A batch's whole walk but for the tokens."""
 
     order: Tensor
     """(B,), the canvas's rows as the calls count them: those with the most calls first."""
-    calls: list[Call]
+    calls: list[NetworkCall]
 
 
 @dataclass(frozen=True)
-class Happenings:
+class Events:
     """What happens at one place of one row, an entry each: row by row, in the order of steps, then of places."""
 
     call: NDArray[np.int64]
@@ -62,9 +62,9 @@ class Happenings:
     step: NDArray[np.int64]
 
 
-def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
+def plan_events(steps: Steps, open_: Tensor, draws: RowRng) -> EventPlan:
     """Every change of a walk over the open places (B, L) of a canvas; what is masked at the end gets a last call."""
-    reveals, hides, num_calls = happenings(steps, open_.cpu().numpy(), draws)
+    reveals, hides, num_calls = draw_events(steps, open_.cpu().numpy(), draws)
     num_rows, length = open_.shape
     order = np.argsort(-num_calls, kind="stable")
     rank, most = np.argsort(order), int(num_calls.max())
@@ -72,7 +72,7 @@ def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
     at_step.numpy()[reveals.call, rank[reveals.row]] = reveals.step
     last = reveals.step == len(steps.reveal)
 
-    def by_call(of: Happenings, what: NDArray[np.generic]) -> tuple[Tensor, ...]:
+    def by_call(of: Events, what: NDArray[np.generic]) -> tuple[Tensor, ...]:
         whole = torch.from_numpy(what[np.argsort(of.call, kind="stable")]).to(open_.device)
         return torch.split(whole, np.bincount(of.call, minlength=most).tolist())
 
@@ -88,15 +88,13 @@ def plan_walk(steps: Steps, open_: Tensor, draws: RowDraws) -> Plan:
         strict=True,
     )
     calls = [
-        Call(hidden, revealed, points, ends if num_ends else None, rows, alpha, t)
+        NetworkCall(hidden, revealed, points, ends if num_ends else None, rows, alpha, t)
         for hidden, revealed, points, ends, num_ends, rows, alpha, t in parts
     ]
-    return Plan(torch.from_numpy(order), calls)
+    return EventPlan(torch.from_numpy(order), calls)
 
 
-def happenings(
-    steps: Steps, open_: NDArray[np.bool_], draws: RowDraws
-) -> tuple[Happenings, Happenings, NDArray[np.int64]]:
+def draw_events(steps: Steps, open_: NDArray[np.bool_], draws: RowRng) -> tuple[Events, Events, NDArray[np.int64]]:
     """Reveals, remaskings, and the number of calls each row needs.
 
     What happens at a place is drawn as the wait until it does, so steps in which nothing happens cost nothing. A place
@@ -118,9 +116,9 @@ def happenings(
     calls = np.unique(reveals[0] * (end + 1) + reveals[1])  # what is masked after the last step is revealed at step K
     before = np.searchsorted(calls, np.arange(num_rows + 1) * (end + 1))
 
-    def numbered(kind: NDArray[np.int64], side: Literal["left", "right"]) -> Happenings:
+    def numbered(kind: NDArray[np.int64], side: Literal["left", "right"]) -> Events:
         row, step, place = kind[:, np.lexsort(kind[::-1])]
-        return Happenings(np.searchsorted(calls, row * (end + 1) + step, side) - before[row], row, place, step)
+        return Events(np.searchsorted(calls, row * (end + 1) + step, side) - before[row], row, place, step)
 
     return numbered(reveals, "left"), numbered(hides[:, hides[1] < end], "right"), np.diff(before)
 
@@ -140,7 +138,7 @@ def _first_step(
     return np.searchsorted(hazard[1:], hazard[start] - np.log1p(-numbers), side="right")
 
 
-def _points(reveals: Happenings, draws: RowDraws) -> NDArray[np.float64]:
+def _points(reveals: Events, draws: RowRng) -> NDArray[np.float64]:
     """For every reveal a uniform number of its row's own, in the order of the row's reveals."""
     counts = np.bincount(reveals.row, minlength=len(draws))
     return np.concatenate([draws.for_tokens(row, int(count)) for row, count in enumerate(counts)])

@@ -36,7 +36,7 @@ class Frame:
     """(B,), the share of visible tokens that it was told meanwhile; None if it goes by its own count, or by none."""
 
 
-def last_of(frames: Iterator[Frame]) -> Frame:
+def last_frame(frames: Iterator[Frame]) -> Frame:
     """Where a walk ends; the frames before it are let go one by one."""
     last: Frame = deque(frames, maxlen=1)[0]
     if not last.chance.isfinite().all():

@@ -10,37 +10,37 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.rng import RowDraws
-from adlm.sampling.shaping import Drawn, draw_shaped, shape, shown, symbols_of
+from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import DrawnTokens, draw_shaped, shape, symbols_of, visible_ids
 
-Reader = Callable[[Tensor], Tensor]
+NextTokenModel = Callable[[Tensor], Tensor]
 """The next ids (B, n) of every row -> log beliefs (B, V) in the token after them. It remembers what it was given."""
 
-Writer = Callable[[Tensor, Tensor, Tensor], Drawn]
+NextTokenSampler = Callable[[Tensor, Tensor, Tensor], DrawnTokens]
 """The next ids (B, n) of every row, all that the rows show (B, L), uniform numbers (B,) -> the tokens after those ids.
 
 What it returns need not outlast its next call.
 """
 
 
-def writer_by(reader: Reader, sampling: Sampling) -> Writer:
+def sampler_from_model(reader: NextTokenModel, sampling: Sampling) -> NextTokenSampler:
     """Reads, then draws."""
     return lambda ids, z, points: draw_next(reader(ids), z, points, sampling)
 
 
-def draw_next(log_beliefs: Tensor, z: Tensor | None, points: Tensor, sampling: Sampling) -> Drawn:
+def draw_next(log_beliefs: Tensor, z: Tensor | None, points: Tensor, sampling: Sampling) -> DrawnTokens:
     """A token for every row by its beliefs (B, V) and uniform number (B,); z (B, L) if `looks_back`."""
-    seen = symbols_of(z, log_beliefs.shape[-1]) if z is not None and looks_back(sampling) else None
+    seen = symbols_of(z, log_beliefs.shape[-1]) if z is not None and needs_history(sampling) else None
     return draw_shaped(shape(log_beliefs, sampling, seen), points)
 
 
-def looks_back(sampling: Sampling) -> bool:
+def needs_history(sampling: Sampling) -> bool:
     """Whether a draw depends on what its row shows beyond the beliefs: the guard against repetition."""
     return sampling.repetition_penalty > 1
 
 
-def left_to_right_walk(
-    writer: Writer, canvas: Tensor, mask_id: int, draws: RowDraws, pad: Tensor | None = None
+def sample_left_to_right(
+    writer: NextTokenSampler, canvas: Tensor, mask_id: int, draws: RowRng, pad: Tensor | None = None
 ) -> Iterator[Frame]:
     """Every mask of the canvas (B, L) in order, a Frame for each column that has one; given tokens stay.
 
@@ -56,13 +56,13 @@ def left_to_right_walk(
     num_read = 0
     for place in range(first, canvas.shape[1]):
         if has_hole[place]:
-            drawn = writer(frame.ids[:, num_read:place], shown(frame.ids, pad), points[:, place])
+            drawn = writer(frame.ids[:, num_read:place], visible_ids(frame.ids, pad), points[:, place])
             num_read = place
             frame = _with_column(frame, place, holes[:, place], drawn)
             yield frame
 
 
-def _with_column(frame: Frame, place: int, hole: Tensor, drawn: Drawn) -> Frame:
+def _with_column(frame: Frame, place: int, hole: Tensor, drawn: DrawnTokens) -> Frame:
     """The next frame. Nothing is ever remasked, so all share the tensor that says so."""
     revealed = torch.zeros_like(frame.revealed)
     revealed[:, place] = hole

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.denoiser import Denoiser, Reading
+from adlm.sampling.denoiser import Denoiser, DenoiserOutput
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.rng import RowDraws
-from adlm.sampling.shaping import Drawn, draw_tokens
+from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps
 
 TIED = 1e-6  # of an all-masked row a network without absolute positions says the same everywhere, up to rounding
@@ -39,11 +39,11 @@ def entropy(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
     return torch.neg(torch.special.entr(log_beliefs.exp()).sum(dim=-1))
 
 
-def leftmost(reading: Reading, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
+def leftmost(reading: DenoiserOutput, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
     return -(places % z.shape[1]).double()
 
 
-def anchor_first(reading: Reading, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
+def anchor_first(reading: DenoiserOutput, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
     """How sure the anchor network is of its guess, times how telling the guess is: -log of its share of the row.
 
     The row is counted with every guess in its place, so a token guessed everywhere tells nothing. What is an anchor in
@@ -68,19 +68,19 @@ BY_BELIEF: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "margin": margin,
     "entropy": entropy,
 }
-BY_PLACE: dict[str, Callable[[Reading, Tensor, Tensor, Tensor | None], Tensor]] = {
+BY_PLACE: dict[str, Callable[[DenoiserOutput, Tensor, Tensor, Tensor | None], Tensor]] = {
     "left-to-right": leftmost,
     "anchor-first": anchor_first,
 }
 
 
-def ordered_walk(
+def sample_ordered(
     denoiser: Denoiser,
     canvas: Tensor,
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """A Frame for every step: a token is drawn for each mask, and those with the best scores of their row are revealed.
@@ -112,8 +112,8 @@ def ordered_walk(
 
 
 def _drawn(
-    reading: Reading, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None
-) -> tuple[Drawn, Tensor]:
+    reading: DenoiserOutput, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None
+) -> tuple[DrawnTokens, Tensor]:
     """A token for every masked place and its score, by chunks: the beliefs of all would not fit."""
     tokens, chances, scores = [], [], []
     by_belief = BY_BELIEF.get(sampling.sampler)
@@ -125,10 +125,12 @@ def _drawn(
         if by_belief is not None:
             scores.append(by_belief(log_beliefs, drawn.tokens))
     score = torch.cat(scores) if by_belief is not None else BY_PLACE[sampling.sampler](reading, z, places, pad)
-    return Drawn(torch.cat(tokens), torch.cat(chances)), score
+    return DrawnTokens(torch.cat(tokens), torch.cat(chances)), score
 
 
-def _revealed(frame: Frame, chosen: Tensor, places: Tensor, drawn: Drawn, mask_id: int, num_masks: Tensor) -> Frame:
+def _revealed(
+    frame: Frame, chosen: Tensor, places: Tensor, drawn: DrawnTokens, mask_id: int, num_masks: Tensor
+) -> Frame:
     ids, chance = frame.ids.clone(), frame.chance.clone()
     taken = chosen.view(-1)[places]
     ids.view(-1)[places[taken]] = drawn.tokens[taken]

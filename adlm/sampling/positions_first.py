@@ -10,20 +10,20 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.sampling.denoiser import Denoiser
-from adlm.sampling.events import plan_walk
+from adlm.sampling.events import plan_events
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps
 
 
-def walk(
+def sample_positions_first(
     denoiser: Denoiser,
     canvas: Tensor,
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """From the canvas (B, L) to text, a Frame for every call of the network; the first Frame is the canvas.
@@ -31,7 +31,7 @@ def walk(
     Tokens given on the canvas stay. Nothing here waits for the device: all that the host must know was drawn before.
     """
     yield first_frame(canvas, mask_id)
-    plan = plan_walk(steps, canvas == mask_id, draws)
+    plan = plan_events(steps, canvas == mask_id, draws)
     order, host_back = plan.order.to(canvas.device), plan.order.argsort()
     back = host_back.to(canvas.device)
     z, chance = canvas[order], (canvas != mask_id).float()[order]

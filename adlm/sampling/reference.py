@@ -14,17 +14,17 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.rng import RowDraws, draw
-from adlm.sampling.shaping import seen_symbols, shape, shown
+from adlm.sampling.rng import RowRng, categorical
+from adlm.sampling.shaping import seen_symbols, shape, visible_ids
 from adlm.sampling.steps import Steps
 
-Beliefs = Callable[[Tensor, Tensor], Tensor]
+BeliefsFunction = Callable[[Tensor, Tensor], Tensor]
 """Noisy ids (B, L) and the share alpha (B,) of visible tokens -> log beliefs in clean tokens (B, L, V)."""
 Transition = Callable[[Tensor, int], Tensor]
 """(z, k) -> p(z_s | z_t) of step k, (B, L, V)."""
 
 
-def plain_transition(beliefs: Beliefs, mask_id: int, steps: Steps, sampling: Sampling) -> Transition:
+def reference_transition(beliefs: BeliefsFunction, mask_id: int, steps: Steps, sampling: Sampling) -> Transition:
     """One reverse step with SUBS beliefs."""
 
     def one_step(z: Tensor, step: int) -> Tensor:
@@ -37,18 +37,18 @@ def plain_transition(beliefs: Beliefs, mask_id: int, steps: Steps, sampling: Sam
 def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling, pad: Tensor | None = None) -> Tensor:
     """`shape` of log beliefs (B, L, V); padding shows no symbol."""
     flat, places = log_beliefs.flatten(0, 1), torch.arange(z.numel(), device=z.device)
-    seen = seen_symbols(shown(z, pad), places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
+    seen = seen_symbols(visible_ids(z, pad), places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
     return shape(flat, sampling, seen).view(log_beliefs.shape)
 
 
-def plain_walk(
+def sample_reference(
     one_step: Transition,
-    beliefs: Beliefs,
+    beliefs: BeliefsFunction,
     canvas: Tensor,
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """From the canvas to text by `one_step` after the other, a Frame each, then `final` for what is still masked.
@@ -60,7 +60,7 @@ def plain_walk(
     open_ = canvas == mask_id
     for step in range(len(steps.reveal)):
         chances = one_step(frame.ids, step)
-        drawn = torch.where(open_, draw(chances, _everywhere(draws, open_)), canvas)
+        drawn = torch.where(open_, categorical(chances, _everywhere(draws, open_)), canvas)
         frame = _after(frame, drawn, steps, step, chances, mask_id)
         yield frame
     if (frame.ids == mask_id).any():
@@ -69,12 +69,12 @@ def plain_walk(
             chances, guess = last.exp(), last.argmax(dim=-1)
         else:
             chances = shape_everywhere(last, frame.ids, sampling, pad)
-            guess = draw(chances, _everywhere(draws, open_))
+            guess = categorical(chances, _everywhere(draws, open_))
         ids = torch.where(frame.ids == mask_id, guess, frame.ids)
         yield _after(frame, ids, steps, len(steps.reveal), chances, mask_id)
 
 
-def _everywhere(draws: RowDraws, open_: Tensor) -> Tensor:
+def _everywhere(draws: RowRng, open_: Tensor) -> Tensor:
     """(B, L), a uniform number of the row's own at every open place."""
     return torch.zeros(open_.shape, dtype=torch.float64, device=open_.device).masked_scatter(
         open_, draws.at_tokens(open_)

@@ -15,7 +15,7 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
 from adlm.sampling.denoiser import Denoiser
 from adlm.sampling.frame import Frame, first_frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps
 
@@ -29,13 +29,13 @@ def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tenso
     return torch.where(drawn, weights, 0.0) * ceiling.to(weights)
 
 
-def confident_walk(
+def sample_remdm_conf(
     denoiser: Denoiser,
     canvas: Tensor,
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """A Frame for every step in which something changes. Masked tokens are revealed as in ancestral sampling.

@@ -15,7 +15,7 @@ from torch import Tensor
 from adlm.errors import UserError
 
 
-class RowDraws:
+class RowRng:
     """Uniform numbers that belong to (seed, row): neither the rows beside it nor padding change what a row draws.
 
     A row has two streams, one for the places where something happens and one for the tokens that are drawn there.
@@ -59,7 +59,7 @@ class RowDraws:
         return torch.from_numpy(np.concatenate(points)).to(where.device)
 
 
-def draw(weights: Tensor, points: Tensor) -> Tensor:
+def categorical(weights: Tensor, points: Tensor) -> Tensor:
     """The symbol (...) at which the cumulative sum of weights (..., V) passes the point (...) of [0, 1), in float64.
 
     For a uniform point each symbol comes with its probability, and one of probability zero never. Gumbel noise in

@@ -13,10 +13,10 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.sampling.denoiser import Denoiser
 from adlm.sampling.frame import Frame
-from adlm.sampling.ordered import ordered_walk
-from adlm.sampling.positions_first import walk
-from adlm.sampling.remdm_conf import confident_walk
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.ordered import sample_ordered
+from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.remdm_conf import sample_remdm_conf
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import Steps
 
 
@@ -28,41 +28,41 @@ class Sampler(Protocol):
         mask_id: int,
         steps: Steps,
         sampling: Sampling,
-        draws: RowDraws,
+        draws: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         """A walk from the canvas (B, L), mask ids where text is wanted, to text."""
         ...
 
 
-def analytic_walk(
+def sample_analytic(
     denoiser: Denoiser,
     canvas: Tensor,
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowDraws,
+    draws: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
     """SEDD's score update. Scores made of beliefs sum to what they should: the update is the ancestral step, and ends
     with a draw."""
-    return walk(denoiser, canvas, mask_id, steps, replace(sampling, final="draw"), draws, pad)
+    return sample_positions_first(denoiser, canvas, mask_id, steps, replace(sampling, final="draw"), draws, pad)
 
 
 SAMPLERS: dict[str, Sampler] = {
-    "ancestral": walk,
-    "remdm-cap": walk,
-    "remdm-rescale": walk,
-    "remdm-conf": confident_walk,
-    "remdm-loop": walk,
-    "forward-backward": walk,
-    "dfm": walk,
-    "analytic": analytic_walk,
-    "semi-autoregressive": walk,
-    "left-to-right": ordered_walk,
-    "confidence": ordered_walk,
-    "margin": ordered_walk,
-    "entropy": ordered_walk,
-    "threshold": ordered_walk,
-    "anchor-first": ordered_walk,
+    "ancestral": sample_positions_first,
+    "remdm-cap": sample_positions_first,
+    "remdm-rescale": sample_positions_first,
+    "remdm-conf": sample_remdm_conf,
+    "remdm-loop": sample_positions_first,
+    "forward-backward": sample_positions_first,
+    "dfm": sample_positions_first,
+    "analytic": sample_analytic,
+    "semi-autoregressive": sample_positions_first,
+    "left-to-right": sample_ordered,
+    "confidence": sample_ordered,
+    "margin": sample_ordered,
+    "entropy": sample_ordered,
+    "threshold": sample_ordered,
+    "anchor-first": sample_ordered,
 }

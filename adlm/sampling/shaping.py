@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.rng import draw
+from adlm.sampling.rng import categorical
 
 
 def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
@@ -53,7 +53,7 @@ def nucleus(beliefs: Tensor, p: float, crossing: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """Tokens, and how likely each was where it was drawn."""
 
     tokens: Tensor
@@ -61,27 +61,29 @@ class Drawn:
     chance: Tensor
     """(N,), after shaping."""
 
-    def but_likeliest(self, where: Tensor, log_beliefs: Tensor) -> "Drawn":
+    def but_likeliest(self, where: Tensor, log_beliefs: Tensor) -> "DrawnTokens":
         """The likeliest token (of beliefs as they are) at the places `where` (N,), the drawn one elsewhere."""
         log_best, best = log_beliefs.max(dim=-1)
-        return Drawn(torch.where(where, best, self.tokens), torch.where(where, log_best.exp().float(), self.chance))
+        return DrawnTokens(
+            torch.where(where, best, self.tokens), torch.where(where, log_best.exp().float(), self.chance)
+        )
 
 
 def draw_tokens(
     log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None = None
-) -> Drawn:
+) -> DrawnTokens:
     """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,); padding shows no symbol."""
-    seen = seen_symbols(shown(z, pad), places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
+    seen = seen_symbols(visible_ids(z, pad), places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
     return draw_shaped(shape(log_beliefs, sampling, seen), points)
 
 
-def draw_shaped(beliefs: Tensor, points: Tensor) -> Drawn:
+def draw_shaped(beliefs: Tensor, points: Tensor) -> DrawnTokens:
     """One token from each row of beliefs (N, V), by its uniform number (N,)."""
-    tokens = draw(beliefs, points)
-    return Drawn(tokens, beliefs.gather(-1, tokens[:, None])[:, 0].float())
+    tokens = categorical(beliefs, points)
+    return DrawnTokens(tokens, beliefs.gather(-1, tokens[:, None])[:, 0].float())
 
 
-def shown(z: Tensor, pad: Tensor | None) -> Tensor:
+def visible_ids(z: Tensor, pad: Tensor | None) -> Tensor:
     """z (B, L) with the first token of its row, which it shows anyway, in place of padding."""
     return z if pad is None else torch.where(pad, z[:, :1], z)
 

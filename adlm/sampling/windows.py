@@ -16,11 +16,11 @@ from torch import Tensor
 
 from adlm.sampling.frame import Frame, first_frame
 
-Walk = Callable[[Tensor], Iterator[Frame]]
+WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
 
 
-def framed(walk: Walk, before: Sequence[int], after: Sequence[int]) -> Walk:
+def framed(walk: WindowSampler, before: Sequence[int], after: Sequence[int]) -> WindowSampler:
     """The walk of a canvas that is read between given ids; its Frames are of the canvas alone."""
 
     def walk_between(canvas: Tensor) -> Iterator[Frame]:
@@ -39,7 +39,7 @@ def framed(walk: Walk, before: Sequence[int], after: Sequence[int]) -> Walk:
     return walk_between
 
 
-def windowed_walk(walk: Walk, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
+def sample_windows(walk: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
     """Fills the first `length` tokens, moves on by `stride`, fills what is new given the rest, and so to the end.
 
     Time runs from 1 to its end in every window.

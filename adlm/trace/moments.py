@@ -12,12 +12,12 @@ from torch import Tensor
 from adlm.sampling.frame import Frame
 from adlm.trace.predictions import Guesses, Predictions, guesses
 
-MOMENTS = 200  # a trace has at most so many after the first
+MAX_STEPS = 200  # a trace has at most so many after the first
 OTHERS = 64  # predictions are kept where tokens are revealed, and at so many other masks a moment
 
 
 @dataclass(frozen=True)
-class Moment:
+class TraceStep:
     """One or more steps of a row, as the difference to the moment before."""
 
     frame: int
@@ -40,7 +40,7 @@ class Moment:
     where it last was another are left out."""
 
 
-class Anchoring:
+class AnchorHistory:
     """Since when the anchor network's first guess at each mask is what it is."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Anchoring:
         return {place: since for place, (index, since) in best.items() if index == drawn[place]}
 
 
-def moment(number: int, frame: Frame, row: int, expected: Predictions, anchoring: Anchoring) -> Moment:
+def make_step(number: int, frame: Frame, row: int, expected: Predictions, anchoring: AnchorHistory) -> TraceStep:
     """What frame `number` did to a row, with what was expected of it."""
     ids, chance = frame.ids[row].tolist(), frame.chance[row].tolist()
     revealed, remasked = _places(frame.revealed[row]), _places(frame.remasked[row])
     kept = _kept(number, expected.places, revealed)
-    return Moment(
+    return TraceStep(
         frame=number,
         t=float(frame.t[row]),
         changes=1,
@@ -78,14 +78,14 @@ def moment(number: int, frame: Frame, row: int, expected: Predictions, anchoring
     )
 
 
-class Thinning:
+class StepThinning:
     """At most `limit` moments: neighbours are merged in pairs, and again, so that all hold 1, 2, 4... changes."""
 
-    def __init__(self, limit: int = MOMENTS):
-        self.kept: list[Moment] = []
+    def __init__(self, limit: int = MAX_STEPS):
+        self.kept: list[TraceStep] = []
         self._limit, self._stride = limit, 1
 
-    def add(self, each: Moment) -> None:
+    def add(self, each: TraceStep) -> None:
         if self.kept and self.kept[-1].changes < self._stride:
             self.kept[-1] = merged(self.kept[-1], each)
         else:
@@ -96,10 +96,10 @@ class Thinning:
             self.kept = pairs + self.kept[2 * len(pairs) :]
 
 
-def merged(first: Moment, second: Moment) -> Moment:
+def merged(first: TraceStep, second: TraceStep) -> TraceStep:
     """Both as one: the state after the second, and for every token that either drew what it was drawn from."""
     drawn = set(second.revealed)
-    return Moment(
+    return TraceStep(
         frame=second.frame,
         t=second.t,
         changes=first.changes + second.changes,

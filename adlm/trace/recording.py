@@ -13,15 +13,15 @@ from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer
-from adlm.trace.moments import MOMENTS, Anchoring, Moment, Thinning, moment
+from adlm.trace.moments import MAX_STEPS, AnchorHistory, StepThinning, TraceStep, make_step
 from adlm.trace.predictions import Guesses, predict
-from adlm.trace.token_text import piece, readable, text_of, whole
+from adlm.trace.token_text import decode_whole, readable, text_of, token_bytes
 
 VERSION = 2
 
 
 @dataclass(frozen=True)
-class About:
+class TraceInfo:
     """What was run: the words a reader needs to run it again."""
 
     name: str
@@ -33,7 +33,7 @@ class About:
 
 @dataclass(frozen=True)
 class Trace:
-    about: About
+    about: TraceInfo
     method: str
     row: int
     frames: int
@@ -42,7 +42,7 @@ class Trace:
     tokenizer: Tokenizer | None
     canvas: tuple[int, ...]
     """The ids of frame 0."""
-    moments: tuple[Moment, ...]
+    moments: tuple[TraceStep, ...]
     """The first is the canvas itself; each of the others is a difference to the one before it."""
     special_tokens: bool = False
     """Whether bos, eos and pad are shown in the text."""
@@ -72,7 +72,7 @@ class Trace:
         for each in self.moments:
             spoken |= {index for index, _ in each.changed.values()}
             spoken |= {index for table in (each.denoiser, each.anchor) for row in table.values() for index, _ in row}
-        return {index: piece(self.tokenizer, index) for index in sorted(spoken)}
+        return {index: token_bytes(self.tokenizer, index) for index in sorted(spoken)}
 
     @property
     def hidden(self) -> list[int]:
@@ -101,25 +101,25 @@ class Trace:
             "text": text_of(self.tokenizer, self.last, self.special_tokens),
             "hidden": self.hidden,
             "tokens": {str(index): readable(data) for index, data in self.pieces.items()},
-            "bytes": {str(index): data.hex() for index, data in self.pieces.items() if whole(data) is None},
+            "bytes": {str(index): data.hex() for index, data in self.pieces.items() if decode_whole(data) is None},
             "canvas": list(self.canvas),
             "given": list(self.given),
             "moments": [_plain(each) for each in self.moments],
         }
 
 
-class Recording:
+class TraceRecorder:
     """A trace in the making: frames pass `through` unchanged, and `trace` is what has passed so far.
 
     Frames in which the row does not change are counted and make no moment; every other costs a call of each network.
     """
 
     def __init__(
-        self, lm: LanguageModel, about: About, row: int = 0, limit: int = MOMENTS, special_tokens: bool = False
+        self, lm: LanguageModel, about: TraceInfo, row: int = 0, limit: int = MAX_STEPS, special_tokens: bool = False
     ):
         self._lm, self._about, self._row, self._special_tokens = lm, about, row, special_tokens
         self._first: Frame | None = None
-        self._thinning, self._anchoring = Thinning(limit), Anchoring()
+        self._thinning, self._anchoring = StepThinning(limit), AnchorHistory()
         self._frames, self._changed_at = 0, 0
 
     def through(self, frames: Iterable[Frame]) -> Iterator[Frame]:
@@ -131,7 +131,7 @@ class Recording:
     def trace(self) -> Trace:
         if self._first is None:
             raise UserError("there is no trace of a walk that has not begun: no frame has passed")
-        canvas = Moment(0, float(self._first.t[self._row]), 0, {}, (), (), {}, {}, {})
+        canvas = TraceStep(0, float(self._first.t[self._row]), 0, {}, (), (), {}, {}, {})
         return Trace(
             about=self._about,
             method=self._lm.config.method,
@@ -151,20 +151,20 @@ class Recording:
         elif (frame.revealed[row] | frame.remasked[row]).any():
             expected = predict(self._lm, frame, row)
             self._anchoring.see(self._changed_at, expected.best_anchors())
-            self._thinning.add(moment(number, frame, row, expected, self._anchoring))
+            self._thinning.add(make_step(number, frame, row, expected, self._anchoring))
             self._changed_at = number
         self._frames = number + 1
 
 
-def record(lm: LanguageModel, frames: Iterable[Frame], about: About, row: int = 0) -> Trace:
+def record_trace(lm: LanguageModel, frames: Iterable[Frame], about: TraceInfo, row: int = 0) -> Trace:
     """The trace of a walk, which is walked to its end."""
-    recording = Recording(lm, about, row)
+    recording = TraceRecorder(lm, about, row)
     for _ in recording.through(frames):
         pass
     return recording.trace
 
 
-def _plain(each: Moment) -> dict[str, Any]:
+def _plain(each: TraceStep) -> dict[str, Any]:
     return {
         "frame": each.frame,
         "t": round(each.t, 6),

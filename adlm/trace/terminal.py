@@ -14,7 +14,7 @@ from adlm.errors import TEXT, printable
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 from adlm.trace.predictions import anchors_of
-from adlm.trace.token_text import pieces_of, side_by_side, text_of
+from adlm.trace.token_text import decode_side_by_side, text_of, tokens_bytes
 
 FRAMES_A_SECOND = 12
 
@@ -28,7 +28,7 @@ STYLES = {
 }
 
 
-def show(
+def show_in_terminal(
     lm: LanguageModel,
     frames: Iterable[Frame],
     console: Console,
@@ -43,7 +43,7 @@ def show(
     token, at what the network had read: that costs a call a frame, of the anchor network alone. bos, eos and pad are
     hidden unless `special_tokens` is set.
     """
-    screen = Screen(lm, row, start, special_tokens)
+    screen = TerminalView(lm, row, start, special_tokens)
     if not console.is_terminal:
         yield from _printed(screen, frames, console)
         return
@@ -59,7 +59,7 @@ def show(
     console.print(screen.told(at_rest=True), no_wrap=True, overflow="ellipsis")
 
 
-def _printed(screen: "Screen", frames: Iterable[Frame], console: Console) -> Iterator[Frame]:
+def _printed(screen: "TerminalView", frames: Iterable[Frame], console: Console) -> Iterator[Frame]:
     last = None
     for last in frames:
         yield last
@@ -67,7 +67,7 @@ def _printed(screen: "Screen", frames: Iterable[Frame], console: Console) -> Ite
         console.file.write(printable(screen.plain(last), keep=TEXT) + "\n")
 
 
-class Screen:
+class TerminalView:
     """One row as it stands, coloured, with a line below that says how far the walk is."""
 
     def __init__(self, lm: LanguageModel, row: int, start: int = 0, special_tokens: bool = False):
@@ -97,11 +97,11 @@ class Screen:
         ids, revealed, remasked = (
             part[self._row].tolist() for part in (self._frame.ids, self._frame.revealed, self._frame.remasked)
         )
-        pieces = pieces_of(self._lm.tokenizer, ids[self._start :], self._special_tokens)
+        pieces = tokens_bytes(self._lm.tokenizer, ids[self._start :], self._special_tokens)
         unmasked = [
             None if index == self._lm.mask_id else data for index, data in zip(ids[self._start :], pieces, strict=True)
         ]
-        for place, words in enumerate(side_by_side(unmasked), self._start):
+        for place, words in enumerate(decode_side_by_side(unmasked), self._start):
             fresh, again = revealed[place] and not at_rest, remasked[place] and not at_rest
             if ids[place] == self._lm.mask_id:
                 text.append(self._mask, STYLES["again" if again else "masked"])

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from adlm.tokens import Tokenizer
 
 
-def piece(tokenizer: Tokenizer | None, index: int) -> bytes:
+def token_bytes(tokenizer: Tokenizer | None, index: int) -> bytes:
     """What an id adds to a text, in UTF-8; without a tokenizer its number."""
     return f" {index}".encode() if tokenizer is None else tokenizer.piece(index)
 
 
-def pieces_of(tokenizer: Tokenizer | None, ids: Sequence[int], special_tokens: bool = False) -> list[bytes]:
+def tokens_bytes(tokenizer: Tokenizer | None, ids: Sequence[int], special_tokens: bool = False) -> list[bytes]:
     """What each id adds to the text of `Tokenizer.decode(ids, special_tokens)`.
 
     Hidden special tokens are empty pieces; the first of a run between two texts is the blank line that stands for it.
@@ -20,7 +20,7 @@ def pieces_of(tokenizer: Tokenizer | None, ids: Sequence[int], special_tokens: b
     pieces = []
     for place, index in enumerate(ids):
         separates = 0 < place < last and not hidden[place - 1]
-        pieces.append((b"\n\n" if separates else b"") if hidden[place] else piece(tokenizer, index))
+        pieces.append((b"\n\n" if separates else b"") if hidden[place] else token_bytes(tokenizer, index))
     return pieces
 
 
@@ -29,7 +29,7 @@ def text_of(tokenizer: Tokenizer | None, ids: Iterable[int], special_tokens: boo
     return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids), special_tokens)
 
 
-def whole(data: bytes) -> str | None:
+def decode_whole(data: bytes) -> str | None:
     """The text of bytes that are whole characters, else nothing."""
     try:
         return data.decode()
@@ -42,7 +42,7 @@ def readable(data: bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-def side_by_side(pieces: Sequence[bytes | None]) -> list[str]:
+def decode_side_by_side(pieces: Sequence[bytes | None]) -> list[str]:
     """The text of each piece beside the others; nothing stands between two pieces but None.
 
     A character that several pieces share is given to the first of them and the others are empty; bytes that are part
@@ -52,10 +52,10 @@ def side_by_side(pieces: Sequence[bytes | None]) -> list[str]:
     start = 0
     while start < len(pieces):
         end, data = start + 1, pieces[start] or b""
-        while whole(data) is None and end < min(len(pieces), start + 4) and pieces[end] is not None:
+        while decode_whole(data) is None and end < min(len(pieces), start + 4) and pieces[end] is not None:
             data += pieces[end] or b""
             end += 1
-        text = whole(data)
+        text = decode_whole(data)
         if text is None:
             end = start + 1
         else:

@@ -31,16 +31,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from adlm.errors import UserError
 from adlm.files import PART, move_folder, parse_json, read_bytes, remove_folder
 from adlm.training.checkpoint_reader import TensorReader
-from adlm.training.counters import Counters, counters_from
-from adlm.training.ema import Average
+from adlm.training.counters import Counters, parse_counters
+from adlm.training.ema import EMA
 from adlm.training.sharding import Processes
 
-CARD = "snapshot.json"
+MANIFEST = "snapshot.json"
 FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Checkpoint:
     """A whole snapshot, found."""
 
     folder: Path
@@ -58,7 +58,7 @@ class _Writer(FileSystemWriter):
         return None
 
 
-def tensors_of(network: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+def tensors_of(network: nn.Module, optimizer: torch.optim.Optimizer, average: EMA | None) -> dict[str, Tensor]:
     """All tensors of a run by name, to be saved or to be filled; an optimiser that has not moved yet gets its state."""
     if not optimizer.state:
         _begin(optimizer)
@@ -88,7 +88,7 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
         optimizer.state[weight]["step"].zero_()
 
 
-def save_snapshot(
+def save_checkpoint(
     folder: Path,
     tensors: dict[str, Tensor],
     counters: Counters,
@@ -100,7 +100,7 @@ def save_snapshot(
 
     `nats` is the validation bound, where it was measured at this step.
     """
-    place = folder / name_of(counters.step)
+    place = folder / checkpoint_name(counters.step)
     part = folder / f".{place.name}.new{PART}"  # the same for all processes
     with _told(place, part):
         if processes.first:
@@ -112,7 +112,7 @@ def save_snapshot(
             files = {path.name: _described(path) for path in sorted(part.iterdir())}
             finite = nats if nats is not None and math.isfinite(nats) else None
             card = {"format": FORMAT, "counters": asdict(counters), "nats": finite, "config": config, "files": files}
-            write_card(part / CARD, card)
+            write_card(part / MANIFEST, card)
             _sync(part)
             move_folder(part, place)
             shutil.rmtree(part, ignore_errors=True)
@@ -132,7 +132,7 @@ def _sum_of(card: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
-def load_tensors(snapshot: Snapshot, tensors: dict[str, Tensor], processes: Processes) -> None:
+def load_tensors(snapshot: Checkpoint, tensors: dict[str, Tensor], processes: Processes) -> None:
     """Fill the tensors with what the snapshot holds, however many processes wrote it. Every process must call."""
     with _quietly():
         try:
@@ -143,7 +143,7 @@ def load_tensors(snapshot: Snapshot, tensors: dict[str, Tensor], processes: Proc
             ) from None
 
 
-def find_snapshot(folder: Path, say: Callable[[str], None]) -> Snapshot | None:
+def find_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole snapshot, or None where none was ever made; damaged ones after it are reported. Changes nothing.
 
     `tidy` sets the damaged ones aside.
@@ -165,17 +165,17 @@ def find_snapshot(folder: Path, say: Callable[[str], None]) -> Snapshot | None:
     return None
 
 
-def tidy(found: Snapshot, keep: int) -> None:
+def tidy(found: Checkpoint, keep: int) -> None:
     """Rename damaged snapshots after the one that is resumed, and delete what an interrupted run had still to."""
     for damaged in found.damaged:
         aside = damaged.with_name(f"{damaged.name}.damaged")
         if aside.exists():
             remove_folder(aside)
         damaged.rename(aside)
-    prune(found.folder.parent, keep)
+    prune_checkpoints(found.folder.parent, keep)
 
 
-def prune(folder: Path, keep: int) -> None:
+def prune_checkpoints(folder: Path, keep: int) -> None:
     """Delete all snapshots but the last `keep` and the one with the lowest validation bound."""
     places = _places(folder)
     bounds = {place: nats for place in places if (nats := _nats(place)) is not None}
@@ -190,13 +190,13 @@ def _places(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal())
 
 
-def last_good(folder: Path) -> str:
+def describe_last(folder: Path) -> str:
     """For sentences: what a run goes on from."""
     places = _places(folder)
     return f"the last snapshot is {places[-1]}" if places else "there is no snapshot yet"
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     return f"step-{step:08}"
 
 
@@ -210,23 +210,23 @@ def _nats(place: Path) -> float | None:
 
 def _card(place: Path) -> dict[str, Any]:
     """The content of snapshot.json; ValueError where it is not what was written."""
-    if not (place / CARD).is_file():
-        raise ValueError(f"{CARD} is missing")
+    if not (place / MANIFEST).is_file():
+        raise ValueError(f"{MANIFEST} is missing")
     try:
-        card = parse_json(read_bytes(place / CARD))
+        card = parse_json(read_bytes(place / MANIFEST))
     except ValueError:
-        raise ValueError(f"{CARD} cannot be read") from None
+        raise ValueError(f"{MANIFEST} cannot be read") from None
     if not isinstance(card, dict) or card.pop("sha256", None) != _sum_of(card):
-        raise ValueError(f"{CARD} is not what was written: its checksum differs")
+        raise ValueError(f"{MANIFEST} is not what was written: its checksum differs")
     return card
 
 
-def _checked(place: Path) -> Snapshot:
+def _checked(place: Path) -> Checkpoint:
     """The snapshot, if every file is what was written; else an error that says which is not."""
     card = _card(place)
     if card["format"] != FORMAT:
         raise ValueError(f"it is of format {card['format']}, and this version reads {FORMAT}")
-    counters = counters_from(card["counters"])
+    counters = parse_counters(card["counters"])
     files: Mapping[str, dict[str, Any]] = card["files"]
     for name, entry in files.items():
         if not (place / name).is_file():
@@ -238,7 +238,7 @@ def _checked(place: Path) -> Snapshot:
         for name, now in zip(files, threads.map(lambda name: _described(place / name), files), strict=True):
             if now != files[name]:
                 raise ValueError(f"{name} is not what was written: its checksum differs")
-    return Snapshot(place, counters, dict(card["config"]))
+    return Checkpoint(place, counters, dict(card["config"]))
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _told(place: Path, part: Path) -> Iterator[None]:
         shutil.rmtree(part, ignore_errors=True)
         raise UserError(
             f"snapshot {place} cannot be written: {_cause(error)}; make room or make the folder writable, then run the "
-            f"same command again: {last_good(place.parent)}"
+            f"same command again: {describe_last(place.parent)}"
         ) from None
 
 

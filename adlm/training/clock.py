@@ -10,10 +10,10 @@ import time
 import torch
 
 from adlm.training.counters import Counters
-from adlm.training.work import datasheet
+from adlm.training.work import datasheet_flops
 
 
-class Clock:
+class ThroughputMeter:
     """Rates between two readings."""
 
     def __init__(self, counters: Counters, device: torch.device, flop_a_token: float | None, num_devices: int):
@@ -31,7 +31,7 @@ class Clock:
             return {}
         rate = (counters.tokens - self.tokens) / max(seconds, 1e-9)
         clocks = {"seconds_per_step": seconds / steps, "tokens_per_second": rate}
-        peak = datasheet(self.device)
+        peak = datasheet_flops(self.device)
         if peak is not None and self.flop_a_token is not None:
             clocks["mfu"] = rate * self.flop_a_token / (peak * self.num_devices)
         return {**clocks, "memory_gib": _memory(self.device) / 2**30}

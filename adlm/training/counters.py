@@ -36,7 +36,7 @@ class Counters:
         return Position(self.epoch, self.row)
 
 
-def counters_from(raw: Mapping[str, Any]) -> Counters:
+def parse_counters(raw: Mapping[str, Any]) -> Counters:
     """Counters as JSON gives them back; TypeError where they are none."""
     counters = Counters(**raw)
     whole = (counters.step, counters.epoch, counters.row, counters.tokens, counters.skipped, counters.skipped_in_a_row)

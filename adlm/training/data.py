@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config
-from adlm.data.prepare.prepare import Progress, check_source, prepare
+from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.loader import Batches, Loader
-from adlm.data.rows.packing import Rows, counted_positions, width_of
+from adlm.data.rows.packing import Rows, counted_positions, text_width
 from adlm.data.rows.streaming import Stream
 from adlm.data.sources.corpora import CORPORA
-from adlm.data.sources.source import described, plan_of
+from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.rng import seed_of
@@ -45,11 +45,11 @@ class HeldOut:
     counted: Tensor
     """(B, L), True at the tokens that count in a mean per token."""
     group: int
-    portion: Portion
+    portion: BatchSlice
 
 
 @dataclass(frozen=True)
-class Supply:
+class TrainingData:
     """What a run reads; `config` is the run's, with what only the text can say filled in."""
 
     config: Config
@@ -75,10 +75,10 @@ class Supply:
                 x, pad = self.read(first, min(first + size, stop))
                 padding = None if pad is None else pad.numpy()
                 counted = torch.from_numpy(counted_positions(x.numpy(), padding, vocabulary, self.config.data.packing))
-                yield HeldOut(x, pad, counted, start // group_size, Portion(first - start, stop - start))
+                yield HeldOut(x, pad, counted, start // group_size, BatchSlice(first - start, stop - start))
 
 
-def log_frequencies(supply: Supply, processes: Processes) -> Tensor:
+def log_frequencies(supply: TrainingData, processes: Processes) -> Tensor:
     """(V,), log of how often each symbol stands in the first batches of training, one added to every count."""
     config = supply.config
     assert config.vocabulary is not None
@@ -91,7 +91,9 @@ def log_frequencies(supply: Supply, processes: Processes) -> Tensor:
     return (added / added.sum()).log()
 
 
-def open_supply(config: Config, run: RunFolder, processes: Processes, say: Callable[[str], None]) -> Supply:
+def open_training_data(
+    config: Config, run: RunFolder, processes: Processes, say: Callable[[str], None]
+) -> TrainingData:
     """The text that the config names. Without `data.prepared` a new run prepares it, once, into its own data/."""
     if config.data.streaming:
         return _streamed(config, processes)
@@ -118,12 +120,12 @@ def open_supply(config: Config, run: RunFolder, processes: Processes, say: Calla
         return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
 
     num_tokens = len(prepared.tokens("train"))
-    if packing == "packed" and num_tokens < width_of(prepared.tokenizer.vocabulary, config.length):
+    if packing == "packed" and num_tokens < text_width(prepared.tokenizer.vocabulary, config.length):
         raise UserError(
             f"the text to train on has {num_tokens:,} tokens, which do not fill one row of length {config.length}; "
             "give more text, or a smaller length"
         )
-    return Supply(
+    return TrainingData(
         settled, prepared.tokenizer, loader, _fingerprint(prepared), len(rows), num_tokens, num_held_out, read
     )
 
@@ -177,11 +179,11 @@ def _say_size(folder: Path, say: Callable[[str], None]) -> None:
         say(f"comparing the checksums of {size / 1e9:.1f} GB of shards in {folder}")
 
 
-def _every_ten_seconds(say: Callable[[str], None]) -> Callable[[Progress], None]:
+def _every_ten_seconds(say: Callable[[str], None]) -> Callable[[PrepareProgress], None]:
     """Says how far the preparation is, but not more often."""
     said = time.monotonic()
 
-    def report(progress: Progress) -> None:
+    def report(progress: PrepareProgress) -> None:
         nonlocal said
         if time.monotonic() - said < 10:
             return
@@ -192,9 +194,9 @@ def _every_ten_seconds(say: Callable[[str], None]) -> Callable[[Progress], None]
     return report
 
 
-def _streamed(config: Config, processes: Processes) -> Supply:
+def _streamed(config: Config, processes: Processes) -> TrainingData:
     """Batches straight from the source; the first held-out rows are kept in memory."""
-    tokenizer, plan, train = load_tokenizer(config.tokenizer), plan_of(config.data), config.train
+    tokenizer, plan, train = load_tokenizer(config.tokenizer), resolve_source(config.data), config.train
     settled = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=plan.packing))
     stream = Stream(
         plan, tokenizer, config.length, train.batch_size, rank=processes.rank, num_ranks=processes.num_ranks
@@ -209,5 +211,5 @@ def _streamed(config: Config, processes: Processes) -> Supply:
         pads = [batch.pad for batch in some if batch.pad is not None]
         return torch.cat([batch.x for batch in some]), torch.cat(pads) if pads else None
 
-    fingerprint = hashlib.sha256(json.dumps(described(plan), sort_keys=True).encode()).hexdigest()
-    return Supply(settled, tokenizer, stream, fingerprint, None, None, len(held_out), read)
+    fingerprint = hashlib.sha256(json.dumps(source_recipe(plan), sort_keys=True).encode()).hexdigest()
+    return TrainingData(settled, tokenizer, stream, fingerprint, None, None, len(held_out), read)

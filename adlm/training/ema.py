@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
-class Average:
+class EMA:
     """a <- d a + (1 - d) w after each update, with d = min(ceiling, (1 + n) / (10 + n)) at the n-th, n from 1.
 
     A step that was skipped because its loss or gradient was not finite is no update: neither a nor n changes.

@@ -13,24 +13,24 @@ from adlm.config.schema import Config
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
 from adlm.training.counters import Counters
-from adlm.training.logbook import Line
+from adlm.training.logbook import MetricsLine
 from adlm.training.optimizer import learning_rate
-from adlm.training.step import Report
-from adlm.training.validation import Measured
+from adlm.training.step import StepReport
+from adlm.training.validation import ValidationResult
 
 STEPS, TOKENS, NORM = "steps", "tokens", "gradient_norm"  # names in a window that are no parts of the loss
 
 
 @dataclass(frozen=True)
-class Taken:
+class PendingReport:
     """A step, its report not read yet."""
 
-    report: Report
+    report: StepReport
     tokens: int
     """Of all processes."""
 
 
-def settle(counters: Counters, taken: Taken, config: Config, last: str) -> Counters:
+def add_report(counters: Counters, taken: PendingReport, config: Config, last: str) -> Counters:
     """The counters with what the step reported; too many steps that were not finite end the run."""
     report = taken.report
     names = ("loss", "nats", *report.parts)
@@ -53,7 +53,9 @@ def settle(counters: Counters, taken: Taken, config: Config, last: str) -> Count
     return replace(counters, skipped_in_a_row=0, window=window)
 
 
-def line_of(counters: Counters, config: Config, measured: Measured | None, clocks: Mapping[str, float | None]) -> Line:
+def metrics_line(
+    counters: Counters, config: Config, measured: ValidationResult | None, clocks: Mapping[str, float | None]
+) -> MetricsLine:
     """What a logged step says: means since the last line, a token or a step, and what was measured."""
     window, train = dict(counters.window), config.train
     line: dict[str, float | int | None] = {"step": counters.step}

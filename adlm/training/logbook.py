@@ -20,7 +20,7 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, write_file, writing
 
-Line = Mapping[str, float | int | None]
+MetricsLine = Mapping[str, float | int | None]
 
 LIMIT = 2**36
 """Bytes of the largest metrics.jsonl that is read."""
@@ -32,7 +32,7 @@ CLOCKS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
 class Sink(Protocol):
     """Somewhere lines go."""
 
-    def write(self, line: Line) -> None: ...
+    def write(self, line: MetricsLine) -> None: ...
 
     def close(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Metrics:
         with writing(path):
             self._file = path.open("a", encoding="utf-8")
 
-    def write(self, line: Line) -> None:
+    def write(self, line: MetricsLine) -> None:
         with writing(self.path):
             self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
             self._file.flush()
@@ -103,19 +103,19 @@ def _line_of(row: bytes) -> dict[str, Any] | None:
     return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None
 
 
-def _plain(line: Line) -> dict[str, float | int | None]:
+def _plain(line: MetricsLine) -> dict[str, float | int | None]:
     """JSON has no infinity."""
     return {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
 
 
 @dataclass(frozen=True)
-class Logbook:
+class MetricsLogger:
     """One line to everywhere."""
 
     metrics: Metrics
     others: Sequence[Sink]
 
-    def write(self, line: Line) -> None:
+    def write(self, line: MetricsLine) -> None:
         for sink in (self.metrics, *self.others):
             sink.write(line)
 
@@ -130,14 +130,14 @@ class Speaker(Sink, Protocol):
     def say(self, sentence: str) -> None: ...
 
 
-def open_logbook(place: Path, config: Config, step: int, screen: Speaker) -> Logbook:
+def open_metrics(place: Path, config: Config, step: int, screen: Speaker) -> MetricsLogger:
     """The logbook of a run that stands at `step`."""
     others: list[Sink] = [screen]
     if config.train.tensorboard:
         others.append(TensorBoard(place / "tensorboard", step))
     if config.train.wandb != "off":
         others.append(Wandb(place, config))
-    return Logbook(Metrics(place / "metrics.jsonl", step, screen.say), others)
+    return MetricsLogger(Metrics(place / "metrics.jsonl", step, screen.say), others)
 
 
 def _needed(package: str, knob: str) -> None:
@@ -154,7 +154,7 @@ class TensorBoard:
 
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def write(self, line: Line) -> None:
+    def write(self, line: MetricsLine) -> None:
         for name, value in line.items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, line["step"])
@@ -182,7 +182,7 @@ class Wandb:
             config=to_mapping(config),
         )
 
-    def write(self, line: Line) -> None:
+    def write(self, line: MetricsLine) -> None:
         self._run.log({name: value for name, value in line.items() if name != "step"}, step=line["step"])
 
     def close(self) -> None:

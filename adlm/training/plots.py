@@ -12,7 +12,7 @@ from adlm.training.logbook import scan_metrics
 Lines = list[dict[str, Any]]
 
 
-def plot(runs: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> list[Path]:
+def plot_runs(runs: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> list[Path]:
     """curves.png and .svg in the folder of a run; of several, overlaid, comparison.png and .svg in the first one's."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")

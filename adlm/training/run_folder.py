@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.checkpoints.model_folder import WEIGHTS
-from adlm.config.load import differences, read, save, to_mapping
+from adlm.config.load import differences, load_config, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import PART, remove_parts, write_file, writing
@@ -72,7 +72,7 @@ class RunFolder:
     @property
     def config(self) -> Config | None:
         """Of the run that is there."""
-        return read(self.place / CONFIG) if (self.place / CONFIG).is_file() else None
+        return load_config(self.place / CONFIG) if (self.place / CONFIG).is_file() else None
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def keep(run: RunFolder, config: Config, fingerprint: str) -> None:
     """Write down what the run is, after everything was checked."""
     write_file(run.place / TEXT, f"{fingerprint}\n")
     if run.config != config:
-        save(config, run.place / CONFIG)
+        save_config(config, run.place / CONFIG)
 
 
 def mapping_of(config: Config) -> dict[str, Any]:

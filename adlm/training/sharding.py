@@ -93,7 +93,7 @@ class Processes:
 
 
 @contextmanager
-def processes_of(train: Train) -> Iterator[Processes]:
+def training_processes(train: Train) -> Iterator[Processes]:
     """The processes that torchrun started, on their mesh, or this one alone; on leaving they part."""
     started = _started_by_torchrun()
     device = _device(train.device)
@@ -240,7 +240,7 @@ def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return recomputed
 
 
-def spread(network: nn.Module, processes: Processes) -> None:
+def shard_network(network: nn.Module, processes: Processes) -> None:
     """Split and repeat the weights over the mesh: every block is gathered by itself, the rest as one group.
 
     Methods read the weights through `CALLED` alone, so those are where a group is gathered.
@@ -257,7 +257,7 @@ def spread(network: nn.Module, processes: Processes) -> None:
             register_fsdp_forward_method(network, name)
 
 
-def gather_no_more(network: nn.Module) -> None:
+def keep_gathered(network: nn.Module) -> None:
     """After a forward pass without a backward one: let go of gathered weights, so that the shards are the weights."""
     for module in network.modules():
         if isinstance(module, FSDPModule):
@@ -268,7 +268,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     return [block for trunk in network.modules() if isinstance(trunk, Trunk) for block in trunk.blocks]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_tensor(tensor: Tensor) -> Tensor:
     """All of a weight, on the host; every process must ask."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()

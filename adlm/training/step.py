@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
-from adlm.methods.inputs import check_clean, checked
+from adlm.methods.inputs import check_clean, check_once
 from adlm.methods.method import Method
-from adlm.training.ema import Average
+from adlm.training.ema import EMA
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class MicroBatch:
     """(B, L), clean ids."""
     pad: Tensor | None = None
     """(B, L), True at padding."""
-    portion: Portion | None = None
+    portion: BatchSlice | None = None
     """Which rows of the step's whole batch these are; empty draws for them alone, after what was drawn before."""
 
 
 @dataclass(frozen=True)
-class Report:
+class StepReport:
     """What a step says of itself, a token, of all processes' batches. On the device until it is read."""
 
     total: Tensor
@@ -69,14 +69,14 @@ def train_step(
     method: Method,
     network: nn.Module,
     optimizer: AdamW,
-    average: Average | None,
+    average: EMA | None,
     batches: Sequence[MicroBatch],
     num_tokens: float,
     progress: float,
     generator: torch.Generator,
     lowered: torch.dtype | None = None,
     over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
-) -> Report:
+) -> StepReport:
     """Loss and gradient of all micro-batches, summed and divided once by `num_tokens`; clip; AdamW; average.
 
     `num_tokens` is that of `count_tokens` over the whole step. Where gradients are averaged over P processes, as FSDP2
@@ -95,7 +95,7 @@ def train_step(
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
         x, pad = _moved(batch.x, device), None if batch.pad is None else _moved(batch.pad, device)
-        with _precision(device, lowered), fast_attention(device), checked():
+        with _precision(device, lowered), fast_attention(device), check_once():
             loss = method.loss(network, x, pad, progress, generator, batch.portion)
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         told = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
@@ -107,7 +107,7 @@ def train_step(
     if average is not None:
         average.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
-    return Report(means.pop("total"), means.pop("nats"), means, norm, finite)
+    return StepReport(means.pop("total"), means.pop("nats"), means, norm, finite)
 
 
 def gradient_norm(network: nn.Module) -> Tensor:

@@ -25,7 +25,7 @@ class Stop:
 
 
 @contextmanager
-def told_to_stop(say: Callable[[str], None]) -> Iterator[Stop]:
+def stop_on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
     """Inside, SIGTERM, SIGINT or SIGHUP is answered and asks to stop after the step.
 
     The same signal again ends the process, but not SIGHUP: a closed terminal sends it more than once, and perhaps
@@ -74,7 +74,7 @@ def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> N
 
 
 @contextmanager
-def memory_told(config: Config, rows: int, step: int, last: str) -> Iterator[None]:
+def explain_out_of_memory(config: Config, rows: int, step: int, last: str) -> Iterator[None]:
     """Where memory runs out or compiling fails, which knob to turn. `rows` sequences are passed through at once."""
     try:
         yield

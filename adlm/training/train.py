@@ -17,31 +17,31 @@ from adlm.benchmark.training_speed import device_name
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batch
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint as snapshot
 from adlm.training import run_folder
-from adlm.training.clock import Clock
+from adlm.training.clock import ThroughputMeter
 from adlm.training.counters import Counters
-from adlm.training.data import Supply, log_frequencies, open_supply
-from adlm.training.ledger import Taken, line_of, settle
-from adlm.training.logbook import Line, Logbook, open_logbook
+from adlm.training.data import TrainingData, log_frequencies, open_training_data
+from adlm.training.ledger import PendingReport, add_report, metrics_line
+from adlm.training.logbook import MetricsLine, MetricsLogger, open_metrics
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.rng import generator_of, reseed_dropout
 from adlm.training.run_folder import RunFolder
 from adlm.training.samples import write_samples
-from adlm.training.sharding import Processes, default_threads, micro_batches, processes_of
+from adlm.training.sharding import Processes, default_threads, micro_batches, training_processes
 from adlm.training.step import MicroBatch, count_tokens, train_step
-from adlm.training.stopping import Stop, memory_told, told_to_stop
-from adlm.training.train_state import Trainee, build
-from adlm.training.validation import Measured, measure
+from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
+from adlm.training.train_state import TrainState, build
+from adlm.training.validation import ValidationResult, validate
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """What a run is about to do."""
 
     device: str
@@ -59,29 +59,29 @@ class Start:
     """Whether held-out nats are exact, and not an upper bound."""
 
 
-class Screen(Protocol):
+class Reporter(Protocol):
     """Who reads along."""
 
     def say(self, sentence: str) -> None: ...
 
-    def start(self, start: Start) -> None: ...
+    def start(self, start: RunStart) -> None: ...
 
     def step(self, step: int) -> None:
         """So many steps are done."""
         ...
 
-    def write(self, line: Line) -> None: ...
+    def write(self, line: MetricsLine) -> None: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainOutcome:
     """How a run ended."""
 
     folder: Path
     counters: Counters
-    measured: Measured | None
+    measured: ValidationResult | None
     """Nats of held-out rows at the end; empty where nothing is held out or the run was stopped."""
     exact: bool
     """Whether those nats are exact, and not an upper bound."""
@@ -90,24 +90,24 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class TrainContext:
     """All that stays the same from step to step."""
 
     config: Config
     processes: Processes
     run: RunFolder
-    supply: Supply
-    trainee: Trainee
-    logbook: Logbook | None
+    supply: TrainingData
+    trainee: TrainState
+    logbook: MetricsLogger | None
     """The first process's."""
-    screen: Screen | None
+    screen: Reporter | None
     """The first process's."""
     stop: Stop
 
 
-def train(config: Config, out: Path, screen: Screen) -> Outcome:
+def train(config: Config, out: Path, screen: Reporter) -> TrainOutcome:
     """Train what the config says into the folder `out`, from where a run there has got to."""
-    with processes_of(config.train) as processes:
+    with training_processes(config.train) as processes:
         say = screen.say if processes.first else _nothing
         with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
@@ -117,7 +117,7 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
             before = _before(run, found)
             if before is not None:
                 run_folder.check_knobs(run, before, config, of_text=False)
-            supply = open_supply(config, run, processes, say)
+            supply = open_training_data(config, run, processes, say)
             config = supply.config
             method_of(config)  # what it refuses must not be kept as the run's config
             check_training(config, processes.device, processes.num_ranks)
@@ -127,21 +127,21 @@ def train(config: Config, out: Path, screen: Screen) -> Outcome:
                 run_folder.check_steps(run, config, found.counters.step)
             frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None
             trainee = build(config, processes, say, frequencies)
-            counters = _resumed(found, trainee, processes, say)
+            counters = _resume(found, trainee, processes, say)
             if processes.first:  # nothing was written before this line: a refused resume leaves the run as it was
                 for change in changes:
                     say(change)
                 run_folder.keep(run, config, supply.fingerprint)
                 if found is not None:
                     snapshot.tidy(found, config.train.keep)
-            logbook = open_logbook(out, config, counters.step, screen) if processes.first else None
+            logbook = open_metrics(out, config, counters.step, screen) if processes.first else None
             try:
-                with told_to_stop(
+                with stop_on_signals(
                     say
                 ) as stop:  # what came before can be cut off at any moment: it is resumed or redone
                     watching = screen if processes.first else None
-                    shop = Workshop(config, processes, run, supply, trainee, logbook, watching, stop)
-                    return _walk(shop, counters)
+                    shop = TrainContext(config, processes, run, supply, trainee, logbook, watching, stop)
+                    return _training_loop(shop, counters)
             finally:
                 if logbook is not None:
                     logbook.close()
@@ -178,13 +178,13 @@ def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Confi
     return replace(config, train=replace(config.train, threads=threads))
 
 
-def _found(run: RunFolder, processes: Processes, say: Callable[[str], None]) -> snapshot.Snapshot | None:
+def _found(run: RunFolder, processes: Processes, say: Callable[[str], None]) -> snapshot.Checkpoint | None:
     """The snapshot to resume from."""
-    found = snapshot.find_snapshot(run.snapshots, say) if processes.first else None
-    return cast(snapshot.Snapshot | None, processes.same(found))
+    found = snapshot.find_checkpoint(run.snapshots, say) if processes.first else None
+    return cast(snapshot.Checkpoint | None, processes.same(found))
 
 
-def _before(run: RunFolder, found: snapshot.Snapshot | None) -> Mapping[str, Any] | None:
+def _before(run: RunFolder, found: snapshot.Checkpoint | None) -> Mapping[str, Any] | None:
     """The config that the run was trained with so far, or was begun with; None for a new run."""
     if found is not None:
         return found.config
@@ -192,8 +192,8 @@ def _before(run: RunFolder, found: snapshot.Snapshot | None) -> Mapping[str, Any
     return None if begun is None else run_folder.mapping_of(begun)
 
 
-def _resumed(
-    found: snapshot.Snapshot | None, trainee: Trainee, processes: Processes, say: Callable[[str], None]
+def _resume(
+    found: snapshot.Checkpoint | None, trainee: TrainState, processes: Processes, say: Callable[[str], None]
 ) -> Counters:
     """The trainee as the snapshot has it, or as it was built."""
     if found is None:
@@ -206,13 +206,13 @@ def _resumed(
     return found.counters
 
 
-def _walk(shop: Workshop, counters: Counters) -> Outcome:
+def _training_loop(shop: TrainContext, counters: Counters) -> TrainOutcome:
     """Step after step to the end, or until told to stop."""
     config, processes, began = shop.config, shop.processes, counters.step
     batches = shop.supply.training.batches(counters.position)
-    clock = Clock(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
-    taken: Taken | None = None  # the last step, its report not read yet
-    measured: Measured | None = None
+    clock = ThroughputMeter(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
+    taken: PendingReport | None = None  # the last step, its report not read yet
+    measured: ValidationResult | None = None
     if shop.screen is not None:
         shop.screen.start(_start(shop, counters.step))
     while counters.step < config.train.steps:
@@ -221,25 +221,25 @@ def _walk(shop: Workshop, counters: Counters) -> Outcome:
             [_num_tokens(shop, batch), shop.stop.signal != 0, isinstance(batch, UserError)]
         )
         if stopped or failed:
-            return _part(shop, _settled(shop, counters, taken), batch, failed > 0, began)
+            return _stop_early(shop, _with_report(shop, counters, taken), batch, failed > 0, began)
         assert isinstance(batch, Batch)
         now = _step(shop, counters, batch, int(tokens))
-        counters = _settled(shop, counters, taken)
+        counters = _with_report(shop, counters, taken)
         counters, taken = _counted(counters, batch, int(tokens)), now
         if shop.screen is not None:
             shop.screen.step(counters.step)
         if _due(config, counters.step):
-            counters, taken = _settled(shop, counters, taken), None
-            counters, measured = _take_stock(shop, counters, clock)
+            counters, taken = _with_report(shop, counters, taken), None
+            counters, measured = _validate_and_checkpoint(shop, counters, clock)
             clock.start(counters)
     if counters.step == began:  # RUN/model may be older than the snapshot: the process can end between the two
-        _keep(shop, shop.run.place / "model")
-    return Outcome(shop.run.place, counters, measured or _measured(shop), shop.trainee.method.exact)
+        _save_model(shop, shop.run.place / "model")
+    return TrainOutcome(shop.run.place, counters, measured or _measured(shop), shop.trainee.method.exact)
 
 
-def _start(shop: Workshop, step: int) -> Start:
+def _start(shop: TrainContext, step: int) -> RunStart:
     config, supply = shop.config, shop.supply
-    return Start(
+    return RunStart(
         device_name(shop.processes.device),
         config.train.threads if shop.processes.device.type == "cpu" else None,
         num_parameters(shop.trainee.network),
@@ -259,7 +259,7 @@ def _next(batches: Iterator[Batch]) -> Batch | UserError:
         return error
 
 
-def _micro_batches(shop: Workshop, batch: Batch) -> list[MicroBatch]:
+def _micro_batches(shop: TrainContext, batch: Batch) -> list[MicroBatch]:
     """This process's share of a global batch in its parts, each with its place in the whole."""
     train, processes = shop.config.train, shop.processes
     num, size = micro_batches(train, processes.num_ranks)
@@ -268,23 +268,23 @@ def _micro_batches(shop: Workshop, batch: Batch) -> list[MicroBatch]:
         MicroBatch(
             batch.x[start : start + size],
             None if batch.pad is None else batch.pad[start : start + size],
-            Portion(first + start, train.batch_size),
+            BatchSlice(first + start, train.batch_size),
         )
         for start in range(0, num * size, size)
     ]
 
 
-def _num_tokens(shop: Workshop, batch: Batch | UserError) -> int:
+def _num_tokens(shop: TrainContext, batch: Batch | UserError) -> int:
     return 0 if isinstance(batch, UserError) else count_tokens(shop.trainee.method, _micro_batches(shop, batch))
 
 
-def _step(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Taken:
+def _step(shop: TrainContext, counters: Counters, batch: Batch, tokens: int) -> PendingReport:
     """One optimiser step, every draw of it fixed by its number."""
     train, trainee, processes = shop.config.train, shop.trainee, shop.processes
     parts = _micro_batches(shop, batch)
     set_learning_rate(trainee.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    with memory_told(shop.config, len(parts[0].x), counters.step, snapshot.last_good(shop.run.snapshots)):
+    with explain_out_of_memory(shop.config, len(parts[0].x), counters.step, snapshot.describe_last(shop.run.snapshots)):
         report = train_step(
             trainee.method,
             trainee.network,
@@ -297,7 +297,7 @@ def _step(shop: Workshop, counters: Counters, batch: Batch, tokens: int) -> Take
             trainee.lowered,
             processes.mean,
         )
-    return Taken(report, tokens)
+    return PendingReport(report, tokens)
 
 
 def _counted(counters: Counters, batch: Batch, tokens: int) -> Counters:
@@ -310,10 +310,10 @@ def _counted(counters: Counters, batch: Batch, tokens: int) -> Counters:
     )
 
 
-def _settled(shop: Workshop, counters: Counters, taken: Taken | None) -> Counters:
+def _with_report(shop: TrainContext, counters: Counters, taken: PendingReport | None) -> Counters:
     if taken is None:
         return counters
-    return settle(counters, taken, shop.config, snapshot.last_good(shop.run.snapshots))
+    return add_report(counters, taken, shop.config, snapshot.describe_last(shop.run.snapshots))
 
 
 def _every(steps: int, step: int) -> bool:
@@ -327,7 +327,9 @@ def _due(config: Config, step: int) -> bool:
     return step == train.steps or any(_every(interval, step) for interval in intervals)
 
 
-def _take_stock(shop: Workshop, counters: Counters, clock: Clock) -> tuple[Counters, Measured | None]:
+def _validate_and_checkpoint(
+    shop: TrainContext, counters: Counters, clock: ThroughputMeter
+) -> tuple[Counters, ValidationResult | None]:
     """Measure, write down, sample and save, each where it is due. A snapshot comes last: it holds all that was done."""
     train, step = shop.config.train, counters.step
     clocks = clock.read(counters)
@@ -337,7 +339,7 @@ def _take_stock(shop: Workshop, counters: Counters, clock: Clock) -> tuple[Count
         counters = _with_best(shop, counters, measured)
     if last or measured is not None or _every(train.log_every, step):
         if shop.logbook is not None:
-            shop.logbook.write(line_of(counters, shop.config, measured, clocks))
+            shop.logbook.write(metrics_line(counters, shop.config, measured, clocks))
         counters = replace(counters, window={})
     if last or _every(train.sample_every, step):
         write_samples(shop.trainee, shop.supply, shop.run.samples, step, shop.processes)
@@ -346,16 +348,16 @@ def _take_stock(shop: Workshop, counters: Counters, clock: Clock) -> tuple[Count
     return counters, measured
 
 
-def _measured(shop: Workshop) -> Measured | None:
+def _measured(shop: TrainContext) -> ValidationResult | None:
     """The bound on held-out rows, with the weights that are kept."""
     if not shop.supply.num_held_out:
         return None
     _, size = micro_batches(shop.config.train, shop.processes.num_ranks)
-    with shop.trainee.at_its_best():
-        return measure(shop.trainee.method, shop.trainee.network, shop.supply, size, shop.processes)
+    with shop.trainee.with_ema():
+        return validate(shop.trainee.method, shop.trainee.network, shop.supply, size, shop.processes)
 
 
-def _with_best(shop: Workshop, counters: Counters, measured: Measured | None) -> Counters:
+def _with_best(shop: TrainContext, counters: Counters, measured: ValidationResult | None) -> Counters:
     """Keep a model that is better than all before it."""
     if measured is None or (counters.best_nats is not None and measured.nats >= counters.best_nats):
         return counters
@@ -366,38 +368,40 @@ def _with_best(shop: Workshop, counters: Counters, measured: Measured | None) ->
                 "is; training goes on"
             )
         return counters
-    _keep(shop, shop.run.place / "best")
+    _save_model(shop, shop.run.place / "best")
     return replace(counters, best_nats=measured.nats, best_step=counters.step)
 
 
-def _save(shop: Workshop, counters: Counters, measured: Measured | None) -> None:
+def _save(shop: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
     """A snapshot to go on from, and the model folder of this moment."""
     trainee, processes, snapshots = shop.trainee, shop.processes, shop.run.snapshots
     if shop.logbook is not None:
         shop.logbook.metrics.sync()
     tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
     nats, config = None if measured is None else measured.nats, run_folder.mapping_of(shop.config)
-    snapshot.save_snapshot(snapshots, tensors, counters, nats, config, processes)
+    snapshot.save_checkpoint(snapshots, tensors, counters, nats, config, processes)
     if processes.first:
-        snapshot.prune(snapshots, shop.config.train.keep)
-    _keep(shop, shop.run.place / "model")
+        snapshot.prune_checkpoints(snapshots, shop.config.train.keep)
+    _save_model(shop, shop.run.place / "model")
 
 
-def _keep(shop: Workshop, place: Path) -> None:
+def _save_model(shop: TrainContext, place: Path) -> None:
     """Write the model folder. It is shared, so its config does not name the folder of this machine's shards."""
-    weights = shop.trainee.kept_weights()
+    weights = shop.trainee.model_weights()
     if shop.processes.first:
         config = replace(shop.config, data=replace(shop.config.data, prepared=""))
         replace_model_folder(ModelFolder(config, weights, shop.supply.tokenizer), place)
 
 
-def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: bool, began: int) -> Outcome:
+def _stop_early(
+    shop: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, began: int
+) -> TrainOutcome:
     """Leave before the end, by a signal or because there is no more text to read: whole, and saved."""
-    place = shop.run.snapshots / snapshot.name_of(counters.step)
+    place = shop.run.snapshots / snapshot.checkpoint_name(counters.step)
     if counters.step and not shop.processes.same(place.is_dir()):
         _save(shop, counters, None)
     elif counters.step and counters.step == began:
-        _keep(shop, shop.run.place / "model")
+        _save_model(shop, shop.run.place / "model")
     if failed:
         problem = batch if isinstance(batch, UserError) else "another process could not read its text"
         saved = (
@@ -405,4 +409,4 @@ def _part(shop: Workshop, counters: Counters, batch: Batch | UserError, failed: 
             "as it was when the run began"
         )
         raise UserError(f"{problem}{saved if counters.step else ''}")
-    return Outcome(shop.run.place, counters, None, shop.trainee.method.exact, shop.stop.signal or signal.SIGTERM)
+    return TrainOutcome(shop.run.place, counters, None, shop.trainee.method.exact, shop.stop.signal or signal.SIGTERM)

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from adlm.likelihood.estimators import ESTIMATORS, steadiest
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.methods.method import Method
-from adlm.training.data import Supply
+from adlm.training.data import TrainingData
 from adlm.training.rng import generator_of
 from adlm.training.sharding import Processes
 
 
 @dataclass(frozen=True)
-class Measured:
+class ValidationResult:
     """Nats per token of the text, over `tokens` tokens of `rows` rows; the rows' bos and eos are paid, not counted."""
 
     nats: float
@@ -28,13 +28,13 @@ class Measured:
     rows: int
 
 
-def measure(method: Method, network: Any, supply: Supply, size: int, processes: Processes) -> Measured:
+def validate(method: Method, network: Any, supply: TrainingData, size: int, processes: Processes) -> ValidationResult:
     """The mean bound a token over all held-out rows, `size` rows of each process at a time.
 
     Every process takes part in every round, because gathering weights is done together; one that has no rows left
     measures some again and does not count them.
     """
-    seed, estimator = method.config.train.seed, ESTIMATORS[steadiest(method)].of(method)
+    seed, estimator = method.config.train.seed, ESTIMATORS[default_estimator(method)].of(method)
     nats, tokens, nats_squared, mixed, tokens_squared, rows = (torch.zeros((), dtype=torch.float64) for _ in range(6))
     pieces = supply.held_out(size)
     while some := list(islice(pieces, processes.num_ranks)):
@@ -58,10 +58,10 @@ def measure(method: Method, network: Any, supply: Supply, size: int, processes: 
 
 def _measured(
     nats: float, tokens: float, nats_squared: float, mixed: float, tokens_squared: float, rows: float
-) -> Measured:
+) -> ValidationResult:
     """The ratio of two sums and its standard error: of rows i, sum (nats_i - mean tokens_i)^2 / tokens^2."""
     mean = nats / tokens
     spread = max(0.0, nats_squared - 2 * mean * mixed + mean * mean * tokens_squared)
     correction = rows / (rows - 1) if rows > 1 else math.inf
     stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
-    return Measured(mean, stderr, int(tokens), int(rows))
+    return ValidationResult(mean, stderr, int(tokens), int(rows))

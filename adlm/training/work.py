@@ -4,31 +4,31 @@ from typing import Any
 
 import torch
 
-from adlm.benchmark.training_speed import DATASHEET, count_flop, zipf
+from adlm.benchmark.training_speed import DATASHEET, count_flops, zipf
 from adlm.methods.method import Method
 from adlm.training.rng import generator_of
 
 ROWS = 8  # enough that their antithetic times hide about half of the tokens
 
 
-def flop_a_token(method: Method, network: Any, device: torch.device) -> float | None:
+def flops_per_token(method: Method, network: Any, device: torch.device) -> float | None:
     """Matrix products and attention of a training step, a token, counted by torch; None where no share is known.
 
     The network must not be compiled or spread yet: then nobody could count.
     """
-    if datasheet(device) is None:
+    if datasheet_flops(device) is None:
         return None
     x = zipf(method.config, ROWS, generator_of(0, "noise")).to(device)
 
     def step() -> None:
         method.loss(network, x, None, 1.0, generator_of(0, "noise")).total.backward()  # type: ignore[no-untyped-call]
 
-    flop = count_flop(step)
+    flop = count_flops(step)
     network.zero_grad(set_to_none=True)
     return flop / int(method.predicted(x, None).sum())
 
 
-def datasheet(device: torch.device) -> float | None:
+def datasheet_flops(device: torch.device) -> float | None:
     """Dense bf16 operations a second by the maker's figure, for GPUs that we know."""
     if device.type != "cuda":
         return None

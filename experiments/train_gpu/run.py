@@ -74,7 +74,7 @@ def main() -> None:
     print("ended with", adlm([*words, "--out", str(out)]), flush=True)
     for line in read_metrics(out / "metrics.jsonl"):
         print(json.dumps(line))
-    train.processes_of = one_process_of_fsdp
+    train.training_processes = one_process_of_fsdp
     sharded = folder / "sharded"
     print("FSDP2 ended with", adlm([*words, "train.steps=40", "--out", str(sharded)]), flush=True)
     print("FSDP2 resumed and ended with", adlm([*words, "train.steps=60", "--out", str(sharded)]), flush=True)

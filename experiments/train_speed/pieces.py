@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adlm.models.logit_gradients import plain_slopes_, slopes_
+from adlm.models.logit_gradients import logit_gradients_, plain_logit_gradients_
 
 TOKENS, WIDTH, ROWS = 64 * 1024, 768, 5_336
 
@@ -61,7 +61,7 @@ def main() -> None:
         with sdpa_kernel(backend):
             print(f"{backend.name.lower()}, forth and back {milliseconds(attend):.3f} ms for 64 x 12 x 1024 x 64")
     targets, weight = torch.randint(50_257, (ROWS,), device="cuda"), torch.rand(ROWS, device="cuda")
-    for form in (slopes_, plain_slopes_):
+    for form in (logit_gradients_, plain_logit_gradients_):
         logits = drawn(ROWS, 50_304, scale=2)  # overwritten, so later rounds work on slopes: the same work
         print(f"{form.__name__} {milliseconds(form, logits, targets, weight, True):.3f} ms for {ROWS} rows of 50,304")
 

@@ -15,16 +15,16 @@ import torch
 
 import adlm
 from adlm.data.prepare.prepared import open_prepared
-from adlm.data.rows.packing import frame_of
+from adlm.data.rows.packing import row_frame
 from adlm.language_model import LanguageModel
-from adlm.methods.denoising import denoiser_of
+from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import schedule_of
-from adlm.sampling.frame import last_of
-from adlm.sampling.positions_first import walk
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.frame import last_frame
+from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
-from adlm.sampling.windows import framed, windowed_walk
+from adlm.sampling.windows import framed, sample_windows
 
 TEXTS, STEPS = 64, 64
 
@@ -38,7 +38,7 @@ def main() -> None:
     print(f"held out: {per_thousand(held_out, sorted(prepared.tokenizer.special_ids))} special tokens of 1000")
     for name in ("adlm", "mdlm"):
         lm = adlm.load(folder / name)
-        bos, eos = frame_of(vocabulary_of(lm.config))
+        bos, eos = row_frame(vocabulary_of(lm.config))
         length = lm.config.length
         rows = sampled(lm, length - 2, bos, eos, texts=4 * TEXTS)
         print(f"{name} one row between bos and eos: {per_thousand(rows, bos + eos)} of 1000")
@@ -51,12 +51,14 @@ def main() -> None:
 def sampled(lm: LanguageModel, length: int, before: list[int], after: list[int], texts: int = TEXTS) -> np.ndarray:
     """(texts, length) ids through windows that are read between `before` and `after`."""
     sampling = lm.sampling(sampler="semi-autoregressive", steps=STEPS)
-    denoiser, steps = denoiser_of(lm.config, lm.frozen), steps_of(schedule_of(lm.config), sampling)
-    draws = RowDraws(0, range(texts))
-    window = framed(lambda part: walk(denoiser, part, lm.mask_id, steps, sampling, draws), before, after)
+    denoiser, steps = as_denoiser(lm.config, lm.frozen), steps_of(schedule_of(lm.config), sampling)
+    draws = RowRng(0, range(texts))
+    window = framed(
+        lambda part: sample_positions_first(denoiser, part, lm.mask_id, steps, sampling, draws), before, after
+    )
     width = lm.config.length - len(before) - len(after)
     canvas = torch.full((texts, length), lm.mask_id)
-    return last_of(windowed_walk(window, canvas, lm.mask_id, width, lm.config.length // 2)).ids.numpy()
+    return last_frame(sample_windows(window, canvas, lm.mask_id, width, lm.config.length // 2)).ids.numpy()
 
 
 def per_thousand(ids: np.ndarray, special: list[int]) -> str:

@@ -7,7 +7,7 @@ import torch
 from small_models import mostly_slow
 from worlds import seeded
 
-from adlm.benchmark.training_speed import measure, zipf
+from adlm.benchmark.training_speed import measure_training, zipf
 from adlm.config.schema import Anchor, Vocabulary
 from adlm.methods import METHODS
 
@@ -40,7 +40,7 @@ def test_drawn_text_never_holds_the_mask_and_its_tokens_fall_off_as_one_over_ran
 def test_every_method_can_be_measured(tiny_config, name):
     schedule, steps = replace(tiny_config.schedule, eps=1e-3), 20 if name == "d3pm" else 0
     config = replace(tiny_config, method=name, schedule=schedule, time=replace(tiny_config.time, steps=steps))
-    speed = measure(config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=NOBODY)
+    speed = measure_training(config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=NOBODY)
     assert speed.tokens_a_step == 16
     assert speed.tokens_per_second == pytest.approx(16e3 / speed.milliseconds)
     assert speed.of_product == pytest.approx(1e3 * speed.tflop_a_step / speed.milliseconds / speed.product_tflops)
@@ -52,14 +52,14 @@ def test_the_operations_are_counted_not_guessed(tiny_config):
     counted = []
     for size in (12, 13):
         config = replace(tiny_config, method="ar", vocabulary=Vocabulary(size, 7), anchor=Anchor(gamma=0.0))
-        speed = measure(config, 4, 1, compiled=False, device=torch.device("cpu"), profiled=False, watch=NOBODY)
+        speed = measure_training(config, 4, 1, compiled=False, device=torch.device("cpu"), profiled=False, watch=NOBODY)
         counted.append(speed.tflop_a_step)
     assert 1e12 * (counted[1] - counted[0]) == pytest.approx(3 * 2 * 16 * 28)
 
 
 def test_every_step_is_announced_before_the_first_and_then_counted(tiny_config):
     watch = Watched()
-    measure(tiny_config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=watch)
+    measure_training(tiny_config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=watch)
     steps, seconds = watch.announced
     assert watch.done == list(range(1, steps + 1))
     assert seconds > 0

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adlm.checkpoints.published import read_published
+from adlm.checkpoints.published import read_checkpoint
 from adlm.cli.main import main
 from adlm.errors import UserError
 
@@ -388,7 +388,7 @@ def test_a_flipped_bit_is_told_as_damage_and_where_it_is(tmp_path):
     for place in [key.header_offset + 300, *places]:
         path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :])
         try:
-            read_published(path)
+            read_checkpoint(path)
         except UserError as error:
             told[place] = str(error)
     assert f"Bad CRC-32 for file '{key.filename}'" in told[key.header_offset + 300]
@@ -403,14 +403,14 @@ def test_there_are_at_least_fifty_cases():
 def test_a_config_that_holds_itself_is_looked_into_once(tmp_path):
     changed(lambda content: content.update(hyper_parameters=self_reference()))(tmp_path / "good.ckpt", None)
     start = time.process_time()
-    assert read_published(tmp_path / "good.ckpt").hints == {}
+    assert read_checkpoint(tmp_path / "good.ckpt").hints == {}
     assert time.process_time() - start < 5
 
 
 def test_the_same_file_without_the_attack_is_read(tmp_path):
     """The harness can tell: what is refused above is refused for what was done to it."""
     changed(lambda content: content.update(ema={"shadow_params": shadow(content)}))(tmp_path / "good.ckpt", None)
-    published = read_published(tmp_path / "good.ckpt")
+    published = read_checkpoint(tmp_path / "good.ckpt")
     assert published.averaged.keys() == published.weights.keys()
 
 

@@ -17,7 +17,7 @@ from worlds import seeded, wake
 
 import adlm
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
-from adlm.checkpoints.published import Published, as_model_folder
+from adlm.checkpoints.published import PublishedCheckpoint, to_model_folder
 from adlm.cli.main import main
 from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
 from adlm.errors import UserError
@@ -255,8 +255,8 @@ def test_an_import_does_not_write_over_a_folder(test_vectors, tmp_path, capsys):
 
 
 def test_a_vocabulary_of_bert_has_its_mask_where_bert_has_it():
-    published = Published("mdlm", Model(), 30_522, {}, None, None, {}, [])
-    assert as_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)
+    published = PublishedCheckpoint("mdlm", Model(), 30_522, {}, None, None, {}, [])
+    assert to_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)
 
 
 def test_to_load_a_model_torch_does_not_load_its_compiler(model, tmp_path):

@@ -15,10 +15,15 @@ from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 from adlm.evaluation.generation import pipeline as judging
 from adlm.evaluation.generation.diversity import unigram_entropy
-from adlm.evaluation.generation.generative_perplexity import generative_perplexity, reading_of, texts_read, token_nats
+from adlm.evaluation.generation.generative_perplexity import (
+    generative_perplexity,
+    token_nats,
+    truncate_texts,
+    window_layout,
+)
 from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser
 from adlm.evaluation.generation.own_judge import OwnJudge
-from adlm.samples_file import MadeBy, Sample, growing, read_samples
+from adlm.samples_file import Provenance, Sample, open_samples, read_samples
 
 NUM = 25
 CHEAP = ("--metrics", "perplexity,entropy,diversity")
@@ -65,7 +70,7 @@ def refused(capsys, *words):
 
 def file_of(path, texts):
     """A file of samples over bytes with these texts."""
-    made_by = MadeBy(
+    made_by = Provenance(
         adlm="0",
         model="nobody",
         weights="",
@@ -80,7 +85,7 @@ def file_of(path, texts):
         device="cpu",
         dtype="float32",
     )
-    with growing(path, made_by) as file:
+    with open_samples(path, made_by) as file:
         file.append([Sample(row, 0, 0, text, list(text.encode())) for row, text in enumerate(texts)])
     return path
 
@@ -91,8 +96,8 @@ def test_samples_of_a_model_are_judged_by_a_model_of_ours(place, capsys):
     samples, lm = list(read_samples(path)), adlm.load(place / "ar")
     judge = OwnJudge("ar", lm.config, lm.network, lm.tokenizer)
     rows = [sample.ids for sample in samples]
-    reading = reading_of(judge.about, "bos", judge.about.context)
-    read = texts_read(rows, reading, None)
+    reading = window_layout(judge.about, "bos", judge.about.context)
+    read = truncate_texts(rows, reading, None)
     nats = token_nats(judge, read, 64, reading)
     expected = generative_perplexity(read, nats, judge.about.eos_id, "closing", "bos")
     assert (card["perplexity"]["start"], card["perplexity"]["eos"]) == ("bos", "closing")

@@ -154,7 +154,7 @@ def test_what_was_measured_is_kept_until_it_is_written(world, tmp_path, capsys, 
     """The published estimator's share is not measured again where ours was interrupted."""
     words = ["reproduce", "zero-shot", str(world / "adlm"), "--out", str(tmp_path / "table.json")]
     with monkeypatch.context() as patched:
-        measured = reproduce.measured
+        measured = reproduce.measure_models
         asked = []
 
         def until_tired(models, texts, recipe, *more):

@@ -15,7 +15,7 @@ from small_models import small_model
 
 import adlm
 from adlm.cli.main import main
-from adlm.evaluation.generation.draw_samples import draw_batch
+from adlm.evaluation.generation.draw_samples import sample_batch
 from adlm.samples_file import read_samples
 
 
@@ -241,7 +241,7 @@ def test_every_batch_is_on_the_disk_before_the_next_is_begun(models, tmp_path, m
 
     def drawn(lm, wanted, start, through):
         seen.append((start, len(list(read_samples(out))) if start else 0))
-        return draw_batch(lm, wanted, start, through)
+        return sample_batch(lm, wanted, start, through)
 
     monkeypatch.setattr("adlm.cli.sample.draw_batch", drawn)
     assert main(["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adlm.config.load import read, resolve
+from adlm.config.load import load_config, resolve
 from adlm.errors import UserError
 
 
@@ -52,10 +52,10 @@ def test_a_file_that_is_too_large_or_too_deep_is_refused_within_seconds(text, se
     path, start = tmp_path / "config.yaml", time.monotonic()
     path.write_text(text)
     with pytest.raises(UserError, match=sentence):
-        read(path)
+        load_config(path)
     assert time.monotonic() - start < 5
 
 
 def test_a_device_in_place_of_a_file_is_not_read():
     with pytest.raises(UserError, match="config file /dev/zero is not a regular file"):
-        read(Path("/dev/zero"))
+        load_config(Path("/dev/zero"))

@@ -5,8 +5,17 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from adlm.config.knobs import sections, sentences
-from adlm.config.load import check, from_mapping, preset_titles, read, resolve, save, to_mapping, to_yaml
+from adlm.config.knobs import descriptions, sections
+from adlm.config.load import (
+    from_mapping,
+    load_config,
+    preset_titles,
+    resolve,
+    save_config,
+    to_mapping,
+    to_yaml,
+    validate,
+)
 from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.errors import UserError
 
@@ -23,8 +32,8 @@ def test_every_run_of_the_paper_has_a_preset_and_every_preset_a_title():
 @pytest.mark.parametrize("name", preset_titles())
 def test_every_preset_resolves_and_survives_a_round_trip(name, tmp_path):
     config = resolve([name])
-    save(config, tmp_path / "config.yaml")
-    assert read(tmp_path / "config.yaml") == config
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
     assert from_mapping(yaml.safe_load(to_yaml(config, explain=True))) == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -178,13 +187,13 @@ def test_an_empty_file_changes_nothing(tmp_path):
 
 def test_a_config_made_in_python_is_checked_too():
     config = Config(model=Model(hidden=32, heads=2), vocabulary=Vocabulary(5, 4))
-    assert check(config) == config
+    assert validate(config) == config
     with pytest.raises(UserError, match=r"length 'long' must be a whole number"):
-        check(replace(config, length="long"))
+        validate(replace(config, length="long"))
 
 
 def test_every_knob_has_a_sentence():
-    known = sentences()
+    known = descriptions()
     for name, value in to_mapping(replace(Config(), vocabulary=Vocabulary(9, 8, 1, 2, 3))).items():
         leaves = [f"{name}.{leaf}" for leaf in value] if name in sections() else [name]
         assert all(known[leaf].endswith(".") for leaf in leaves)
@@ -192,9 +201,9 @@ def test_every_knob_has_a_sentence():
 
 def test_a_save_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "config.yaml"
-    save(Config(length=8), path)
+    save_config(Config(length=8), path)
     monkeypatch.setattr("adlm.config.load.to_yaml", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        save(Config(length=9), path)
-    assert read(path).length == 8
+        save_config(Config(length=9), path)
+    assert load_config(path).length == 8
     assert list(tmp_path.iterdir()) == [path]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from worlds import seeded
 
-from adlm.diffusion.times import Portion, draw_grid_times, draw_times, grid
+from adlm.diffusion.times import BatchSlice, draw_grid_times, draw_times, grid
 
 
 def test_antithetic_times_lie_one_in_each_stratum():
@@ -59,7 +59,7 @@ def test_the_walk_runs_from_one_to_its_end_in_equal_steps():
 @pytest.mark.parametrize("antithetic", [True, False])
 def test_a_batch_in_parts_draws_the_times_of_the_whole_batch(antithetic):
     whole = draw_times(6, seeded(), 0.1, antithetic)
-    parts = [draw_times(2, seeded(), 0.1, antithetic, Portion(first, 6)) for first in (0, 2, 4)]
+    parts = [draw_times(2, seeded(), 0.1, antithetic, BatchSlice(first, 6)) for first in (0, 2, 4)]
     assert torch.equal(torch.cat(parts), whole)
-    last, _ = draw_grid_times(1, 10, seeded(), antithetic, Portion(5, 6))
+    last, _ = draw_grid_times(1, 10, seeded(), antithetic, BatchSlice(5, 6))
     assert last == draw_grid_times(6, 10, seeded(), antithetic)[0][5]

@@ -8,15 +8,15 @@ from worlds import seeded, wake
 
 from adlm.config.schema import Model
 from adlm.inference import trunk as frozen_trunk
-from adlm.inference.frozen import Frozen
+from adlm.inference.frozen import FrozenNetwork
 from adlm.inference.fused_ops import (
     Norm,
     add_norm_,
-    attend_next,
+    apply_rotary_,
+    attend_one_token,
     plain_add_norm_,
-    plain_attend_next,
-    plain_turn_,
-    turn_,
+    plain_apply_rotary_,
+    plain_attend_one_token,
 )
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.logit_gradients import why_no_triton
@@ -51,7 +51,7 @@ def padding(batch: int = 3, length: int = 7) -> torch.Tensor:
     return torch.arange(length) >= lengths[:, None]
 
 
-def said(frozen: Frozen, z, **told):
+def said(frozen: FrozenNetwork, z, **told):
     """The logits of everything (B, L, V), and of the anchors where there are any."""
     hidden = frozen.hidden(z, **told)
     logits = frozen.logits(hidden.last.flatten(0, 1)).unflatten(0, z.shape)
@@ -77,19 +77,19 @@ def assert_same(ours, oracle, tolerance=1e-10):
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_frozen_network_says_what_the_network_says(name, length):
     network, z = awake(name), ids(length=length)
-    assert_same(said(Frozen(network), z), expected(network, z))
+    assert_same(said(FrozenNetwork(network), z), expected(network, z))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_single_precision_too(name):
     network, z = awake(name, torch.float32), ids()
-    assert_same(said(Frozen(network), z), expected(network, z), 1e-5)
+    assert_same(said(FrozenNetwork(network), z), expected(network, z), 1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_attends_to_no_padding(name):
     network, z, pad = awake(name), ids(), padding()
-    assert_same(said(Frozen(network), z, pad=pad), expected(network, z, pad=pad))
+    assert_same(said(FrozenNetwork(network), z, pad=pad), expected(network, z, pad=pad))
     assert not torch.equal(expected(network, z, pad=pad)[0], expected(network, z)[0])
 
 
@@ -97,7 +97,7 @@ def test_it_attends_to_no_padding(name):
 @pytest.mark.parametrize("pad", [None, padding()])
 def test_told_the_noise_of_every_row_it_says_what_the_network_says(name, pad):
     network, z, sigma = awake(name), ids(), torch.tensor([0.0, 1.7, 0.3]).double()
-    assert_same(said(Frozen(network), z, sigma=sigma, pad=pad), expected(network, z, sigma=sigma, pad=pad))
+    assert_same(said(FrozenNetwork(network), z, sigma=sigma, pad=pad), expected(network, z, sigma=sigma, pad=pad))
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units says so and goes on
@@ -107,7 +107,7 @@ def test_in_half_precision_it_stays_as_near_as_the_network_under_autocast(name):
     exact = expected(network, z)[0].softmax(dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
         autocast = expected(network, z)[0].float().softmax(dim=-1)
-    frozen = Frozen(network, torch.bfloat16)
+    frozen = FrozenNetwork(network, torch.bfloat16)
     (ours, *_) = said(frozen, z)
     assert ours.dtype == torch.float32
     assert frozen.hidden(z).last.dtype == torch.bfloat16
@@ -118,13 +118,13 @@ def test_in_half_precision_it_stays_as_near_as_the_network_under_autocast(name):
 def test_one_row_has_its_own_way_to_the_same_answer(name, monkeypatch):
     network, z = awake(name), ids()
     monkeypatch.setattr(frozen_trunk, "one_row", lambda h: True)
-    assert_same(said(Frozen(network), z), expected(network, z))
+    assert_same(said(FrozenNetwork(network), z), expected(network, z))
 
 
 def test_what_is_frozen_does_not_move_with_the_network():
     for name in NETWORKS:
         network, z = awake(name), ids()
-        frozen = Frozen(network)
+        frozen = FrozenNetwork(network)
         before = [part.clone() for part in said(frozen, z)]
         wake(network, seed=5)
         assert_same(said(frozen, z), before, 0.0)
@@ -132,7 +132,7 @@ def test_what_is_frozen_does_not_move_with_the_network():
 
 
 def test_nothing_of_it_can_be_differentiated():
-    frozen = Frozen(awake("adlm logits"))
+    frozen = FrozenNetwork(awake("adlm logits"))
     hidden = frozen.hidden(ids())
     assert not hidden.last.requires_grad
     assert not frozen.logits(hidden.last[0]).requires_grad
@@ -141,7 +141,7 @@ def test_nothing_of_it_can_be_differentiated():
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("pieces", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2)])
 def test_read_by_pieces_a_text_is_the_same_text(name, pieces):
-    frozen, z = Frozen(awake(name)), ids()
+    frozen, z = FrozenNetwork(awake(name)), ids()
     whole, cache = frozen.hidden(z), frozen.cache(3, 9)
     for piece, last in zip(z.split(pieces, dim=1), whole.last.split(pieces, dim=1), strict=True):
         assert_same([frozen.read(piece, cache).last], [last])
@@ -149,14 +149,14 @@ def test_read_by_pieces_a_text_is_the_same_text(name, pieces):
 
 
 def test_the_anchor_network_reads_by_pieces_too():
-    frozen, z = Frozen(awake("a2r")), ids()
+    frozen, z = FrozenNetwork(awake("a2r")), ids()
     whole, cache = frozen.hidden(z), frozen.cache(3, 7)
     read = [frozen.read(piece, cache).anchor for piece in z.split(1, dim=1)]
     assert_same([torch.cat(read, dim=1)], [whole.anchor])
 
 
 def test_two_texts_read_in_turns_do_not_meet():
-    frozen, z = Frozen(awake("ar")), ids(2, 5)
+    frozen, z = FrozenNetwork(awake("ar")), ids(2, 5)
     caches = [frozen.cache(1, 5), frozen.cache(1, 5)]
     for place in range(5):
         for row, cache in enumerate(caches):
@@ -166,7 +166,7 @@ def test_two_texts_read_in_turns_do_not_meet():
 
 
 def test_a_full_cache_says_so():
-    frozen = Frozen(awake("ar"))
+    frozen = FrozenNetwork(awake("ar"))
     cache = frozen.cache(3, 7)
     frozen.read(ids(), cache)
     with pytest.raises(ValueError, match="7 places, 7 are filled"):
@@ -181,7 +181,7 @@ def test_a_full_cache_says_so():
 def test_recorded_or_not_it_says_what_the_network_says(name, dtype, tolerance, graphs):
     """Every shape twice, with other ids: what is replayed is the work, not the answer."""
     network = awake(name, dtype, "cuda")
-    frozen = Frozen(network, dtype, graphs)
+    frozen = FrozenNetwork(network, dtype, graphs)
     sigma = torch.tensor([0.0, 1.7, 0.3], device="cuda", dtype=dtype)
     for told in ({}, {"pad": padding().cuda()}, {"sigma": sigma}, {"sigma": sigma, "pad": padding().cuda()}):
         for turn in range(2):
@@ -200,7 +200,7 @@ def test_on_a_gpu_it_is_in_half_precision_and_as_near_as_the_network_under_autoc
     exact = expected(network, z)[0].softmax(dim=-1)
     with torch.autocast("cuda", torch.bfloat16):
         autocast = expected(network, z)[0].float().softmax(dim=-1)
-    ours = said(Frozen(network), z)[0]
+    ours = said(FrozenNetwork(network), z)[0]
     assert ours.dtype == torch.float32
     assert (ours.softmax(dim=-1) - exact).abs().mean() < 1.2 * (autocast - exact).abs().mean() + 1e-4
 
@@ -212,7 +212,7 @@ def test_on_a_gpu_it_is_in_half_precision_and_as_near_as_the_network_under_autoc
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_on_a_gpu_too_texts_read_by_pieces_and_in_turns_are_the_same_texts(name, dtype, tolerance, graphs, rows):
-    frozen, texts = Frozen(awake(name, dtype, "cuda"), dtype, graphs), ids(2 * rows, 300).cuda().split(rows)
+    frozen, texts = FrozenNetwork(awake(name, dtype, "cuda"), dtype, graphs), ids(2 * rows, 300).cuda().split(rows)
     wholes = [frozen.hidden(text).last.clone() for text in texts]
     caches = [frozen.cache(rows, 300) for _ in texts]
     for piece in torch.arange(300).split([4, *(1 for _ in range(200)), 50, *(1 for _ in range(46))]):
@@ -238,15 +238,15 @@ def test_the_kernels_are_their_plain_forms(dtype, heads, head_width):
     turns = torch.polar(torch.ones(300, head_width // 2, device="cuda"), noise(300, head_width // 2))
     ours = noise(2, 5, 3, heads, head_width).to(dtype)
     plain = ours.clone()
-    turn_(ours, turns[:5])
-    plain_turn_(plain, turns[:5])
+    apply_rotary_(ours, turns[:5])
+    plain_apply_rotary_(plain, turns[:5])
     torch.testing.assert_close(ours, plain, **rounding)
     qkv, kept = noise(2, 1, 3, heads, head_width).to(dtype), noise(2, 2, heads, 300, head_width).to(dtype)
     arrivals = torch.zeros(2, heads, dtype=torch.int32, device="cuda")
     for place in (0, 1, 127, 128, 299):
         ours, plain, position = kept.clone(), kept.clone(), torch.tensor([place], device="cuda")
-        fast = attend_next(qkv.clone(), turns, *ours, position, arrivals)
-        slow = plain_attend_next(qkv.clone(), turns, *plain, position)
+        fast = attend_one_token(qkv.clone(), turns, *ours, position, arrivals)
+        slow = plain_attend_one_token(qkv.clone(), turns, *plain, position)
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
         assert not arrivals.any()

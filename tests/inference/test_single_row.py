@@ -7,8 +7,8 @@ from worlds import seeded
 from adlm.inference.fused_ops import Norm
 from adlm.inference.single_row import (
     add_product_,
+    is_single_row,
     normed_product,
-    one_row,
     plain_add_product_,
     plain_normed_product,
     precise_product,
@@ -30,7 +30,7 @@ def test_the_kernel_for_one_row_is_its_plain_forms(width, num_sums, dtype):
     assert why_no_triton() == ""
     h, x, norm = noise(1, 1, width), noise(1, 1, width).to(dtype), Norm(*noise(3, 1, width))
     weight, bias = (noise(num_sums, width) / width**0.5).to(dtype), noise(num_sums).to(dtype)
-    assert one_row(h)
+    assert is_single_row(h)
     for its_bias, gelu in ((None, False), (bias, False), (bias, True)):
         fast, slow = (form(h, norm, weight, its_bias, gelu) for form in (normed_product, plain_normed_product))
         torch.testing.assert_close(fast, slow, **ROUNDING[dtype])
@@ -49,4 +49,4 @@ def test_the_kernel_for_one_row_is_its_plain_forms(width, num_sums, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_more_rows_and_none_and_double_precision_go_another_way():
-    assert not any(one_row(x) for x in (noise(2, 8), noise(0, 8), noise(1, 8).double(), noise(1, 8).cpu()))
+    assert not any(is_single_row(x) for x in (noise(2, 8), noise(0, 8), noise(1, 8).double(), noise(1, 8).cpu()))

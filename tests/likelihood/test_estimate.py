@@ -16,13 +16,13 @@ from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
 from adlm.evaluation import shares
 from adlm.likelihood import estimate as likelihood
-from adlm.likelihood.estimate import Estimate, Nats, difference, estimate, t_quantile
-from adlm.likelihood.perplexity import Recipe, chosen_rows, forget, measure
+from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
+from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import Noised, schedule_of
+from adlm.methods.masked_diffusion import NoisedBatch, schedule_of
 
 MASK, LENGTH = 4, 4
-Once = partial(Recipe, repeats=1)  # every row once in a replicate, however short the text
+Once = partial(PerplexitySettings, repeats=1)  # every row once in a replicate, however short the text
 
 
 def settings(name: str, **knobs) -> Config:
@@ -100,7 +100,7 @@ def exact_bound(method, network, x):
         hidden = schedule.mask_chance(t)
         chance = hidden**num * (1 - hidden) ** (len(x) - num)
         s = None if before is None else before[number].expand(len(z))
-        nats = method.loss_at(network, x.expand_as(z), Noised(z, t.expand(len(z)), s)).nats.sum(dim=1)
+        nats = method.loss_at(network, x.expand_as(z), NoisedBatch(z, t.expand(len(z)), s)).nats.sum(dim=1)
         total += float(weight * (chance * nats).sum())
     return total + len(x) * float(prior_nats(schedule, method.config.vocabulary.num_clean))
 
@@ -110,7 +110,7 @@ def test_the_estimate_is_the_bound_that_enumeration_gives(name):
     config = settings(name)
     method, network, texts = method_of(config), network_of(settings(name)), some_texts(8)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x)
-    found = estimate(measure(method, network, texts, Once(samples=600)))
+    found = summarize(measure_nats(method, network, texts, Once(samples=600)))
     tokens = 8 * (LENGTH - method.exact)
     assert found.tokens == tokens
     assert abs(found.nats - wanted / tokens) <= 4 * found.monte_carlo + 1e-9
@@ -123,7 +123,8 @@ def test_the_estimate_is_the_bound_that_enumeration_gives(name):
 def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
     method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(40, pad)
     by_time, by_count = (
-        estimate(measure(method, network, texts, Once(kind, samples=200, batch=64))) for kind in ("nelbo", "any-order")
+        summarize(measure_nats(method, network, texts, Once(kind, samples=200, batch=64)))
+        for kind in ("nelbo", "any-order")
     )
     error = math.hypot(by_time.monte_carlo, by_count.monte_carlo)
     assert by_time.tokens == by_count.tokens
@@ -143,14 +144,14 @@ def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
 )
 def test_any_order_is_refused_where_it_is_not_the_bound(config, sentence):
     with pytest.raises(UserError, match=sentence):
-        measure(method_of(config), method_of(config).build(), some_texts(), Once("any-order"))
+        measure_nats(method_of(config), method_of(config).build(), some_texts(), Once("any-order"))
 
 
 def test_the_published_estimate_leaves_out_the_ends():
     """A network that knows nothing pays log V for what the published schedule hides, and nothing for the rest."""
     config = settings("mdlm")
     method = method_of(config)
-    found = estimate(measure(method, method.build().double(), some_texts(4000), Once("published", samples=9)))
+    found = summarize(measure_nats(method, method.build().double(), some_texts(4000), Once("published", samples=9)))
     assert found.nats == pytest.approx((1 - 1e-3) * math.log(4), abs=4 * found.monte_carlo)
     assert found.monte_carlo < 0.02
 
@@ -159,8 +160,8 @@ def test_the_published_estimate_leaves_out_the_ends():
 def test_the_frame_of_a_row_is_paid_for_and_not_counted(name):
     """Nats of all predicted tokens over the tokens of the text, the same number of them for both kinds of method."""
     method, network = method_of(settings(name)), network_of(settings(name))
-    whole = measure(method, network, some_texts(50), Once(samples=2))
-    framed = measure(method, network, some_texts(50, framed=1), Once(samples=2))
+    whole = measure_nats(method, network, some_texts(50), Once(samples=2))
+    framed = measure_nats(method, network, some_texts(50, framed=1), Once(samples=2))
     assert np.array_equal(framed.documents, whole.documents)
     assert whole.tokens.tolist() == [LENGTH - method.exact] * 50
     assert framed.tokens.tolist() == [LENGTH - 2] * 50
@@ -169,9 +170,11 @@ def test_the_frame_of_a_row_is_paid_for_and_not_counted(name):
 def test_a_short_text_is_scored_repeatedly_for_the_same_bound_with_less_noise():
     method, network, texts = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(2)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (2 * LENGTH)
-    by_once, by_often = (measure(method, network, texts, kind("nelbo", samples=60)) for kind in (Once, Recipe))
+    by_once, by_often = (
+        measure_nats(method, network, texts, kind("nelbo", samples=60)) for kind in (Once, PerplexitySettings)
+    )
     assert np.allclose(by_often.documents.sum(axis=0), by_often.groups.sum(axis=0))
-    once, often = estimate(by_once), estimate(by_often)
+    once, often = summarize(by_once), summarize(by_often)
     assert once.tokens == often.tokens == 2 * LENGTH
     assert abs(often.nats - wanted) < 4 * often.monte_carlo
     assert often.monte_carlo < 0.1 * once.monte_carlo
@@ -184,8 +187,8 @@ def test_a_row_alone_is_scored_without_its_padding():
     x, pad = some_texts(1).x, np.array([[False, False, False, True]])
     read, embed = [], network.embedding
     embed.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
-    alone = measure(method, network, Texts(x, pad), Once())
-    beside = measure(method, network, Texts(np.repeat(x, 2, axis=0), np.repeat(pad, 2, axis=0)), Once())
+    alone = measure_nats(method, network, Texts(x, pad), Once())
+    beside = measure_nats(method, network, Texts(np.repeat(x, 2, axis=0), np.repeat(pad, 2, axis=0)), Once())
     assert np.allclose(alone.groups, beside.groups / 2)
     assert read == [2, 3]  # all but the last token
 
@@ -198,8 +201,8 @@ def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (16 * LENGTH)
     covered = 0
     for seed in range(400):
-        low, high = estimate(
-            measure(method, network, texts, Once(estimator, samples=8, seed=seed, batch=16))
+        low, high = summarize(
+            measure_nats(method, network, texts, Once(estimator, samples=8, seed=seed, batch=16))
         ).interval()
         covered += low <= wanted <= high
     assert 0.91 <= covered / 400 <= 0.99
@@ -213,7 +216,7 @@ def test_the_error_over_documents_is_that_of_documents_drawn_again():
     for _ in range(2000):
         picked = draws.integers(0, 300, 300)
         again.append(nats.documents[picked, 0].sum() / tokens[picked].sum())
-    assert estimate(nats).over_documents == pytest.approx(np.std(again), rel=0.1)
+    assert summarize(nats).over_documents == pytest.approx(np.std(again), rel=0.1)
 
 
 def test_the_error_over_documents_does_not_count_the_draws():
@@ -221,8 +224,8 @@ def test_the_error_over_documents_does_not_count_the_draws():
     draws, tokens = np.random.default_rng(0), np.full(400, 50)
     noisy = 150 + draws.normal(0, 20, (400, 8))
     told_apart = Nats(np.zeros((1, 8)), noisy, tokens, False)
-    hidden = [estimate(Nats(np.zeros((1, 8)), 150 + draws.normal(0, 20, (400, 8)), tokens, False)) for _ in range(40)]
-    errors = [found.over_documents for found in (estimate(told_apart), *hidden)]
+    hidden = [summarize(Nats(np.zeros((1, 8)), 150 + draws.normal(0, 20, (400, 8)), tokens, False)) for _ in range(40)]
+    errors = [found.over_documents for found in (summarize(told_apart), *hidden)]
     assert all(error is None or error < 0.4 * 20 / 50 / 20 / math.sqrt(8) for error in errors)
     assert 10 < errors.count(None) < 31  # an unbiased estimate of 0 is below it half the time: no error of 0 is claimed
 
@@ -234,7 +237,7 @@ def test_the_interval_over_documents_covers_the_languages_own_bound():
         tokens = draws.integers(5, 60, 80)
         cost = tokens * draws.gamma(9.0, 1 / 3, 80)
         noisy = cost[:, None] + draws.normal(0, 8, (80, 4))
-        found = estimate(Nats(noisy.sum(axis=0, keepdims=True), noisy, tokens, False))
+        found = summarize(Nats(noisy.sum(axis=0, keepdims=True), noisy, tokens, False))
         covered += abs(found.nats - 3.0) < 1.99 * found.stderr  # 79 degrees of freedom
     assert 0.91 <= covered / 400 <= 0.99
 
@@ -244,7 +247,7 @@ def test_the_interval_over_documents_covers_the_languages_own_bound():
 def test_batches_change_nothing(name, pad, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 64 * LENGTH)
     method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(100, pad)
-    one, seven, all_ = (measure(method, network, texts, Once(samples=2, batch=batch)) for batch in (1, 7, 64))
+    one, seven, all_ = (measure_nats(method, network, texts, Once(samples=2, batch=batch)) for batch in (1, 7, 64))
     for other in (seven, all_):
         assert np.allclose(one.groups, other.groups, rtol=1e-9)
         assert np.allclose(one.documents, other.documents, rtol=1e-9)
@@ -257,11 +260,11 @@ def test_what_two_models_share_goes_away_in_their_difference():
     nearly = network_of(config)
     with torch.no_grad():
         nearly.head.bias += 0.05 * torch.randn(5, generator=seeded(), dtype=torch.float64)
-    ours, theirs = (measure(method, each, texts, Once("nelbo", samples=4)) for each in (network, nearly))
+    ours, theirs = (measure_nats(method, each, texts, Once("nelbo", samples=4)) for each in (network, nearly))
     gap = difference(ours, theirs)
-    assert gap.nats == pytest.approx(estimate(ours).nats - estimate(theirs).nats)
-    assert gap.monte_carlo < 0.2 * estimate(ours).monte_carlo
-    assert gap.stderr < 0.2 * estimate(ours).stderr
+    assert gap.nats == pytest.approx(summarize(ours).nats - summarize(theirs).nats)
+    assert gap.monte_carlo < 0.2 * summarize(ours).monte_carlo
+    assert gap.stderr < 0.2 * summarize(ours).stderr
 
 
 def test_models_measured_on_other_rows_are_not_compared():
@@ -274,7 +277,7 @@ def test_models_measured_on_other_rows_are_not_compared():
 def test_a_document_in_several_rows_and_groups_is_one(monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 2 * LENGTH)
     method, network = method_of(settings("mdlm")), network_of(settings("mdlm"))
-    nats = measure(method, network, some_texts(9, together=12), Once(samples=2))
+    nats = measure_nats(method, network, some_texts(9, together=12), Once(samples=2))
     assert nats.tokens.tolist() == [12, 12, 12]
     assert np.allclose(nats.documents.sum(axis=0), nats.groups.sum(axis=0))
 
@@ -288,7 +291,7 @@ def test_fewer_tokens_are_taken_from_all_over_the_text():
 def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
     method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
-    whole, journal, read = measure(method, network, texts, recipe), tmp_path / "journal", []
+    whole, journal, read = measure_nats(method, network, texts, recipe), tmp_path / "journal", []
 
     class Enough(Exception):
         pass
@@ -298,7 +301,7 @@ def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch)
             raise Enough
 
     with pytest.raises(Enough):
-        measure(method, network, texts, recipe, journal, tell)
+        measure_nats(method, network, texts, recipe, journal, tell)
     [kept] = tmp_path.iterdir()
     kept.write_text(kept.read_text() + '\n{"group": 3, "nats"')  # cut off while it was written
 
@@ -307,27 +310,27 @@ def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch)
             read.append(len(rows))
             return super().read(rows)
 
-    again = measure(method, network, Counting(texts.x), recipe, journal)
+    again = measure_nats(method, network, Counting(texts.x), recipe, journal)
     assert np.array_equal(again.groups, whole.groups)
     assert np.array_equal(again.documents, whole.documents)
     assert sum(read) == 24  # three of five groups
-    forget(journal)
+    delete_journal(journal)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_one_of_two_processes_did_another_number_takes_up(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
     method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
-    whole, journal, done = measure(method, network, texts, recipe), tmp_path / "journal[1]", []
+    whole, journal, done = measure_nats(method, network, texts, recipe), tmp_path / "journal[1]", []
     with monkeypatch.context() as patched:
         patched.setattr(shares, "place", lambda: (1, 2))
-        measure(method, network, texts, recipe, journal)
+        measure_nats(method, network, texts, recipe, journal)
         [kept] = tmp_path.iterdir()
         kept.write_text(kept.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left
-    again = measure(method, network, texts, recipe, journal, lambda each, in_all: done.append((each, in_all)))
+    again = measure_nats(method, network, texts, recipe, journal, lambda each, in_all: done.append((each, in_all)))
     assert done == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
     assert np.array_equal(again.groups, whole.groups)
-    forget(journal)
+    delete_journal(journal)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -337,7 +340,7 @@ def test_nats_that_are_not_numbers_are_told():
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)
     with pytest.raises(UserError, match=r"nats are not finite"):
-        measure(method_of(config), network, some_texts(), Once())
+        measure_nats(method_of(config), network, some_texts(), Once())
 
 
 @pytest.mark.parametrize("freedom", [1, 1.3, 1.5, 2, 2.5, 3, 7, 30, 1e6])
@@ -353,11 +356,11 @@ def test_what_is_not_known_is_no_error_of_zero():
     """One document, or one replicate of documents that share a row's draw: nothing tells how much others would vary."""
     tokens = np.full(30, 50)
     nats = 150 + np.random.default_rng(0).normal(0, 20, (30, 1))
-    one_document = estimate(Nats(nats[:1], nats[:1], tokens[:1], exact=True))
+    one_document = summarize(Nats(nats[:1], nats[:1], tokens[:1], exact=True))
     assert (one_document.monte_carlo, one_document.over_documents, one_document.stderr) == (0.0, None, None)
-    one_draw = estimate(Nats(nats.sum(axis=0, keepdims=True), nats, tokens, exact=False))
+    one_draw = summarize(Nats(nats.sum(axis=0, keepdims=True), nats, tokens, exact=False))
     assert (one_draw.monte_carlo, one_draw.over_documents, one_draw.stderr) == (None, None, None)
-    assert estimate(Nats(nats, nats, tokens, exact=True)).over_documents > 0
+    assert summarize(Nats(nats, nats, tokens, exact=True)).over_documents > 0
 
 
 @pytest.mark.parametrize("samples", [2, 4])
@@ -371,7 +374,7 @@ def test_the_whole_error_covers_where_documents_of_a_row_share_its_draw(samples)
         common = np.repeat(draws.normal(0, 25, (rows, samples)), each, axis=0)
         noisy = cost[:, None] + common + draws.normal(0, 5, (rows * each, samples))
         groups = noisy.reshape(rows, each, samples).sum(axis=1)
-        found = estimate(Nats(groups, noisy, tokens, False))
+        found = summarize(Nats(groups, noisy, tokens, False))
         error = found.monte_carlo if found.stderr is None else found.stderr
         covered += abs(found.nats - 3.0) < 2.0 * error
     assert 0.91 <= covered / 400 <= 0.985
@@ -397,4 +400,4 @@ def test_bits_and_perplexity_say_the_same_as_nats():
 )
 def test_recipes_that_cannot_be_are_told(knobs, sentence):
     with pytest.raises(UserError, match=sentence):
-        Recipe(**knobs)
+        PerplexitySettings(**knobs)

@@ -10,13 +10,13 @@ from worlds import real, seeded, wake
 
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
-from adlm.inference.frozen import Frozen
+from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import Noised, told_of
+from adlm.methods.masked_diffusion import NoisedBatch, conditioning_sigma_of
 from adlm.models.layers import TimeCondition
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import SAMPLERS
 
 MASK, BOS = 7, 3
@@ -43,19 +43,19 @@ def text(rows: int = 4, length: int = 8, seed: int = 0) -> torch.Tensor:
     return CLEAN[torch.randint(len(CLEAN), (rows, length), generator=seeded(seed))]
 
 
-def rows(num: int, seed: int = 0) -> RowDraws:
-    return RowDraws(seed, range(num))
+def rows(num: int, seed: int = 0) -> RowRng:
+    return RowRng(seed, range(num))
 
 
 def awake(config: Config, seed: int = 0):
     return wake(method_of(config).build(), seed)
 
 
-def noising(x: torch.Tensor, discrete: bool = False) -> Noised:
+def noising(x: torch.Tensor, discrete: bool = False) -> NoisedBatch:
     """Half of the tokens hidden, at t = 0.5."""
     z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
     times = torch.full((len(x),), 0.5).double()
-    return Noised(z, times, times - 0.05 if discrete else None)
+    return NoisedBatch(z, times, times - 0.05 if discrete else None)
 
 
 @pytest.mark.parametrize(("anchored", "plain"), [("adlm", "mdlm"), ("a2r", "ar")])
@@ -88,7 +88,7 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
     method, network, x = method_of(config), awake(config), text()
     z = noising(x).z
     t = torch.tensor([0.2, 0.4, 0.6, 0.9]).double()
-    loss = method.loss_at(network, x, Noised(z, t))
+    loss = method.loss_at(network, x, NoisedBatch(z, t))
     denoised = network(z)
     denoised[..., MASK] = -torch.inf
     right = -denoised.log_softmax(-1).gather(-1, x[..., None])[..., 0]
@@ -102,7 +102,7 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
     assert loss.num_tokens == x.numel()
     at_masked = method_of(replace(config, anchor=replace(config.anchor, positions="masked")))
     torch.testing.assert_close(
-        at_masked.loss_at(network, x, Noised(z, t)).total,
+        at_masked.loss_at(network, x, NoisedBatch(z, t)).total,
         (weight * masked * (right + 0.4 * anchors * anchored)).sum(),
     )
 
@@ -294,7 +294,7 @@ def test_a_network_told_the_time_answers_by_it(name):
 
 @every_diffusion
 def test_for_a_network_told_nothing_no_masks_are_counted(name):
-    assert told_of(settings(name), torch.full((2, 8), MASK, device="meta"), None) is None
+    assert conditioning_sigma_of(settings(name), torch.full((2, 8), MASK, device="meta"), None) is None
 
 
 @every_diffusion
@@ -308,7 +308,7 @@ def test_a_network_told_the_time_is_told_sigma_itself(name):
         trunk.register_forward_hook(lambda module, given, result: told.append(given[0].clone()))
     x = text(rows=2)
     t = torch.tensor([0.25, 0.75]).double()
-    method.loss_at(network, x, Noised(torch.full_like(x, MASK), t, t - 0.05))
+    method.loss_at(network, x, NoisedBatch(torch.full_like(x, MASK), t, t - 0.05))
     expected = -torch.log(1 - 0.999 * t).float()
     torch.testing.assert_close(told[: len(trunks)], [expected] * len(trunks))
     told.clear()
@@ -359,7 +359,7 @@ def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_
             method.generate(network, canvas, sampling, rows(3))
         return
     by_network, by_frozen = (
-        list(method.generate(either, canvas, sampling, rows(3))) for either in (network, Frozen(network))
+        list(method.generate(either, canvas, sampling, rows(3))) for either in (network, FrozenNetwork(network))
     )
     assert len(by_network) == len(by_frozen)
     assert all(torch.equal(one.ids, other.ids) for one, other in zip(by_network, by_frozen, strict=True))
@@ -374,7 +374,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
     if not can(name, sampler):
         return
     config = settings(name, data=Data(pad=pad_is))
-    method, network = method_of(config), Frozen(awake(config).double())
+    method, network = method_of(config), FrozenNetwork(awake(config).double())
     lengths, canvas = (8, 3, 5), torch.full((3, 8), 2)
     pad = torch.arange(8) >= torch.tensor(lengths)[:, None]
     canvas = torch.where(pad, canvas, MASK)
@@ -382,7 +382,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
     sampling = Sampling(sampler, steps=5)
     *_, together = method.generate(network, canvas, sampling, rows(3), pad)
     for row, length in enumerate(lengths):
-        *_, alone = method.generate(network, canvas[row : row + 1, :length], sampling, RowDraws(0, [row]))
+        *_, alone = method.generate(network, canvas[row : row + 1, :length], sampling, RowRng(0, [row]))
         assert torch.equal(alone.ids[0], together.ids[row, :length])
 
 
@@ -390,7 +390,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
 def test_a_network_told_the_time_is_told_that_of_its_row_not_of_the_padding(sampler):
     model = Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, time_conditioning=True)
     config = settings("mdlm", model=model, schedule=Schedule(eps=1e-3))
-    method, network = method_of(config), Frozen(awake(config).double())
+    method, network = method_of(config), FrozenNetwork(awake(config).double())
     canvas = torch.full((2, 8), MASK)
     pad = torch.arange(8) >= torch.tensor([[3], [8]])
     canvas[pad] = 1
@@ -579,7 +579,7 @@ def written(config, network, device, knobs):
 def test_whatever_the_knobs_a_network_at_rest_writes_what_it_writes_in_training(name, knobs):
     config = settings(name)
     network = awake(config).double()
-    in_training, at_rest = (written(config, either, "cpu", knobs) for either in (network, Frozen(network)))
+    in_training, at_rest = (written(config, either, "cpu", knobs) for either in (network, FrozenNetwork(network)))
     assert torch.equal(in_training[-1].ids, at_rest[-1].ids)
     torch.testing.assert_close(in_training[-1].chance, at_rest[-1].chance)
 
@@ -592,7 +592,8 @@ def test_on_a_gpu_tokens_replayed_whole_are_those_drawn_step_by_step_and_frames_
     config = settings(name)
     network = awake(config).double().cuda()
     replayed, by_steps = (
-        written(config, Frozen(network, graphs=graphs, dtype=torch.float64), "cuda", knobs) for graphs in (True, False)
+        written(config, FrozenNetwork(network, graphs=graphs, dtype=torch.float64), "cuda", knobs)
+        for graphs in (True, False)
     )
     for ours, theirs in zip(replayed, by_steps, strict=True):
         assert torch.equal(ours.ids, theirs.ids)
@@ -631,10 +632,10 @@ def test_all_masked_or_none_masked_are_ordinary_batches(name):
     method, network, x = method_of(config), awake(config), text()
     early, late = torch.full((4,), 0.05).double(), torch.full((4,), 0.95).double()
     step = 0.05 if name == "d3pm" else None
-    nothing = method.loss_at(network, x, Noised(x, early, step and early - step))
+    nothing = method.loss_at(network, x, NoisedBatch(x, early, step and early - step))
     assert nothing.parts[{"sedd": "score_entropy", "d3pm": "divergence"}.get(name, "nelbo")] == 0
     nothing.mean.backward()
-    everything = method.loss_at(network, x, Noised(torch.full_like(x, MASK), late, step and late - step))
+    everything = method.loss_at(network, x, NoisedBatch(torch.full_like(x, MASK), late, step and late - step))
     assert (everything.nats > 0).all()
     assert everything.total.isfinite()
 
@@ -680,7 +681,7 @@ def test_a_batch_in_parts_draws_and_pays_what_the_whole_batch_does(name):
     """So neither processes nor micro-batches change a run: every draw belongs to a row of the global batch."""
     config = settings(name, schedule=Schedule("linear") if name == "mdlm" else Schedule(eps=1e-3))
     method, network, x = method_of(config), awake(config).double(), text(rows=6)
-    portions = [Portion(0, 6), Portion(1, 6), Portion(3, 6)]
+    portions = [BatchSlice(0, 6), BatchSlice(1, 6), BatchSlice(3, 6)]
     pieces = list(zip(portions, x.split([1, 2, 3]), strict=True))
 
     whole = method.loss(network, x, None, 1.0, seeded())

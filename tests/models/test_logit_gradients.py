@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from worlds import seeded
 
 from adlm.models.heads import Positions
-from adlm.models.logit_gradients import plain_slopes_, slopes_, why_no_triton
+from adlm.models.logit_gradients import logit_gradients_, plain_logit_gradients_, why_no_triton
 
 
 def problem(rows: int = 5, symbols: int = 9, dtype=torch.float64, device="cpu"):
@@ -19,7 +19,7 @@ def problem(rows: int = 5, symbols: int = 9, dtype=torch.float64, device="cpu"):
     return logits.to(device, dtype), targets.to(device), weight.to(device, torch.promote_types(dtype, torch.float32))
 
 
-@pytest.mark.parametrize("form", [slopes_, plain_slopes_])
+@pytest.mark.parametrize("form", [logit_gradients_, plain_logit_gradients_])
 def test_the_slope_is_the_gradient_of_the_weighted_nats(form):
     logits, targets, weight = problem()
     leaf = logits.clone().requires_grad_()
@@ -47,11 +47,11 @@ def test_the_kernel_is_the_plain_form(dtype, symbols):
     assert why_no_triton() == ""
     logits, targets, weight = problem(300, symbols, dtype, "cuda")
     plain = logits.clone()
-    expected = plain_slopes_(plain, targets, weight, True)
-    torch.testing.assert_close(slopes_(logits.clone(), targets, weight, False), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(slopes_(logits, targets, weight, True), expected, rtol=1e-5, atol=1e-5)
+    expected = plain_logit_gradients_(plain, targets, weight, True)
+    torch.testing.assert_close(logit_gradients_(logits.clone(), targets, weight, False), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logit_gradients_(logits, targets, weight, True), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits, plain, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-7)
-    assert slopes_(logits[:0], targets[:0], weight[:0], True).shape == (0,)
+    assert logit_gradients_(logits[:0], targets[:0], weight[:0], True).shape == (0,)
 
 
 @pytest.mark.gpu

@@ -13,14 +13,14 @@ from kills import contents
 from small_models import small_model
 
 import adlm
-from adlm.canvas import ids_of
+from adlm.canvas import encode_canvas
 from adlm.cli.main import main
 from adlm.quickstart import recipe as run
-from adlm.quickstart.report import Findings, Trained, _drawn, write_report
+from adlm.quickstart.report import QuickstartReport, TrainedModel, _drawn, write_report
 from adlm.tokens import load_tokenizer
 
-ROW = Trained(3.0, 0.01, 100, 10, 1000, 1.0)
-FINDINGS = Findings(
+ROW = TrainedModel(3.0, 0.01, 100, 10, 1000, 1.0)
+FINDINGS = QuickstartReport(
     ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), ("of mdlm",), "x _", "x y", 1.0, "abc", "speeches"
 )
 
@@ -210,6 +210,6 @@ def test_a_text_of_which_nothing_is_held_out_is_refused_before_training(tmp_path
 def test_gaps_fit_the_model_and_leave_most_of_the_text(text, longest):
     tokenizer = load_tokenizer("bytes")
     canvas = run.with_gaps(text, tokenizer, longest)
-    ids = ids_of(canvas, tokenizer)
+    ids = encode_canvas(canvas, tokenizer)
     assert len(ids) <= longest
     assert 0 < ids.count(tokenizer.vocabulary.mask_id) <= max(2, len(ids) / 2)

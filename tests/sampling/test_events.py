@@ -17,10 +17,10 @@ from worlds import Table, Told, World, chi_square, quarters, real, seeded
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.events import happenings
-from adlm.sampling.positions_first import walk
-from adlm.sampling.reference import plain_transition, plain_walk
-from adlm.sampling.rng import RowDraws, draw
+from adlm.sampling.events import draw_events
+from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.reference import reference_transition, sample_reference
+from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.steps import Steps, steps_of
 
 POINTS = [0.125, 0.375, 0.625, 0.875]
@@ -51,9 +51,9 @@ def chain_law(world: World, beliefs, steps: Steps, final: str):
 
 def draw_walk(world, beliefs, sampling, canvas, seed=0):
     """All Frames of a walk with a table for a network."""
-    steps, draws = steps_of(LogLinear(), sampling), RowDraws(seed, range(len(canvas)))
+    steps, draws = steps_of(LogLinear(), sampling), RowRng(seed, range(len(canvas)))
     table = beliefs if isinstance(beliefs, Table) else Table(world, beliefs)
-    return list(walk(table, canvas, world.mask_id, steps, sampling, draws))
+    return list(sample_positions_first(table, canvas, world.mask_id, steps, sampling, draws))
 
 
 def every_walk(world: World, steps: Steps):
@@ -107,7 +107,9 @@ def test_positions_first_draws_from_the_same_law_as_the_full_posterior(sampler, 
     places, tokens, weights = every_walk(world, steps)
     assert weights.sum() == pytest.approx(1.0)
     canvas = torch.full((len(weights), length), world.mask_id)
-    *_, last = walk(Table(world, beliefs), canvas, world.mask_id, steps, sampling, Told(places, tokens))
+    *_, last = sample_positions_first(
+        Table(world, beliefs), canvas, world.mask_id, steps, sampling, Told(places, tokens)
+    )
     ours = text_law(world, last.ids, weights)
     assert (ours - chain_law(world, beliefs, steps, sampling.final)).abs().sum() / 2 < 1e-12  # total variation
 
@@ -119,7 +121,9 @@ def test_positions_first_is_exact_for_any_chances_whatever():
     steps = Steps(t, 1 - t[:-1], 1 - t[1:], chance[0], chance[1])
     places, tokens, weights = every_walk(world, steps)
     canvas = torch.full((len(weights), 2), world.mask_id)
-    *_, last = walk(Table(world, beliefs), canvas, world.mask_id, steps, sampling, Told(places, tokens))
+    *_, last = sample_positions_first(
+        Table(world, beliefs), canvas, world.mask_id, steps, sampling, Told(places, tokens)
+    )
     ours = text_law(world, last.ids, weights)
     assert (ours - chain_law(world, beliefs, steps, "argmax")).abs().sum() / 2 < 1e-12
 
@@ -129,9 +133,9 @@ def test_the_plain_walk_has_the_law_of_its_chain(sampler, knobs, length, num):
     world = World.random(words=2, length=length)
     beliefs, sampling = quarters(world, seed=3), Sampling(sampler, steps=num, **knobs)
     steps, told = steps_of(LogLinear(), sampling), lookup(world, beliefs)
-    one_step = plain_transition(told, world.mask_id, steps, sampling)
-    canvas, draws = torch.full((4000, length), world.mask_id), RowDraws(0, range(4000))
-    *_, last = plain_walk(one_step, told, canvas, world.mask_id, steps, sampling, draws)
+    one_step = reference_transition(told, world.mask_id, steps, sampling)
+    canvas, draws = torch.full((4000, length), world.mask_id), RowRng(0, range(4000))
+    *_, last = sample_reference(one_step, told, canvas, world.mask_id, steps, sampling, draws)
     counts = text_law(world, last.ids, torch.ones(4000, dtype=torch.float64))
     expected = 4000 * chain_law(world, beliefs, steps, sampling.final)
     assert chi_square(counts, expected) < 26  # 7 degrees of freedom at most: once in two thousand seeds
@@ -231,15 +235,15 @@ def test_skipping_steps_without_events_changes_nothing(sampler):
     steps, rows = steps_of(LogLinear(), sampling), 20
     canvas = torch.full((rows, 4), world.mask_id)
     canvas[::3, 1] = 0
-    frames = list(walk(table, canvas, world.mask_id, steps, sampling, RowDraws(0, range(rows))))
+    frames = list(sample_positions_first(table, canvas, world.mask_id, steps, sampling, RowRng(0, range(rows))))
     calls = table.calls
     for row in range(rows):
-        draws, z = RowDraws(0, [row]), canvas[row : row + 1].clone()
-        reveals, hides, _ = happenings(steps, (z == world.mask_id).numpy(), draws)
+        draws, z = RowRng(0, [row]), canvas[row : row + 1].clone()
+        reveals, hides, _ = draw_events(steps, (z == world.mask_id).numpy(), draws)
         for step in range(len(steps.reveal) + 1):
             log_beliefs = table(z, None, None).log_beliefs(torch.arange(4))
             shown, hidden = (torch.from_numpy(each.place[each.step == step]) for each in (reveals, hides))
-            drawn = draw(log_beliefs[shown].exp(), torch.from_numpy(draws.for_tokens(0, len(shown))))
+            drawn = categorical(log_beliefs[shown].exp(), torch.from_numpy(draws.for_tokens(0, len(shown))))
             z[0, shown] = log_beliefs[shown].argmax(dim=-1) if step == len(steps.reveal) else drawn
             z[0, hidden] = world.mask_id
         assert torch.equal(z[0], frames[-1].ids[row])
@@ -277,9 +281,11 @@ def test_rows_draw_the_same_alone_and_in_any_batch():
     steps = steps_of(LogLinear(), sampling)
     canvas = torch.full((9, 4), world.mask_id)
     canvas[1, :3], canvas[5, 0] = 0, 1
-    *_, together = walk(table, canvas, world.mask_id, steps, sampling, RowDraws(3, range(9)))
+    *_, together = sample_positions_first(table, canvas, world.mask_id, steps, sampling, RowRng(3, range(9)))
     for row in range(9):
-        *_, alone = walk(table, canvas[row : row + 1], world.mask_id, steps, sampling, RowDraws(3, [row]))
+        *_, alone = sample_positions_first(
+            table, canvas[row : row + 1], world.mask_id, steps, sampling, RowRng(3, [row])
+        )
         assert torch.equal(alone.ids[0], together.ids[row])
 
 
@@ -306,7 +312,7 @@ def test_places_happen_with_their_chances():
     """The chain of one place, over many rows, beside its matrix product."""
     steps = steps_of(LogLinear(), Sampling("remdm-rescale", eta=0.5, steps=5))
     rows = 20_000
-    reveals, remasks, _ = happenings(steps, torch.ones(rows, 1, dtype=torch.bool).numpy(), RowDraws(0, range(rows)))
+    reveals, remasks, _ = draw_events(steps, torch.ones(rows, 1, dtype=torch.bool).numpy(), RowRng(0, range(rows)))
     masked = 1.0
     for step in range(5):
         for chance, happened in (
@@ -323,7 +329,7 @@ def test_a_certain_step_happens_whatever_the_number_and_an_impossible_one_never(
     t = torch.linspace(1, 0, 6, dtype=torch.float64)
     steps = Steps(t, 1 - t[:-1], 1 - t[1:], *chance)
     numbers = [[low] * 4 for low in (0.0, 0.5, 1 - 2**-53)]
-    reveals, remasks, num_calls = happenings(steps, np.ones((3, 1), dtype=bool), Told(numbers, numbers))
+    reveals, remasks, num_calls = draw_events(steps, np.ones((3, 1), dtype=bool), Told(numbers, numbers))
     assert reveals.step.tolist() == [1, 3] * 3
     assert remasks.step.tolist() == [2] * 3
     assert num_calls.tolist() == [2] * 3
@@ -332,13 +338,13 @@ def test_a_certain_step_happens_whatever_the_number_and_an_impossible_one_never(
 def test_steps_in_which_nothing_happens_cost_nothing():
     drawn = []
 
-    class Counting(RowDraws):
+    class Counting(RowRng):
         def for_places(self, row, num):
             drawn.append(num)
             return super().for_places(row, num)
 
     steps = steps_of(LogLinear(), Sampling(steps=100_000))
-    reveals, _, _ = happenings(steps, np.ones((2, 8), dtype=bool), Counting(0, range(2)))
+    reveals, _, _ = draw_events(steps, np.ones((2, 8), dtype=bool), Counting(0, range(2)))
     assert len(reveals.step) == 16
     assert sum(drawn) == 2 * 16  # until it is revealed, and that it is not masked again
 

@@ -6,8 +6,8 @@ import torch
 from worlds import Told, real, seeded
 
 from adlm.config.schema import Sampling
-from adlm.sampling.left_to_right import left_to_right_walk, writer_by
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.left_to_right import sample_left_to_right, sampler_from_model
+from adlm.sampling.rng import RowRng
 
 MASK = 2
 
@@ -32,7 +32,9 @@ class Prefixes:
 def test_every_text_comes_with_the_product_of_its_beliefs():
     points = [list(each) for each in itertools.product([0.125, 0.375, 0.625, 0.875], repeat=3)]
     canvas = torch.tensor([[1, MASK, MASK, MASK]]).expand(len(points), 4)
-    *_, last = left_to_right_walk(writer_by(Prefixes(5), Sampling()), canvas, MASK, Told([[]] * len(points), points))
+    *_, last = sample_left_to_right(
+        sampler_from_model(Prefixes(5), Sampling()), canvas, MASK, Told([[]] * len(points), points)
+    )
     beliefs = Prefixes(5).beliefs
     for text in itertools.product(range(2), repeat=3):
         state, chance = 3, 1.0  # 1, then the given 1
@@ -45,17 +47,17 @@ def test_every_text_comes_with_the_product_of_its_beliefs():
 
 def test_rows_with_prompts_of_their_own_lengths_draw_as_if_alone():
     canvas = torch.tensor([[1, MASK, MASK, MASK, MASK], [0, 1, 0, MASK, MASK], [1, 1, 0, 1, MASK]])
-    frames = list(left_to_right_walk(writer_by(Prefixes(6), Sampling()), canvas, MASK, RowDraws(0, range(3))))
+    frames = list(sample_left_to_right(sampler_from_model(Prefixes(6), Sampling()), canvas, MASK, RowRng(0, range(3))))
     given = canvas != MASK
     assert all(torch.equal(frame.ids[given], canvas[given]) for frame in frames)
     for row in range(3):
-        writer = writer_by(Prefixes(6), Sampling())
-        *_, alone = left_to_right_walk(writer, canvas[row : row + 1], MASK, RowDraws(0, [row]))
+        writer = sampler_from_model(Prefixes(6), Sampling())
+        *_, alone = sample_left_to_right(writer, canvas[row : row + 1], MASK, RowRng(0, [row]))
         assert torch.equal(alone.ids[0], frames[-1].ids[row])
 
 
 def test_a_prompt_is_read_at_once_and_every_token_once():
     reader = Prefixes(6)
     canvas = torch.tensor([[1, 0, 1, MASK, MASK, MASK]])
-    list(left_to_right_walk(writer_by(reader, Sampling()), canvas, MASK, RowDraws(0, [0])))
+    list(sample_left_to_right(sampler_from_model(reader, Sampling()), canvas, MASK, RowRng(0, [0])))
     assert reader.read == [3, 1, 1]  # the last token is not read: nothing comes after it

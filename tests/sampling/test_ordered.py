@@ -8,8 +8,8 @@ from worlds import Table, Told, World, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.ordered import anchor_first, confidence, entropy, margin, ordered_walk
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.ordered import anchor_first, confidence, entropy, margin, sample_ordered
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 
 POINTS = [0.125, 0.375, 0.625, 0.875]
@@ -69,7 +69,7 @@ def test_final_texts_have_the_law_of_the_order(sampler, num):
     canvas = torch.full((len(tokens), 3), world.mask_id)
     steps = steps_of(LogLinear(), sampling)
     draws = Told([[]] * len(tokens), tokens)
-    *_, last = ordered_walk(Table(world, beliefs), canvas, world.mask_id, steps, sampling, draws)
+    *_, last = sample_ordered(Table(world, beliefs), canvas, world.mask_id, steps, sampling, draws)
     ours = torch.bincount((last.ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / len(tokens)
     assert (ours - law(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
 
@@ -88,13 +88,13 @@ def test_masks_are_shared_out_evenly_over_the_steps():
     canvas[1, 0] = 0
     sampling = Sampling("confidence", steps=3)
     frames = list(
-        ordered_walk(
+        sample_ordered(
             Table(world, world.random_beliefs()),
             canvas,
             world.mask_id,
             steps_of(LogLinear(), sampling),
             sampling,
-            RowDraws(0, range(2)),
+            RowRng(0, range(2)),
         )
     )
     assert [frame.revealed.sum(dim=1).tolist() for frame in frames[1:]] == [[1, 1], [2, 1], [2, 2]]

@@ -6,7 +6,7 @@ import torch
 from worlds import chi_square, real, seeded
 
 from adlm.errors import UserError
-from adlm.sampling.rng import RowDraws, draw
+from adlm.sampling.rng import RowRng, categorical
 
 
 def uniform(num, seed=0):
@@ -15,7 +15,7 @@ def uniform(num, seed=0):
 
 def test_symbols_are_drawn_with_their_probabilities():
     chances = real([0.05, 0.0, 0.6, 0.25, 0.1])
-    counts = torch.bincount(draw(chances.expand(100_000, 5), uniform(100_000)), minlength=5)
+    counts = torch.bincount(categorical(chances.expand(100_000, 5), uniform(100_000)), minlength=5)
     assert chi_square(counts, 100_000 * chances) < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
 
 
@@ -28,17 +28,17 @@ def test_every_symbol_is_found_by_the_points_of_its_own_stretch(symbols):
     for symbol in range(0, symbols, max(1, symbols // 50)):
         if weights[symbol] > 0:
             middle = ends[symbol] - weights[symbol] / weights.sum() / 2
-            assert draw(weights, middle) == symbol
+            assert categorical(weights, middle) == symbol
 
 
 def test_a_symbol_of_probability_zero_is_never_drawn_at_either_end():
     chances = real([0.0, 0.3, 0.7, 0.0])
     for point, symbol in ((0.0, 1), (1 - 2**-53, 2), (1.0, 2)):
-        assert draw(chances, real(point)) == symbol
+        assert categorical(chances, real(point)) == symbol
 
 
 def test_weights_need_not_sum_to_one():
-    drawn = draw(real([1.0, 3.0]).expand(20_000, 2), uniform(20_000))
+    drawn = categorical(real([1.0, 3.0]).expand(20_000, 2), uniform(20_000))
     assert abs(drawn.double().mean() - 0.75) < 0.02
 
 
@@ -56,12 +56,12 @@ def test_the_chance_of_a_rare_symbol_is_exact_where_float32_gumbel_noise_lowers_
     chances = real([1 - q, q])
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if draw(chances, real(middle)) == 0 else (low, middle)
+        low, high = (middle, high) if categorical(chances, real(middle)) == 0 else (low, middle)
     assert abs((1 - high) - q) < 1e-9 * q + 2**-53
 
 
 def test_a_row_draws_the_same_numbers_whatever_stands_beside_it():
-    alone, among = RowDraws(7, [5]), RowDraws(7, range(10))
+    alone, among = RowRng(7, [5]), RowRng(7, range(10))
     assert np.array_equal(alone.for_places(0, 12), among.for_places(5, 12))
     where = torch.zeros(10, 6, dtype=torch.bool)
     where[5, [1, 4]] = True
@@ -70,27 +70,27 @@ def test_a_row_draws_the_same_numbers_whatever_stands_beside_it():
 
 
 def test_rows_seeds_and_streams_differ():
-    draws = RowDraws(0, range(2))
+    draws = RowRng(0, range(2))
     numbers = [
         *draws.for_places(0, 4),
         *draws.for_places(1, 4),
         *draws.for_tokens(0, 4),
-        *RowDraws(1, [0]).for_places(0, 4),
+        *RowRng(1, [0]).for_places(0, 4),
     ]
     assert len(set(numbers)) == 16
 
 
 def test_no_two_seeds_and_rows_share_their_numbers():
-    assert not np.array_equal(RowDraws(2**32 + 5, [0]).for_tokens(0, 4), RowDraws(5, [1]).for_tokens(0, 4))
+    assert not np.array_equal(RowRng(2**32 + 5, [0]).for_tokens(0, 4), RowRng(5, [1]).for_tokens(0, 4))
 
 
 def test_places_that_are_not_asked_for_lie_above_every_chance():
     where = torch.tensor([[True, False, True]])
-    points = RowDraws(0, [0]).at_places(where)
+    points = RowRng(0, [0]).at_places(where)
     assert (points[where] < 1).all()
     assert points[0, 1] == 1
 
 
 def test_a_seed_is_not_negative():
     with pytest.raises(UserError, match=r"seed -1 must be 0 or more"):
-        RowDraws(-1, [0])
+        RowRng(-1, [0])

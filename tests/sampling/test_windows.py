@@ -5,11 +5,11 @@ from worlds import Table, World, chi_square, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.frame import Frame, first_frame, last_of
-from adlm.sampling.positions_first import walk
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.frame import Frame, first_frame, last_frame
+from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
-from adlm.sampling.windows import framed, windowed_walk
+from adlm.sampling.windows import framed, sample_windows
 
 MASK = 9
 
@@ -33,7 +33,7 @@ def test_what_a_window_leaves_behind_is_the_next_ones_prompt():
     seen = []
     canvas = torch.full((2, 10), MASK)
     canvas[1, 7] = 0
-    frames = list(windowed_walk(counting_walk(seen), canvas, MASK, length=4, stride=3))
+    frames = list(sample_windows(counting_walk(seen), canvas, MASK, length=4, stride=3))
     assert frames[-1].ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3, 3], [1, 1, 1, 1, 2, 2, 2, 0, 3, 3]]
     assert seen[1][0].tolist() == [1, MASK, MASK, MASK]
     assert torch.equal(frames[0].ids, canvas)
@@ -41,13 +41,13 @@ def test_what_a_window_leaves_behind_is_the_next_ones_prompt():
 
 def test_the_last_window_ends_with_the_canvas():
     seen = []
-    *_, last = windowed_walk(counting_walk(seen), torch.full((1, 9), MASK), MASK, length=4, stride=3)
+    *_, last = sample_windows(counting_walk(seen), torch.full((1, 9), MASK), MASK, length=4, stride=3)
     assert [tuple(window.shape) for window in seen] == [(1, 4)] * 3
     assert last.ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
 
 
 def test_frames_are_of_the_whole_canvas_and_keep_the_chances_of_earlier_windows():
-    frames = list(windowed_walk(counting_walk([]), torch.full((1, 6), MASK), MASK, length=4, stride=2))
+    frames = list(sample_windows(counting_walk([]), torch.full((1, 6), MASK), MASK, length=4, stride=2))
     assert all(frame.ids.shape == (1, 6) for frame in frames)
     assert frames[1].chance.tolist() == [[0.5, 0.5, 0.5, 0.5, 0.0, 0.0]]
     assert frames[2].chance.tolist() == [[0.5] * 6]
@@ -58,13 +58,13 @@ def test_windows_with_nothing_to_fill_are_not_walked():
     seen = []
     canvas = torch.randint(0, 5, (1, 12), generator=seeded())
     canvas[0, 0] = canvas[0, 11] = MASK
-    list(windowed_walk(counting_walk(seen), canvas, MASK, length=4, stride=4))
+    list(sample_windows(counting_walk(seen), canvas, MASK, length=4, stride=4))
     assert len(seen) == 2
 
 
 def test_a_canvas_no_longer_than_the_window_is_walked_at_once():
     seen = []
-    list(windowed_walk(counting_walk(seen), torch.full((1, 3), MASK), MASK, length=4, stride=2))
+    list(sample_windows(counting_walk(seen), torch.full((1, 3), MASK), MASK, length=4, stride=2))
     assert len(seen) == 1
 
 
@@ -89,14 +89,14 @@ def test_framed_windows_sample_the_language_that_rows_are_cut_from():
     for number, (left, x, y, right) in enumerate(rows.texts.tolist()):
         if left == right == end and end not in (x, y):
             rows.probabilities[number] = first[x] * then[x, y]
-    sampling, draws = Sampling("semi-autoregressive", steps=4000), RowDraws(0, range(8000))
+    sampling, draws = Sampling("semi-autoregressive", steps=4000), RowRng(0, range(8000))
     steps, table = steps_of(LogLinear(), sampling), Table(rows, rows.exact_beliefs())
 
     def ancestral(canvas):
-        return walk(table, canvas, rows.mask_id, steps, sampling, draws)
+        return sample_positions_first(table, canvas, rows.mask_id, steps, sampling, draws)
 
     canvas = torch.full((8000, 4), rows.mask_id)
-    texts = last_of(windowed_walk(framed(ancestral, [end], [end]), canvas, rows.mask_id, length=2, stride=1)).ids
+    texts = last_frame(sample_windows(framed(ancestral, [end], [end]), canvas, rows.mask_id, length=2, stride=1)).ids
     assert (texts != end).all()
     chain = torch.einsum("a,ab,bc,cd->abcd", first, then, then, then).flatten()
     counts = torch.bincount((texts * torch.tensor([8, 4, 2, 1])).sum(dim=1), minlength=16)

@@ -13,9 +13,9 @@ from sampling_runs import lighthouse, walk
 from test_recording import hostile_trace, of_two_documents
 
 from adlm.trace.page import write_trace
-from adlm.trace.recording import About, Trace, record
+from adlm.trace.recording import Trace, TraceInfo, record_trace
 
-ABOUT = About("a model", "remdm-cap", 40, 0)
+ABOUT = TraceInfo("a model", "remdm-cap", 40, 0)
 # The text as it stands: boxes and the spaces between them, masks empty.
 SHOWN = "document.getElementById('text').textContent.replaceAll('↵', '').replaceAll('‧', '')"
 
@@ -33,7 +33,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     lm, canvas = lighthouse()
-    return record(lm, walk(lm, canvas, 40, remasking=0.03), ABOUT)
+    return record_trace(lm, walk(lm, canvas, 40, remasking=0.03), ABOUT)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_slider_moves_the_text(page, trace, file):
 
 def test_special_tokens_are_empty_boxes_and_the_end_of_a_document_is_a_blank_line(page, tmp_path):
     lm, ids = of_two_documents()
-    trace = record(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), ABOUT)
+    trace = record_trace(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), ABOUT)
     trace = replace(trace, canvas=tuple(ids), moments=trace.moments[:1])
     write_trace(trace, tmp_path / "walk.html")
     page.open(tmp_path / "walk.html", "#frame=0")

@@ -23,16 +23,16 @@ from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
-from adlm.sampling.rng import RowDraws
+from adlm.sampling.rng import RowRng
 from adlm.tokens import load_tokenizer, train_bpe
 from adlm.trace.moments import OTHERS
 from adlm.trace.page import as_page, write_trace
 from adlm.trace.predictions import GUESSES
-from adlm.trace.recording import About, Recording, Trace, record
-from adlm.trace.terminal import Screen, show
-from adlm.trace.token_text import pieces_of, side_by_side, text_of
+from adlm.trace.recording import Trace, TraceInfo, TraceRecorder, record_trace
+from adlm.trace.terminal import TerminalView, show_in_terminal
+from adlm.trace.token_text import decode_side_by_side, text_of, tokens_bytes
 
-ABOUT = About("a model", "remdm-cap", 30, 0)
+ABOUT = TraceInfo("a model", "remdm-cap", 30, 0)
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
     "</script x",
@@ -65,7 +65,7 @@ def masks(lm: Knowing, rows: int = 1) -> torch.Tensor:
 def test_deltas_replay_to_every_frame_that_changed_something():
     lm, canvas = lighthouse()
     frames = list(walk(lm, canvas, 30, remasking=0.05))
-    plain = record(lm, frames, ABOUT).plain()
+    plain = record_trace(lm, frames, ABOUT).plain()
     states = replayed(json.loads(json.dumps(plain)))
     for moment, ids in zip(plain["moments"], states, strict=True):
         frame = frames[moment["frame"]]
@@ -82,7 +82,7 @@ def test_deltas_replay_to_every_frame_that_changed_something():
 
 def test_the_text_of_every_moment_is_the_decode_of_its_ids():
     lm, canvas = lighthouse()
-    trace = record(lm, walk(lm, canvas, 30), ABOUT)
+    trace = record_trace(lm, walk(lm, canvas, 30), ABOUT)
     for ids in trace.states():
         joined = b"".join(trace.pieces[index] for index in ids)
         assert joined.decode(errors="replace") == lm.tokenizer.decode(ids)
@@ -100,7 +100,7 @@ def test_pieces_of_byte_tokenizers_join_to_their_text(text):
         ids = tokenizer.encode(text)
         pieces = [tokenizer.piece(index) for index in ids]
         assert b"".join(pieces).decode() == text
-        assert "".join(side_by_side(pieces)) == text
+        assert "".join(decode_side_by_side(pieces)) == text
 
 
 def test_pieces_of_word_tokenizers_join_to_their_decode(tmp_path):
@@ -113,8 +113,8 @@ def test_pieces_of_word_tokenizers_join_to_their_decode(tmp_path):
 
 def test_a_character_cut_by_a_mask_is_shown_as_its_bytes():
     first, rest = "é".encode()[:1], "é".encode()[1:]
-    assert side_by_side([b"caf", first, rest, b"!"]) == ["caf", "é", "", "!"]
-    assert side_by_side([b"caf", first, None, b"!"]) == ["caf", "\\xc3", "", "!"]
+    assert decode_side_by_side([b"caf", first, rest, b"!"]) == ["caf", "é", "", "!"]
+    assert decode_side_by_side([b"caf", first, None, b"!"]) == ["caf", "\\xc3", "", "!"]
 
 
 def of_two_documents() -> tuple[Knowing, list[int]]:
@@ -131,14 +131,14 @@ def test_a_walk_is_shown_with_special_tokens_only_if_asked_for(special_tokens):
     told = lm.tokenizer.decode(ids, special_tokens)
     assert told == ("<|endoftext|>The old<|endoftext|><|endoftext|> keeper—<|endoftext|>" if special_tokens
                     else "The old\n\n keeper—")  # fmt: skip
-    assert b"".join(pieces_of(lm.tokenizer, ids, special_tokens)).decode() == told
+    assert b"".join(tokens_bytes(lm.tokenizer, ids, special_tokens)).decode() == told
     frames = [first_frame(torch.tensor([ids]), lm.mask_id)]
-    console, screen = Console(file=io.StringIO()), Screen(lm, 0, special_tokens=special_tokens)
-    list(show(lm, frames, console, special_tokens=special_tokens))
+    console, screen = Console(file=io.StringIO()), TerminalView(lm, 0, special_tokens=special_tokens)
+    list(show_in_terminal(lm, frames, console, special_tokens=special_tokens))
     assert console.file.getvalue() == told + "\n"
     screen.see(frames[0])
     assert screen.text().plain == told
-    recording = Recording(lm, ABOUT, special_tokens=special_tokens)
+    recording = TraceRecorder(lm, ABOUT, special_tokens=special_tokens)
     list(recording.through(frames))
     plain = recording.trace.plain()
     assert (plain["text"], plain["hidden"]) == (told, [] if special_tokens else [ids[0]])
@@ -147,7 +147,7 @@ def test_a_walk_is_shown_with_special_tokens_only_if_asked_for(special_tokens):
 def test_predictions_are_those_of_what_was_read():
     lm, canvas = lighthouse()
     frames = list(walk(lm, canvas, 30, remasking=0.05))
-    for moment in record(lm, frames, ABOUT).moments[1:]:
+    for moment in record_trace(lm, frames, ABOUT).moments[1:]:
         before = frames[moment.frame].read
         expected = {"denoiser": lm.log_probs(before)[0].exp(), "anchor": lm.anchor_logits(before)[0].softmax(-1)}
         for name, beliefs in expected.items():
@@ -167,7 +167,7 @@ def test_an_anchor_is_what_the_anchor_network_said_first_and_kept_saying():
     best = [lm.anchor_logits(frame.read)[0].argmax(-1) for frame in frames[1:]]
     seen = 0
     anew = 0
-    for moment in record(lm, frames, ABOUT).moments[1:]:
+    for moment in record_trace(lm, frames, ABOUT).moments[1:]:
         frame, said = frames[moment.frame], best[moment.frame - 1]
         assert {place for place in moment.revealed if said[place] == frame.ids[0, place]} == set(moment.anchored)
         for place, since in moment.anchored.items():
@@ -187,7 +187,7 @@ def test_an_anchor_is_what_the_anchor_network_said_first_and_kept_saying():
 def test_a_long_walk_is_thinned_and_nothing_that_was_drawn_is_lost():
     lm = small([1 + place % 9 for place in range(100)])
     frames = list(walk(lm, masks(lm), 60, remasking=0.1))
-    whole, thin = record(lm, frames, ABOUT), Recording(lm, ABOUT, limit=10)
+    whole, thin = record_trace(lm, frames, ABOUT), TraceRecorder(lm, ABOUT, limit=10)
     for _ in thin.through(frames):
         pass
     assert len(whole.moments) > 50
@@ -211,7 +211,7 @@ def test_a_long_walk_is_thinned_and_nothing_that_was_drawn_is_lost():
 def test_frames_that_leave_the_row_alone_make_no_moment():
     lm = small()
     frames = [replace(frame, t=frame.t) for frame in walk(lm, masks(lm), 40)]
-    trace = record(lm, frames, ABOUT)
+    trace = record_trace(lm, frames, ABOUT)
     assert trace.frames == 41
     assert len(trace.moments) == 1 + sum(bool(frame.revealed.any()) for frame in frames) < 41
 
@@ -220,13 +220,13 @@ def test_each_row_has_a_trace_of_its_own():
     lm = small()
     frames = list(walk(lm, masks(lm, rows=3), 12))
     for row in range(3):
-        assert record(lm, frames, ABOUT, row).last == frames[-1].ids[row].tolist()
+        assert record_trace(lm, frames, ABOUT, row).last == frames[-1].ids[row].tolist()
 
 
 @pytest.mark.parametrize("anchors", [True, False])
 def test_a_model_without_tokenizer_or_anchors_is_traced(anchors, tmp_path):
     lm = small(anchors=anchors)
-    trace = record(lm, walk(lm, masks(lm), 12), ABOUT)
+    trace = record_trace(lm, walk(lm, masks(lm), 12), ABOUT)
     plain = trace.plain()
     assert plain["model"]["anchor_network"] == anchors
     assert any(moment["anchor"] for moment in plain["moments"]) == anchors
@@ -247,8 +247,8 @@ def test_every_method_is_traced_with_what_it_drew_from(method):
         config = replace(config, time=replace(config.time, steps=1000))
     maker = method_of(config)
     lm = LanguageModel(config, maker, wake(maker.build()))
-    frames = list(maker.generate(lm.network, torch.full((1, 8), 11), config.sampling, RowDraws(0, range(1))))
-    trace = record(lm, frames, ABOUT)
+    frames = list(maker.generate(lm.network, torch.full((1, 8), 11), config.sampling, RowRng(0, range(1))))
+    trace = record_trace(lm, frames, ABOUT)
     assert trace.last == frames[-1].ids[0].tolist()
     for moment in trace.moments[1:]:
         assert set(moment.revealed) <= set(moment.denoiser)
@@ -286,7 +286,7 @@ def test_a_network_told_the_noise_is_traced_with_the_beliefs_that_it_drew_from(m
     lm = LanguageModel(config, method_of(config), wake(method_of(config).build().double()))
     frames = list(lm.watch(torch.full((2, 12), 4), seed=1))
     seen, again = 0, 0
-    for moment in record(lm, frames, ABOUT, row=1).moments[1:]:
+    for moment in record_trace(lm, frames, ABOUT, row=1).moments[1:]:
         frame = frames[moment.frame]
         for place in moment.revealed:
             told, (index, chance) = dict(moment.denoiser[place]), moment.changed[place]
@@ -332,7 +332,7 @@ def hostile_trace() -> Trace:
     lm = Knowing(ids, tokenizer.vocabulary.mask_id, max(ids) + 1)
     vocabulary = replace(tokenizer.vocabulary, size=max(ids) + 1)
     lm.tokenizer = replace(tokenizer, vocabulary=vocabulary)
-    return record(lm, walk(lm, masks(lm), 10), replace(ABOUT, name=HOSTILE[0], sampler=HOSTILE[1]))
+    return record_trace(lm, walk(lm, masks(lm), 10), replace(ABOUT, name=HOSTILE[0], sampler=HOSTILE[1]))
 
 
 def test_no_token_and_no_name_breaks_out_of_the_page():
@@ -341,14 +341,14 @@ def test_no_token_and_no_name_breaks_out_of_the_page():
     assert all(token in spoken for token in HOSTILE)
     read, harmless = Elements(), Elements()
     read.feed(as_page(trace))
-    harmless.feed(as_page(record(lm, walk(lm, canvas, 3), ABOUT)))
+    harmless.feed(as_page(record_trace(lm, walk(lm, canvas, 3), ABOUT)))
     assert read.tags == harmless.tags
     assert "<" not in read.trace, "browsers end a script where this reader of HTML does not"
     assert json.loads(read.trace) == json.loads(json.dumps(trace.plain()))
 
 
 def test_the_page_needs_nothing_else():
-    page = as_page(record(small(), walk(small(), masks(small()), 5), ABOUT))
+    page = as_page(record_trace(small(), walk(small(), masks(small()), 5), ABOUT))
     assert "default-src 'none'" in page
     assert "@@" not in page
     for reach in ("http:", "https:", "src=", "@import", "url(", "fetch(", "innerHTML", "eval("):
@@ -364,7 +364,7 @@ def test_the_page_needs_nothing_else():
     ],
 )
 def test_a_place_that_cannot_be_written_is_told(name, sentence, tmp_path):
-    trace = record(small(), walk(small(), masks(small()), 5), ABOUT)
+    trace = record_trace(small(), walk(small(), masks(small()), 5), ABOUT)
     with pytest.raises(UserError) as told:
         write_trace(trace, tmp_path / name)
     assert sentence in str(told.value)
@@ -373,7 +373,7 @@ def test_a_place_that_cannot_be_written_is_told(name, sentence, tmp_path):
 
 def test_a_walk_that_never_began_has_no_trace():
     with pytest.raises(UserError, match="no frame has passed"):
-        _ = Recording(small(), ABOUT).trace
+        _ = TraceRecorder(small(), ABOUT).trace
 
 
 def terminal(**knobs) -> Console:
@@ -384,8 +384,8 @@ def test_watching_and_tracing_pass_every_frame_on():
     lm, canvas = lighthouse()
     frames = list(walk(lm, canvas, 20))
     for console in (terminal(height=30), Console(file=io.StringIO())):
-        recording = Recording(lm, ABOUT)
-        passed = list(show(lm, recording.through(frames), console))
+        recording = TraceRecorder(lm, ABOUT)
+        passed = list(show_in_terminal(lm, recording.through(frames), console))
         assert all(one is other for one, other in zip(passed, frames, strict=True))
         assert recording.trace.last == frames[-1].ids[0].tolist()
 
@@ -393,16 +393,16 @@ def test_watching_and_tracing_pass_every_frame_on():
 def test_a_pipe_gets_the_final_text_alone():
     for lm, canvas in (lighthouse(), (small(), masks(small()))):
         console = Console(file=io.StringIO())
-        *_, last = show(lm, walk(lm, canvas, 20), console)
+        *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console)
         assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0].tolist()) + "\n"
 
 
 def test_what_is_only_read_is_not_shown():
     lm, canvas = lighthouse()
     console = Console(file=io.StringIO())
-    *_, last = show(lm, walk(lm, canvas, 20), console, start=3)
+    *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console, start=3)
     assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0, 3:].tolist()) + "\n"
-    whole, screen = Screen(lm, 0), Screen(lm, 0, start=3)
+    whole, screen = TerminalView(lm, 0), TerminalView(lm, 0, start=3)
     for each in (whole, screen):
         each.see(last)
     before = text_of(lm.tokenizer, last.ids[0, :3].tolist())
@@ -412,7 +412,7 @@ def test_what_is_only_read_is_not_shown():
 def test_a_terminal_keeps_the_whole_text_however_low_it_is():
     lm, canvas = lighthouse()
     console = terminal(height=8, color_system=None)
-    *_, last = show(lm, walk(lm, canvas, 20), console)
+    *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console)
     told = console.file.getvalue()
     rest = told[told.rindex("\x1b[2K") + 4 :]
     assert "".join(rest.split()).startswith("".join(lm.tokenizer.decode(last.ids[0].tolist()).split()))
@@ -422,7 +422,7 @@ def test_a_terminal_keeps_the_whole_text_however_low_it_is():
 
 def test_colours_tell_what_became_of_a_token():
     lm, canvas = lighthouse()
-    screen, seen = Screen(lm, 0), set()
+    screen, seen = TerminalView(lm, 0), set()
     for frame in walk(lm, canvas, 20, remasking=0.1):
         screen.see(frame)
         for span in screen.text().spans:
@@ -435,7 +435,7 @@ def test_tokens_do_not_steer_the_terminal():
     trace, console = hostile_trace(), terminal(height=30, color_system=None)
     lm = Knowing(trace.last, trace.mask_id, max(trace.last) + 1)
     lm.tokenizer = trace.tokenizer
-    list(show(lm, walk(lm, masks(lm), 5), console))
+    list(show_in_terminal(lm, walk(lm, masks(lm), 5), console))
     told = console.file.getvalue()
     assert "\x1b[31m" not in told
     assert "\u202e" not in told

@@ -17,7 +17,7 @@ from adlm.config.load import resolve
 from adlm.errors import UserError
 from adlm.training import checkpoint as snapshot
 from adlm.training import run_folder, train
-from adlm.training.validation import Measured
+from adlm.training.validation import ValidationResult
 
 SHORT = ("model.blocks=1", "train.steps=4", "train.snapshot_every=2", "train.valid_every=2")
 
@@ -57,7 +57,7 @@ def test_the_model_is_that_of_the_last_step_though_the_run_was_killed_after_its_
 
 
 def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_snapshot(prepared, out, tmp_path, monkeypatch):
-    keep, walk, models = train._keep, train._walk, []
+    keep, walk, models = train._save_model, train._training_loop, []
 
     def kept(shop, place):
         keep(shop, place)
@@ -149,7 +149,7 @@ def test_a_stream_that_changed_is_told_with_what_can_be_done(tmp_path, monkeypat
     with pytest.raises(UserError, match=r"a run on another text: .* put that back"):
         run(Path(), tmp_path / "run", *stream)
     text.write_text(whole)
-    done = snapshot.find_snapshot(tmp_path / "run" / "snapshots", print)
+    done = snapshot.find_checkpoint(tmp_path / "run" / "snapshots", print)
     assert done is not None
     steps = done.counters.step
     assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
@@ -157,8 +157,8 @@ def test_a_stream_that_changed_is_told_with_what_can_be_done(tmp_path, monkeypat
 
 @pytest.mark.parametrize("nats", [math.nan, math.inf])
 def test_a_held_out_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
-    measure, screen = train.measure, Quiet()
-    monkeypatch.setattr(train, "measure", lambda *values: Measured(nats, nats, 10, 2))
+    measure, screen = train.validate, Quiet()
+    monkeypatch.setattr(train, "measure", lambda *values: ValidationResult(nats, nats, 10, 2))
     outcome = run(prepared, tmp_path / "run", *SHORT, screen=screen)
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
@@ -207,7 +207,7 @@ def test_a_changed_number_in_a_snapshot_is_found(change, prepared, finished, out
 def test_a_snapshot_of_odd_content_is_damaged(content, out):
     (out / "snapshots" / "step-00000004" / "snapshot.json").write_bytes(content.encode("latin-1"))
     said: list[str] = []
-    found = snapshot.find_snapshot(out / "snapshots", said.append)
+    found = snapshot.find_checkpoint(out / "snapshots", said.append)
     assert found is not None
     assert found.counters.step == 2
     assert "step-00000004 is damaged" in said[0]

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 from worlds import seeded, wake
 
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
-from adlm.diffusion.times import Portion
+from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import Noised
-from adlm.training.ema import Average
+from adlm.methods.masked_diffusion import NoisedBatch
+from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, count_tokens, train_step
 
@@ -51,7 +51,7 @@ def take(config, batches, steps=3, fast=True):
     """A few steps in float64 from the same weights and draws, ours or written out."""
     method = method_of(config)
     network = wake(method.build().double()).train()
-    average, draws = Average(network, 0.9), seeded(5)
+    average, draws = EMA(network, 0.9), seeded(5)
     if fast:
         optimizer = build_optimizer(network, config.train)
         for _ in range(steps):
@@ -118,7 +118,7 @@ def test_micro_batches_of_one_noising_add_up_too(name, monkeypatch):
 
     def loss(self, network, rows, pad, progress, generator, portion=None):
         at = [int((x == row).all(dim=1).nonzero()[0, 0]) for row in rows]
-        return self.loss_at(network, rows, Noised(z[at], t[at]), pad)
+        return self.loss_at(network, rows, NoisedBatch(z[at], t[at]), pad)
 
     monkeypatch.setattr(type(method), "loss", loss)
     whole, _, _ = take(config, [MicroBatch(x)])
@@ -131,7 +131,7 @@ def test_micro_batches_that_know_their_place_draw_and_train_like_the_whole_batch
     config, x = settings(name), text()
     whole, _, _ = take(config, [MicroBatch(x)])
     places = [(0, 1), (1, 3), (3, len(x))]
-    parts, _, _ = take(config, [MicroBatch(x[a:b], portion=Portion(a, len(x))) for a, b in places])
+    parts, _, _ = take(config, [MicroBatch(x[a:b], portion=BatchSlice(a, len(x))) for a, b in places])
     same(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
 
 
@@ -170,7 +170,7 @@ def test_a_skipped_step_leaves_the_average_and_its_count_as_they_were():
     config = settings("mdlm")
     method = method_of(config)
     network = wake(method.build())
-    optimizer, average = build_optimizer(network, config.train), Average(network, 0.9999)
+    optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9999)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
     train_step(method, network, optimizer, average, *arguments).check()
     before = {key: value.clone() for key, value in average.weights.items()}
@@ -217,7 +217,7 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
         register_fsdp_forward_method(network, "score")
-        optimizer, average = build_optimizer(network, config.train), Average(network, 0.9)
+        optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
         rows = text()[3 * rank : 3 * rank + 3]
         for _ in range(3):
             report = train_step(method, network, optimizer, average, [MicroBatch(rows)], 42 / world, 0.5, seeded())
@@ -254,7 +254,7 @@ def test_a_step_on_a_gpu_is_the_step_on_the_host(name):
     method, steps = method_of(config), []
     for device in ("cpu", "cuda"):
         network = wake(method.build().double()).to(device)
-        optimizer, average = build_optimizer(network, config.train), Average(network, 0.9)
+        optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
         for _ in range(3):
             train_step(method, network, optimizer, average, [MicroBatch(text())], 48, 0.5, seeded()).check()
         steps.append({key: value.cpu() for key, value in network.state_dict().items()})
@@ -269,7 +269,7 @@ def test_on_a_gpu_a_step_of_the_published_method_never_waits_for_the_device():
     config = replace(settings("adlm"), anchor=replace(Config().anchor, gamma=0.1))
     method = method_of(config)
     network = wake(method.build()).cuda()
-    optimizer, average = build_optimizer(network, config.train), Average(network, 0.9)
+    optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
     draws = torch.Generator("cuda").manual_seed(0)
     step = [method, network, optimizer, average, [MicroBatch(text())], 48, 0.5, draws, torch.bfloat16]
     train_step(*step)

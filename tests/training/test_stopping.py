@@ -34,10 +34,10 @@ def test_a_signal_is_answered_at_once_and_a_second_quits_at_once(number):
 
 
 def test_handlers_are_as_before_afterwards():
-    from adlm.training.stopping import told_to_stop
+    from adlm.training.stopping import stop_on_signals
 
     before, said = signal.getsignal(signal.SIGTERM), []
-    with told_to_stop(said.append) as stop:
+    with stop_on_signals(said.append) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         while not said:
             time.sleep(0.01)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_runs import corpus, run
 
-from adlm.config.load import read
+from adlm.config.load import load_config
 from adlm.training import sharding as engine
 
 
@@ -43,5 +43,5 @@ def test_a_resumed_run_keeps_the_threads_it_began_with(tmp_path, monkeypatch):
     run(prepared, out, "train.steps=5", "train.threads=1")
     run(prepared, out, "train.steps=6")
     assert used == [2, 2, 1, 1]
-    assert read(out / "config.yaml").train.threads == 1
+    assert load_config(out / "config.yaml").train.threads == 1
     assert torch.get_num_threads() == before

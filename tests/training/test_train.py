@@ -127,7 +127,7 @@ def test_a_run_told_to_stop_saves_and_goes_on_in_the_same_bits(number, prepared,
     os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == 128 + number
-    stopped = snapshot.find_snapshot(tmp_path / "snapshots", lambda sentence: None)
+    stopped = snapshot.find_checkpoint(tmp_path / "snapshots", lambda sentence: None)
     assert stopped is not None
     assert 4 <= stopped.counters.step < 20
     assert (tmp_path / "model" / "model.safetensors").is_file()
@@ -368,9 +368,15 @@ def test_too_many_of_them_in_a_row_end_the_run_by_name(prepared, tmp_path, monke
 def test_out_of_memory_names_the_knobs(tiny_config):
     config = replace(tiny_config, train=replace(tiny_config.train, batch_size=64))
     told = r"out of memory in step 8 with 64 sequences of 8 tokens.*train.micro_batch=32 .*train.recompute=true"
-    with pytest.raises(UserError, match=told), stopping.memory_told(config, 64, 7, "there is no snapshot yet"):
+    with (
+        pytest.raises(UserError, match=told),
+        stopping.explain_out_of_memory(config, 64, 7, "there is no snapshot yet"),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(UserError, match=told), stopping.memory_told(config, 64, 7, "there is no snapshot yet"):
+    with (
+        pytest.raises(UserError, match=told),
+        stopping.explain_out_of_memory(config, 64, 7, "there is no snapshot yet"),
+    ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
 
@@ -379,7 +385,10 @@ def test_a_failure_of_the_compiler_names_its_cache(tiny_config):
     from torch._inductor.exc import InductorError
 
     told = r"torch.compile failed \(OSError: file too short\); delete its cache, .*train.compile=off; there is no"
-    with pytest.raises(UserError, match=told), stopping.memory_told(tiny_config, 64, 7, "there is no snapshot yet"):
+    with (
+        pytest.raises(UserError, match=told),
+        stopping.explain_out_of_memory(tiny_config, 64, 7, "there is no snapshot yet"),
+    ):
         raise InductorError(OSError("file too short"), None)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from adlm.data.prepare.shards import SPLITS, Extent, Writer, covers
+from adlm.data.prepare.shards import SPLITS, Extent, ShardWriter, reaches
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, remove_folder, write_file
 
@@ -25,7 +25,7 @@ RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
 
 @dataclass(frozen=True)
-class Place:
+class JournalEntry:
     """A point between two pieces of the source, and what had been written there."""
 
     part: int = 0
@@ -52,7 +52,7 @@ def locked(work: Path, out: Path) -> Iterator[None]:
         try:
             yield
         except (UserError, OSError) as error:
-            kept = bool(places_of(work))
+            kept = bool(read_journal(work))
             if not kept:
                 with suppress(OSError):
                     remove_folder(work)
@@ -68,16 +68,16 @@ def _told(error: UserError | OSError, out: Path, kept: str) -> str:
     return f"{out} cannot be written: {error.strerror or error}{again}"
 
 
-def places_of(work: Path) -> list[Place]:
+def read_journal(work: Path) -> list[JournalEntry]:
     """The places a run has got to, as far as their lines are whole."""
-    places: list[Place] = []
+    places: list[JournalEntry] = []
     if not (work / JOURNAL).exists():
         return places
     for line in read_bytes(work / JOURNAL).splitlines():
         try:
             entry = parse_json(line)
             splits = {split: Extent(**extent) for split, extent in entry.pop("splits").items()}
-            place = Place(**entry, splits=splits)
+            place = JournalEntry(**entry, splits=splits)
         except (ValueError, TypeError, KeyError, AttributeError):
             break
         counts = (place.part, place.pieces, place.documents, *(n for each in splits.values() for n in astuple(each)))
@@ -87,7 +87,7 @@ def places_of(work: Path) -> list[Place]:
     return places
 
 
-def resumed(work: Path, recipe: dict[str, Any]) -> Place:
+def resume_entry(work: Path, recipe: dict[str, Any]) -> JournalEntry:
     """Where to go on; the working folder is left with what belongs to that place, and a journal that ends there."""
     before = {}
     with suppress(ValueError):  # it is missing or torn
@@ -98,10 +98,10 @@ def resumed(work: Path, recipe: dict[str, Any]) -> Place:
     undivided = recipe["held_out"]["last_from"] is not None
     same_rest = {**before, "parts": []} == {**recipe, "parts": []} and (before == recipe or not undivided)
     dtype = np.dtype(recipe["dtype"])
-    places = [Place()]
-    for place in places_of(work) if same_rest else []:
+    places = [JournalEntry()]
+    for place in read_journal(work) if same_rest else []:
         fits = place.part < same_parts or (place.part == same_parts and place.pieces == 0)
-        if fits and all(covers(work / split, dtype, extent) for split, extent in place.splits.items()):
+        if fits and all(reaches(work / split, dtype, extent) for split, extent in place.splits.items()):
             places.append(place)
     start = places[-1]
     for split in SPLITS:
@@ -121,11 +121,11 @@ def _common(before: list[Any], now: list[Any]) -> int:
     return same
 
 
-def _line(place: Place) -> str:
+def _line(place: JournalEntry) -> str:
     return json.dumps(asdict(place)) + "\n"
 
 
-def commit(work: Path, place: Place, writers: Iterable[Writer]) -> None:
+def append_entry(work: Path, place: JournalEntry, writers: Iterable[ShardWriter]) -> None:
     for writer in writers:
         writer.sync()
     with (work / JOURNAL).open("a", encoding="utf-8") as journal:

@@ -17,7 +17,7 @@ TOKENIZER = ("tokenizer.json", "special_tokens_map.json")
 NOTES = (RECIPE, JOURNAL, LOCK)
 
 
-def placed(out: Path) -> Path:
+def resolve_output(out: Path) -> Path:
     """The place as it is meant: absolute, links followed. It must be one that a folder can be moved to."""
     try:
         place = out.expanduser().resolve()
@@ -34,12 +34,12 @@ def placed(out: Path) -> Path:
     return place
 
 
-def work_of(out: Path) -> Path:
+def work_folder(out: Path) -> Path:
     """Where the folder is made before it is moved to its place."""
     return out.with_name(f"{out.name}.preparing")
 
 
-def refuse_others_work(work: Path) -> None:
+def check_work_folder(work: Path) -> None:
     """A working folder must be one that a run of ours left behind."""
     try:
         names = {path.name for path in work.iterdir()}
@@ -56,7 +56,7 @@ def refuse_others_work(work: Path) -> None:
         )
 
 
-def refuse_replacing(out: Path, manifest: dict[str, Any], source: str) -> None:
+def check_replaceable(out: Path, manifest: dict[str, Any], source: str) -> None:
     """What is built anew takes the place of its own kind: the same source, and nothing beside it."""
     if manifest["source"] != source:
         raise UserError(
@@ -72,7 +72,7 @@ def refuse_replacing(out: Path, manifest: dict[str, Any], source: str) -> None:
         )
 
 
-def put_in_place(work: Path, out: Path) -> None:
+def publish(work: Path, out: Path) -> None:
     """The working folder, whole, becomes the prepared one in one move; an older one is deleted."""
     move_folder(work, out)
     if work.exists():  # what was there: an older folder, or an empty one

@@ -17,14 +17,14 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adlm.config.schema import Config
-from adlm.data.prepare.journal import Place, commit, locked, resumed
+from adlm.data.prepare.journal import JournalEntry, append_entry, locked, resume_entry
 from adlm.data.prepare.output_folder import (
-    placed,
-    put_in_place,
-    refuse_others_work,
-    refuse_replacing,
+    check_replaceable,
+    check_work_folder,
+    publish,
     remove_leftovers,
-    work_of,
+    resolve_output,
+    work_folder,
 )
 from adlm.data.prepare.prepared import (
     FORMAT,
@@ -32,12 +32,12 @@ from adlm.data.prepare.prepared import (
     is_prepared,
     open_prepared,
     read_manifest,
-    tokenizer_described,
+    tokenizer_recipe,
     write_manifest,
 )
-from adlm.data.prepare.shards import SPLITS, Extent, Ids, Tokens, Writer, dtype_for, files_of, remove_empty
-from adlm.data.rows.packing import rows_of, width_of
-from adlm.data.sources.source import Plan, described, plan_of
+from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
+from adlm.data.rows.packing import rows_of, text_width
+from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
 from adlm.files import remove_parts
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
@@ -56,7 +56,7 @@ class View(TypedDict):
 
 
 @dataclass(frozen=True)
-class Progress:
+class PrepareProgress:
     """How far a run has got."""
 
     bytes_read: int
@@ -67,7 +67,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PrepareOutcome:
     """A prepared folder, and how it came about."""
 
     prepared: Prepared
@@ -78,7 +78,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Batch:
+class EncodingBatch:
     """Pieces to be encoded together, and the place after them."""
 
     texts: list[str]
@@ -91,20 +91,20 @@ class Batch:
 
 
 def prepare(
-    config: Config, out: Path, report: Callable[[Progress], None] = lambda progress: None, only: str = ""
-) -> Outcome:
+    config: Config, out: Path, report: Callable[[PrepareProgress], None] = lambda progress: None, only: str = ""
+) -> PrepareOutcome:
     """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already.
 
     `only` is one split: parts that are of another are not read.
     """
-    out = placed(out)
-    work = work_of(out)
-    refuse_others_work(work)
-    plan = plan_of(config.data, without=(out, work))
+    out = resolve_output(out)
+    work = work_folder(out)
+    check_work_folder(work)
+    plan = resolve_source(config.data, without=(out, work))
     if only:
         plan = replace(plan, parts=tuple(part for part in plan.parts if part.split in ("", only)))
     tokenizer = _tokenizer(config, plan)
-    width_of(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
+    text_width(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
     recipe = recipe_of(plan, tokenizer, config)
     view: View = {"length": config.length, "packing": plan.packing}
     how = "prepared"
@@ -112,18 +112,18 @@ def prepare(
         manifest = read_manifest(out)
         remove_leftovers(out, work)
         if manifest["recipe"] == recipe:
-            return Outcome(_seen_as(open_prepared(out), view), "reused", plan.missing)
-        refuse_replacing(out, manifest, plan.title)
+            return PrepareOutcome(_seen_as(open_prepared(out), view), "reused", plan.missing)
+        check_replaceable(out, manifest, plan.title)
         how = "prepared anew"
     with locked(work, out):
         remove_parts(out.parent, out.name)
         remove_parts(work)
-        start = resumed(work, recipe)
-        if start != Place():
+        start = resume_entry(work, recipe)
+        if start != JournalEntry():
             how = "resumed"
         end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
         _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
-    return Outcome(open_prepared(out, sums=False), how, plan.missing)
+    return PrepareOutcome(open_prepared(out, sums=False), how, plan.missing)
 
 
 def check_source(config: Config, folder: Path, before: Config) -> None:
@@ -136,9 +136,9 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
     recipe = read_manifest(folder)["recipe"]
     instead = f"add data.prepared={folder} to resume with the text as it was prepared"
     try:
-        now = described(plan_of(config.data, without=(folder.resolve(), work_of(folder.resolve()))))
+        now = source_recipe(resolve_source(config.data, without=(folder.resolve(), work_folder(folder.resolve()))))
         if bpe_size(config.tokenizer) is None:
-            now |= tokenizer_described(load_tokenizer(config.tokenizer))
+            now |= tokenizer_recipe(load_tokenizer(config.tokenizer))
     except UserError as error:
         raise UserError(f"{error}; {instead}") from None
     was, parts = recipe["parts"], now["parts"]
@@ -149,15 +149,15 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
         raise UserError(f"{folder} was prepared with another {other} than now; give the same knobs, or {instead}")
 
 
-def _tokenizer(config: Config, plan: Plan) -> Tokenizer:
+def _tokenizer(config: Config, plan: Source) -> Tokenizer:
     """The tokenizer by its name, or one learnt from the beginning of what is trained on."""
     size = bpe_size(config.tokenizer)
     return load_tokenizer(config.tokenizer) if size is None else train_bpe(_beginning(plan), size)
 
 
-def _beginning(plan: Plan) -> Iterator[str]:
+def _beginning(plan: Source) -> Iterator[str]:
     """The first LEARNT characters of the training split."""
-    start, characters = Place(), 0
+    start, characters = JournalEntry(), 0
     with closing(_batches(plan, start)) as batches:
         for batch in batches:
             for text, split in zip(batch.texts, batch.splits, strict=True):
@@ -168,28 +168,28 @@ def _beginning(plan: Plan) -> Iterator[str]:
                 return
 
 
-def recipe_of(plan: Plan, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+def recipe_of(plan: Source, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
     """Everything that decides the bytes of the shards: two runs of one recipe write the same."""
     return {
         "format": FORMAT,
-        **described(plan),
-        **tokenizer_described(tokenizer),
+        **source_recipe(plan),
+        **tokenizer_recipe(tokenizer),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
     }
 
 
 def _tokenise(
-    plan: Plan,
+    plan: Source,
     tokenizer: Tokenizer,
     recipe: dict[str, Any],
     work: Path,
-    start: Place,
+    start: JournalEntry,
     view: View,
-    report: Callable[[Progress], None],
-) -> Place:
+    report: Callable[[PrepareProgress], None],
+) -> JournalEntry:
     """Everything after `start`, written to the working folder."""
     dtype = np.dtype(recipe["dtype"])
-    writers = {split: Writer(work / split, dtype, extent) for split, extent in start.splits.items()}
+    writers = {split: ShardWriter(work / split, dtype, extent) for split, extent in start.splits.items()}
     place, characters, uncommitted = start, 0, 0
     sizes = [part.size for part in plan.parts]
     in_all = 0 if None in sizes else sum(size or 0 for size in sizes)
@@ -197,16 +197,18 @@ def _tokenise(
         for batch, ids_of in encoded:
             for split, (ids, ends) in ids_of.items():
                 if split not in writers:
-                    writers[split] = Writer(work / split, dtype, Extent())
+                    writers[split] = ShardWriter(work / split, dtype, Extent())
                 writers[split].append(ids, ends)
             extents = {split: writer.extent for split, writer in writers.items()}
-            place = Place(batch.part, batch.pieces, batch.documents, extents)
+            place = JournalEntry(batch.part, batch.pieces, batch.documents, extents)
             read = sum(map(len, batch.texts))
             characters, uncommitted = characters + read, uncommitted + read
             if uncommitted >= COMMIT:
-                commit(work, place, writers.values())
+                append_entry(work, place, writers.values())
                 uncommitted = 0
-            report(Progress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values())))
+            report(
+                PrepareProgress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values()))
+            )
     if not any(extent.tokens for extent in place.splits.values()):
         raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
     divided = plan.division.share and any(not part.split for part in plan.parts)
@@ -217,11 +219,11 @@ def _tokenise(
         )
     for split, extent in place.splits.items():
         rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
-    commit(work, place, writers.values())
+    append_entry(work, place, writers.values())
     return place
 
 
-def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
+def _batches(plan: Source, start: JournalEntry) -> Generator[EncodingBatch, None, None]:
     """The pieces after `start`, about BATCH characters at a time."""
     documents, before = start.documents, sum(part.size or 0 for part in plan.parts[: start.part])
     texts: list[str] = []
@@ -246,18 +248,18 @@ def _batches(plan: Plan, start: Place) -> Generator[Batch, None, None]:
                     documents += 1
                     split = plan.split_of(part, documents)
                 if held >= BATCH:
-                    yield Batch(texts, splits, ends, index, number, documents, before + seen)
+                    yield EncodingBatch(texts, splits, ends, index, number, documents, before + seen)
                     texts, splits, ends, held = [], [], [], 0
         before, seen = before + (part.size or 0), 0
     if texts:
-        yield Batch(texts, splits, ends, len(plan.parts), 0, documents, before)
+        yield EncodingBatch(texts, splits, ends, len(plan.parts), 0, documents, before)
 
 
 def _encoded(
-    batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype[Any]
-) -> Generator[tuple[Batch, dict[str, tuple[Ids, list[int]]]], None, None]:
+    batches: Iterator[EncodingBatch], tokenizer: Tokenizer, dtype: np.dtype[Any]
+) -> Generator[tuple[EncodingBatch, dict[str, tuple[Ids, list[int]]]], None, None]:
     """Each batch with the ids of each split, in order; some are encoded while others are read and written."""
-    waiting: deque[tuple[Batch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
+    waiting: deque[tuple[EncodingBatch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
     with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; the second thread is for what Python does
         try:
             for batch in batches:
@@ -273,7 +275,7 @@ def _encoded(
                 future.cancel()
 
 
-def _encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, tuple[Ids, list[int]]]:
+def _encode(batch: EncodingBatch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, tuple[Ids, list[int]]]:
     """The ids of each split and where documents end among them, every document followed by eos."""
     eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
     ids: dict[str, list[int]] = {}
@@ -300,11 +302,11 @@ def _seen_as(found: Prepared, view: View) -> Prepared:
     return replace(found, manifest=manifest)
 
 
-def _finish(work: Path, out: Path, manifest: dict[str, Any], end: Place, tokenizer: Tokenizer) -> None:
+def _finish(work: Path, out: Path, manifest: dict[str, Any], end: JournalEntry, tokenizer: Tokenizer) -> None:
     """The working folder gets its manifest and becomes the prepared one, in one move."""
     splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
-    manifest["splits"] = {split: {**asdict(end.splits[split]), "files": files_of(work / split)} for split in splits}
+    manifest["splits"] = {split: {**asdict(end.splits[split]), "files": list_files(work / split)} for split in splits}
     remove_empty(work, splits)
     tokenizer.save(work)
     write_manifest(work, manifest)
-    put_in_place(work, out)
+    publish(work, out)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adlm.data.prepare.shards import SPLITS, Extent, Tokens, again, check_files, sizes_of
+from adlm.data.prepare.shards import SPLITS, Extent, Tokens, check_files, file_sizes, prepare_again
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, write_file
@@ -58,13 +58,13 @@ def open_prepared(folder: Path, sums: bool = True) -> Prepared:
     for split, entry in manifest["splits"].items():
         check_files(folder / split, entry["files"], sums)
     tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
-    described = tokenizer_described(tokenizer)
+    described = tokenizer_recipe(tokenizer)
     if any(manifest["recipe"].get(knob) != value for knob, value in described.items()):
-        raise UserError(f"{folder / 'tokenizer.json'} is not the one that made the ids; {again(folder)}")
+        raise UserError(f"{folder / 'tokenizer.json'} is not the one that made the ids; {prepare_again(folder)}")
     return Prepared(folder, manifest, tokenizer)
 
 
-def tokenizer_described(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:
     """What tells a tokenizer from any other, for a recipe."""
     return {
         "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
@@ -84,13 +84,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = parse_json(read_bytes(path))
         if manifest["format"] != FORMAT:
             raise UserError(
-                f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; {again(folder)}"
+                f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; {prepare_again(folder)}"
             )
         _check(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {again(folder)}") from None
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {prepare_again(folder)}") from None
     return dict(manifest)
 
 
@@ -109,7 +109,7 @@ def _check(manifest: Any) -> None:
         kinds[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
         if all(kinds.values()):
             sizes = {file["name"]: file["bytes"] for file in entry["files"] if file["sha256"]}
-            kinds[f"files of {split}"] = sizes == sizes_of(np.dtype(dtype), extent)
+            kinds[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent)
     if wrong := [what for what, right in kinds.items() if not right]:
         raise ValueError(f"wrong {wrong[0]}")
 

@@ -50,7 +50,7 @@ class Extent:
     documents: int = 0
 
 
-class Writer:
+class ShardWriter:
     """Appends documents to a split; what lies beyond `extent` in its files, from a run that was cut off, is dropped."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
@@ -100,7 +100,7 @@ def _truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def sizes_of(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
+def file_sizes(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
     """The files of a split that hold something, and how many bytes each has."""
     full, rest = divmod(extent.tokens, SHARD)
     sizes = {shard_name(number): SHARD * dtype.itemsize for number in range(full)}
@@ -108,9 +108,9 @@ def sizes_of(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def covers(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
+def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
     """Whether the files of a split reach as far as `extent`."""
-    return all(_size(folder / name) >= size for name, size in sizes_of(dtype, extent).items())
+    return all(_size(folder / name) >= size for name, size in file_sizes(dtype, extent).items())
 
 
 def _size(path: Path) -> int:
@@ -122,7 +122,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def files_of(folder: Path) -> list[dict[str, Any]]:
+def list_files(folder: Path) -> list[dict[str, Any]]:
     """The split's files that hold something, with their sizes and checksums."""
     paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]
     with ThreadPoolExecutor() as threads:
@@ -143,7 +143,7 @@ def remove_empty(folder: Path, splits: Sequence[str]) -> None:
                 path.unlink()
 
 
-def again(folder: Path) -> str:
+def prepare_again(folder: Path) -> str:
     """What to do about a folder that was damaged."""
     return f"delete the folder {folder} and prepare the data again"
 
@@ -153,10 +153,10 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
     for file in files:
         path = folder / file["name"]
         if not path.is_file():
-            raise UserError(f"{path} is missing; {again(folder.parent)}")
+            raise UserError(f"{path} is missing; {prepare_again(folder.parent)}")
         if path.stat().st_size != file["bytes"]:
             raise UserError(
-                f"{path} has {path.stat().st_size:,} bytes and had {file['bytes']:,}; {again(folder.parent)}"
+                f"{path} has {path.stat().st_size:,} bytes and had {file['bytes']:,}; {prepare_again(folder.parent)}"
             )
     if sums:
         with ThreadPoolExecutor() as threads:
@@ -164,7 +164,8 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
         for file, digest in zip(files, digests, strict=True):
             if digest != file["sha256"]:
                 raise UserError(
-                    f"{folder / file['name']} is not what was written (its checksum differs); {again(folder.parent)}"
+                    f"{folder / file['name']} is not what was written (its checksum differs); "
+                    f"{prepare_again(folder.parent)}"
                 )
 
 
@@ -193,7 +194,9 @@ class Tokens:
             number, offset = divmod(at, self.shard)
             some = self._file(number)[offset : offset + stop - at]
             if not len(some):
-                raise UserError(f"{self.folder / shard_name(number)} has lost its end; {again(self.folder.parent)}")
+                raise UserError(
+                    f"{self.folder / shard_name(number)} has lost its end; {prepare_again(self.folder.parent)}"
+                )
             row[at - start : at - start + len(some)] = some
             at += len(some)
 
@@ -207,7 +210,9 @@ class Tokens:
             try:
                 self._files[number] = np.memmap(path, self.dtype, "r")
             except OSError as error:
-                raise UserError(f"{path} cannot be read: {error.strerror}; {again(self.folder.parent)}") from None
+                raise UserError(
+                    f"{path} cannot be read: {error.strerror}; {prepare_again(self.folder.parent)}"
+                ) from None
         return self._files[number]
 
 

@@ -19,7 +19,7 @@ class Forbidden:
         return self.form(problem) in self.forms
 
 
-def forbidden_by(paths: Iterable[Path], form: Callable[[Problem], str]) -> Forbidden:
+def forbidden_forms(paths: Iterable[Path], form: Callable[[Problem], str]) -> Forbidden:
     """Every problem of the files, and whatever has the same form.
 
     The forms are `content` (the same facts and question in any order: so much must be apart) and `structure` (the same

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from adlm.data.reasoning.problem import Problem
-from adlm.data.reasoning.renaming import renamed_form
+from adlm.data.reasoning.renaming import canonical_form
 from adlm.errors import UserError
 
 ONE = re.compile(r"(Each|Every) ([a-z]+) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
@@ -158,4 +158,4 @@ def structure(problem: Problem) -> str:
     colours[puzzle.claim.predicate] = "asked"
     kinds = {(True, False): "is a", (False, False): "is", (False, True): "is not"}
     edges = ((fact.subject, fact.predicate, kinds[fact.kind, fact.negated]) for fact in puzzle.facts)
-    return renamed_form(colours, edges)
+    return canonical_form(colours, edges)

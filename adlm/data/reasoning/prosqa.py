@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from adlm.data.reasoning.problem import Problem
-from adlm.data.reasoning.renaming import renamed_form
+from adlm.data.reasoning.renaming import canonical_form
 from adlm.errors import UserError
 
 FACT = re.compile(r"(?:Every ([a-z]+)|([A-Z][a-z]*)) is a ([a-z]+)\.")
@@ -126,4 +126,4 @@ def structure(problem: Problem) -> str:
     colours = {node: "name" if node[0].isupper() else "concept" for fact in puzzle.facts for node in fact}
     colours[puzzle.entity] = "entity"
     colours |= dict.fromkeys(puzzle.options, "option")
-    return renamed_form(colours, ((x, y, "is") for x, y in puzzle.facts))
+    return canonical_form(colours, ((x, y, "is") for x, y in puzzle.facts))

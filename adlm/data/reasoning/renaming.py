@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 
-def renamed_form(colours: Mapping[str, str], edges: Iterable[tuple[str, str, str]]) -> str:
+def canonical_form(colours: Mapping[str, str], edges: Iterable[tuple[str, str, str]]) -> str:
     """Equal for isomorphic graphs: colour refinement, then the edges between the colours it settles on.
 
     Edges carry a kind. Two graphs with one form are isomorphic where every node ends with a colour of its own, and

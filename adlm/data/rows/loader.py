@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.data.rows.packing import Rows
-from adlm.data.rows.shuffle import shuffled, uniform
+from adlm.data.rows.shuffle import shuffle, uniform
 from adlm.errors import UserError
 
 
@@ -68,10 +68,10 @@ class Loader:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        check_share(self.batch_size, self.rank, self.num_ranks)
+        check_ranks(self.batch_size, self.rank, self.num_ranks)
 
     def batches(self, start: Position = START) -> Iterator[Batch]:
-        return prefetched(self._batches(start))
+        return prefetch(self._batches(start))
 
     def _batches(self, start: Position) -> Iterator[Batch]:
         """One after the other, each when it is asked for."""
@@ -90,13 +90,13 @@ class Loader:
         epoch, row = start
         while count:
             some = np.arange(row, min(row + count, len(self.rows)))
-            numbers.append(shuffled(some, len(self.rows), self.seed, epoch) if self.shuffle else some)
+            numbers.append(shuffle(some, len(self.rows), self.seed, epoch) if self.shuffle else some)
             draws.append(uniform(some, self.seed, epoch))
             epoch, row, count = epoch + 1, 0, count - len(some)
         return np.concatenate(numbers), np.concatenate(draws)
 
 
-def check_share(batch_size: int, rank: int, num_ranks: int) -> None:
+def check_ranks(batch_size: int, rank: int, num_ranks: int) -> None:
     assert 0 <= rank < num_ranks
     if batch_size % num_ranks:
         nearest = max(1, round(batch_size / num_ranks)) * num_ranks
@@ -105,7 +105,7 @@ def check_share(batch_size: int, rank: int, num_ranks: int) -> None:
         )
 
 
-def prefetched(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
+def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
     """The same batches, up to `depth` of them made ahead by a thread, so that who takes them need not wait.
 
     The thread ends with the iterator, or at the latest before Python does: one that is still inside torch when the

@@ -154,9 +154,9 @@ class Rows:
         self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[float] | NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """ids (n, L) and pad (n, L), or no pad where there is none."""
-        bos, eos = frame_of(self.vocabulary)
+        bos, eos = row_frame(self.vocabulary)
         first = len(bos)
-        x = np.full((len(rows), self.length), filler_of(self.vocabulary), np.int64)
+        x = np.full((len(rows), self.length), padding_id(self.vocabulary), np.int64)
         used = np.empty(len(rows), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0 if draws is None else float(draws[index]))
@@ -184,7 +184,7 @@ class Rows:
 
         What frames or fills a row belongs to the neighbouring document.
         """
-        first = len(frame_of(self.vocabulary)[0])
+        first = len(row_frame(self.vocabulary)[0])
         found = np.empty((len(rows), self.length), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0)
@@ -193,7 +193,7 @@ class Rows:
         return found if self.clusters is None else self.clusters[found]
 
 
-def frame_of(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+def row_frame(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
     """What opens and closes a row: bos and eos, or nothing where the vocabulary lacks one."""
     if vocabulary.bos_id is None or vocabulary.eos_id is None:
         return [], []
@@ -209,14 +209,14 @@ def counted_positions(
     the sum and they are not counted. `packed-published` and `padded-published` count them, as the released code does.
     """
     used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
-    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else frame_of(vocabulary)
+    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else row_frame(vocabulary)
     positions = np.arange(x.shape[1])
     return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
 
 
-def width_of(vocabulary: Vocabulary, length: int) -> int:
+def text_width(vocabulary: Vocabulary, length: int) -> int:
     """How many ids of documents a row of this length holds."""
-    bos, eos = frame_of(vocabulary)
+    bos, eos = row_frame(vocabulary)
     width = length - len(bos) - len(eos)
     if width < 1:
         raise UserError(f"length {length} leaves no room for text between bos and eos; try length=16")
@@ -228,7 +228,7 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
 
     Training takes them so; a likelihood counts every id once, so it takes the short last row.
     """
-    width = width_of(vocabulary, length)
+    width = text_width(vocabulary, length)
     num_marks = 0 if vocabulary.eos_id is None else 1
     layout = LAYOUTS[packing](tokens, width, num_marks, overlap)
     if len(layout) == 0:
@@ -240,7 +240,7 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
     return Rows(tokens, vocabulary, length, layout, packing)
 
 
-def filler_of(vocabulary: Vocabulary) -> int:
+def padding_id(vocabulary: Vocabulary) -> int:
     """The id under padding: pad where there is one, else any that is not the mask."""
     if vocabulary.pad_id is not None:
         return vocabulary.pad_id

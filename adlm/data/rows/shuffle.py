@@ -11,7 +11,7 @@ ROUNDS = 6
 Numbers = NDArray[np.uint64]
 
 
-def shuffled(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def shuffle(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The rows that stand at these positions of the epoch."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     keys = _mixed(np.arange(ROUNDS, dtype=np.uint64) + _mixed(_key(seed) ^ _mixed(_key(epoch) + np.uint64(1))))

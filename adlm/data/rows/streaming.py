@@ -13,9 +13,9 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from adlm.data.rows.loader import START, Batch, Position, check_share, prefetched
-from adlm.data.rows.packing import filler_of, frame_of, width_of
-from adlm.data.sources.source import Plan
+from adlm.data.rows.loader import START, Batch, Position, check_ranks, prefetch
+from adlm.data.rows.packing import padding_id, row_frame, text_width
+from adlm.data.sources.source import Source
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
@@ -26,7 +26,7 @@ AHEAD = 64  # documents encoded at once
 class Stream:
     """Batches of the documents of one split of a plan."""
 
-    plan: Plan
+    plan: Source
     tokenizer: Tokenizer
     length: int
     batch_size: int
@@ -35,23 +35,23 @@ class Stream:
     num_ranks: int = 1
 
     def __post_init__(self) -> None:
-        check_share(self.batch_size, self.rank, self.num_ranks)
-        width_of(self.tokenizer.vocabulary, self.length)
+        check_ranks(self.batch_size, self.rank, self.num_ranks)
+        text_width(self.tokenizer.vocabulary, self.length)
         if self.plan.packing not in ("packed", "padded"):
             raise UserError(f"data.packing {self.plan.packing} needs prepared shards; stream by packed or padded")
 
     def batches(self, start: Position = START) -> Iterator[Batch]:
-        return prefetched(self._batches(start))
+        return prefetch(self._batches(start))
 
     def _batches(self, start: Position) -> Iterator[Batch]:
         rows = self._padded(start) if self.plan.packing == "padded" else self._packed(start)
         share = self.batch_size // self.num_ranks
         vocabulary = self.tokenizer.vocabulary
-        bos, eos = frame_of(vocabulary)
-        x = np.full((share, self.length), filler_of(vocabulary), np.int64)
+        bos, eos = row_frame(vocabulary)
+        x = np.full((share, self.length), padding_id(vocabulary), np.int64)
         used = np.zeros(share, np.int64)
         while True:
-            x[:] = filler_of(vocabulary)
+            x[:] = padding_id(vocabulary)
             for number in range(self.batch_size):
                 ids, after = next(rows)
                 mine = number - self.rank * share
@@ -63,7 +63,7 @@ class Stream:
 
     def _packed(self, start: Position) -> Iterator[tuple[list[int], Position]]:
         """Full rows of joined documents, and the position after each."""
-        width = width_of(self.tokenizer.vocabulary, self.length)
+        width = text_width(self.tokenizer.vocabulary, self.length)
         held: list[int] = []
         skipped = start.row
         for document, ids in self._documents(start.epoch):
@@ -78,7 +78,7 @@ class Stream:
 
     def _padded(self, start: Position) -> Iterator[tuple[list[int], Position]]:
         """One document a row, cut at its end."""
-        width = width_of(self.tokenizer.vocabulary, self.length)
+        width = text_width(self.tokenizer.vocabulary, self.length)
         marks = 0 if self.tokenizer.vocabulary.eos_id is None else 1
         for document, ids in self._documents(start.epoch):
             yield ids[: min(width, len(ids) - marks)], Position(document + 1, 0)

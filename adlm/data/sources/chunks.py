@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-PIECE = 2**16  # characters
+CHUNK = 2**16  # characters
 FARTHEST = 4  # pieces in which a place to cut is looked for
 
 SEPARATORS = {"file": None, "line": re.compile(r"\n"), "blank": re.compile(r"\r?\n(?:[ \t\r]*\n)+")}
@@ -25,22 +25,22 @@ WORDS, BLANKS = re.compile(r"\w \w"), re.compile(r"(?<=\S)\s")
 """A piece ends between words, or failing that wherever blanks begin."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     text: str
     ends: bool
     """Whether the document ends with this piece."""
 
 
-def in_pieces(document: str) -> Iterator[Piece]:
+def split_into_chunks(document: str) -> Iterator[Chunk]:
     """A whole document, cut."""
     start = 0
     for end in _cuts(document):
-        yield Piece(document[start:end], False)
+        yield Chunk(document[start:end], False)
         start = end
-    yield Piece(document[start:], True)
+    yield Chunk(document[start:], True)
 
 
-def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> Iterator[Piece]:
+def join_chunks(blocks: Iterable[str], boundary: str, whole: bool = False) -> Iterator[Chunk]:
     """The documents of a text that comes in blocks of any size, blank ones left out where blank lines part them.
 
     With `whole`, each document comes in one piece.
@@ -55,39 +55,39 @@ def documents_of(blocks: Iterable[str], boundary: str, whole: bool = False) -> I
             *complete, buffer = separator.split(buffer)
             for document in complete:
                 if inside or boundary == "line" or document.strip():
-                    yield from [Piece(document, True)] if whole else in_pieces(document)
+                    yield from [Chunk(document, True)] if whole else split_into_chunks(document)
                 inside = False
         if boundary == "blank" and block is None:
             buffer = LAST_BREAK.sub("", buffer) if inside or buffer.strip() else ""
         if not whole:
             start = 0
             for end in _cuts(buffer):
-                yield Piece(buffer[start:end], False)
+                yield Chunk(buffer[start:end], False)
                 start, inside = end, True
             buffer = buffer[start:]
         buffer += waiting
     if inside or buffer:
-        yield Piece(buffer, True)
+        yield Chunk(buffer, True)
 
 
 def _cuts(text: str) -> Iterator[int]:
     """Where a text that may go on can be cut already; something always stays behind the last cut."""
     start = 0
-    while len(text) - start > 2 * PIECE and (end := _cut(text, start)):
+    while len(text) - start > 2 * CHUNK and (end := _cut(text, start)):
         yield end
         start = end
 
 
 def _cut(text: str, start: int) -> int:
     """The end of the piece that begins at `start`, or 0 where that takes more text than there is yet."""
-    first, last = start + PIECE // 2, start + PIECE
+    first, last = start + CHUNK // 2, start + CHUNK
     space = last
     while (space := text.rfind(" ", first, space)) >= 0:
         if WORDS.match(text, space - 1, last):
             return space
     if found := [match.start() for match in BLANKS.finditer(text, first, last)]:
         return found[-1]
-    farthest = start + FARTHEST * PIECE
+    farthest = start + FARTHEST * CHUNK
     if len(text) <= farthest:
         return 0
     later = BLANKS.search(text, last, farthest)

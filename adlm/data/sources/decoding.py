@@ -32,7 +32,7 @@ def suffix_of(path: Path) -> str:
 def form_of(path: Path) -> str:
     """What a file is by its name, or by the name of what is in it where it is a .zip."""
     if path.suffix.lower() == ".zip":
-        with told(path.name), zipfile.ZipFile(path) as archive:
+        with decoding_errors(path.name), zipfile.ZipFile(path) as archive:
             inside = Path(_only_member(archive, path).filename).suffix.lower()
         if inside in COMPRESSED:
             raise UserError(f"{path.name} holds a file that is itself compressed; unpack it")
@@ -95,7 +95,7 @@ def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
         read += len(block)
 
 
-def sound(text: str, damaged: str, where: str) -> str:
+def check_text(text: str, damaged: str, where: str) -> str:
     """The text without NUL and halves of characters, which no tokenizer takes: refused, or replaced by U+FFFD."""
     nul = "\0" in text
     if not nul and (text.isascii() or not HALF.search(text)):
@@ -107,7 +107,7 @@ def sound(text: str, damaged: str, where: str) -> str:
 
 
 @contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
+def decoding_errors(name: str) -> Iterator[None]:
     """What the operating system or a decompressor says of a file, as a sentence."""
     try:
         yield

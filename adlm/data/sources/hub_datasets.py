@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.data.sources.chunks import Piece, in_pieces
-from adlm.data.sources.decoding import sound
+from adlm.data.sources.chunks import Chunk, split_into_chunks
+from adlm.data.sources.decoding import check_text
 from adlm.data.sources.records import text_of
 from adlm.data.sources.text_files import ignore, same
 from adlm.errors import UserError
-from adlm.hub import ask_the_hub_once
+from adlm.hub import skip_unreachable_hub
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class HubSplit:
         builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
         return f"{builder.name} {builder.hash}"
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
         for number, record in enumerate(self._records(), 1):
             where = f"record {number} of {self.name}"
             text = self.text(record) if self.text else text_of(record, self.field, where)
-            yield from in_pieces(self.transform(sound(text, self.damaged, where)))
+            yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
     def split_names(self) -> list[str]:
         """What splits the dataset has."""
@@ -80,7 +80,7 @@ class HubSplit:
 
     def _asked(self, what: Callable[[Any], Any]) -> Any:
         if not Path(self.repository).exists():
-            ask_the_hub_once()
+            skip_unreachable_hub()
         try:
             import datasets
         except ImportError:

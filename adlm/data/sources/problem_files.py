@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
-from adlm.data.reasoning.forbidden import forbidden_by
+from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import generate_prontoqa
 from adlm.data.reasoning.make_prosqa import generate_prosqa
 from adlm.data.reasoning.problem import Problem, read_problems
-from adlm.data.sources.chunks import Piece, in_pieces
-from adlm.data.sources.decoding import told
+from adlm.data.sources.chunks import Chunk, split_into_chunks
+from adlm.data.sources.decoding import decoding_errors
 from adlm.data.sources.text_files import ignore
 
 READERS: dict[str, Callable[[Path], tuple[Problem, ...]]] = {
@@ -47,22 +47,22 @@ class ProblemFile:
 
     @property
     def size(self) -> int:
-        with told(self.name):
+        with decoding_errors(self.name):
             return self.path.stat().st_size
 
     def fingerprint(self) -> str:
-        with told(self.name):
+        with decoding_errors(self.name):
             return _digest(self.path, *self.without)
 
     def problems(self) -> Iterator[Problem]:
         others = {problem.question for path in self.without for problem in READERS[path.suffix](path)}
         return (problem for problem in READERS[self.path.suffix](self.path) if problem.question not in others)
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
-        with told(self.name):
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
+        with decoding_errors(self.name):
             problems = self.problems()
         for problem in problems:
-            yield from in_pieces(as_text(problem))
+            yield from split_into_chunks(as_text(problem))
 
     def num_documents(self) -> int:
         return sum(1 for _ in self.problems())
@@ -97,11 +97,11 @@ class GeneratedProblems:
 
     def problems(self) -> Iterator[Problem]:
         generate, form = GENERATORS[self.kind]
-        return generate(self.num, self.seed, forbidden=forbidden_by(self.beside, form))
+        return generate(self.num, self.seed, forbidden=forbidden_forms(self.beside, form))
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
         for problem in self.problems():
-            yield from in_pieces(as_text(problem))
+            yield from split_into_chunks(as_text(problem))
 
     def num_documents(self) -> int:
         return self.num

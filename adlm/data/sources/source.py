@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from adlm.config.knobs import instead
+from adlm.config.knobs import suggestion
 from adlm.config.schema import Data, PackingName
-from adlm.data.sources.chunks import Piece
+from adlm.data.sources.chunks import Chunk
 from adlm.data.sources.corpora import CORPORA, Corpus
 from adlm.data.sources.decoding import form_of
 from adlm.data.sources.detokenise import DETOKENISERS
@@ -43,13 +43,13 @@ class Part(Protocol):
 
     def fingerprint(self) -> str: ...
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]: ...
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]: ...
 
     def num_documents(self) -> int: ...
 
 
 @dataclass(frozen=True)
-class Division:
+class HeldOutRule:
     """Which documents of an undivided source are held out as `valid`."""
 
     share: float = 0.0
@@ -68,10 +68,10 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Source:
     title: str
     parts: tuple[Part, ...]
-    division: Division
+    division: HeldOutRule
     """For the parts that belong to no split."""
     packing: PackingName
     missing: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Plan:
         return part.split or self.division.split_of(document)
 
 
-def plan_of(data: Data, without: Sequence[Path] = ()) -> Plan:
+def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
     """The parts that a config names, found; own text is not looked for in the folders `without`."""
     if data.path:
         return _own_text(data, without)
@@ -93,27 +93,27 @@ def plan_of(data: Data, without: Sequence[Path] = ()) -> Plan:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     if data.name not in CORPORA:
         raise UserError(
-            f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`){instead(data.name, CORPORA)}; "
-            "your own text goes by data.path"
+            f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`)"
+            f"{suggestion(data.name, CORPORA)}; your own text goes by data.path"
         )
     return _named(data, CORPORA[data.name])
 
 
-def _own_text(data: Data, without: Sequence[Path]) -> Plan:
+def _own_text(data: Data, without: Sequence[Path]) -> Source:
     files = files_at(data.path, without)
     folder = Path(os.path.commonpath([file.parent for file in files]))
     parts = tuple(
         TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
         for file in files
     )
-    division = Division(data.held_out, data.seed)
+    division = HeldOutRule(data.held_out, data.seed)
     if data.held_out:
         parts, division = _with_tail_held_out(parts, division)
     form = (data.field, data.boundary, data.damaged)
-    return Plan(data.path, parts, division, data.packing or "packed", form=form)
+    return Source(data.path, parts, division, data.packing or "packed", form=form)
 
 
-def _with_tail_held_out(parts: tuple[TextFile, ...], division: Division) -> tuple[tuple[TextFile, ...], Division]:
+def _with_tail_held_out(parts: tuple[TextFile, ...], division: HeldOutRule) -> tuple[tuple[TextFile, ...], HeldOutRule]:
     """The end of the text is held out where there are too few documents to draw some; else nothing changes."""
     tail = find_tail(parts, division.share, lambda document: division.split_of(document) == "valid")
     if tail is None:
@@ -125,7 +125,7 @@ def _with_tail_held_out(parts: tuple[TextFile, ...], division: Division) -> tupl
     return parts, replace(division, last_from=tail.index + 1, cut_at=tail.at)
 
 
-def _any_of_the_hub(data: Data) -> Plan:
+def _any_of_the_hub(data: Data) -> Source:
     """Its own train, validation and test where it has them; else documents of its first split are held out."""
     repository, _, subset = data.hub.partition(":")
     first = HubSplit(repository, subset or None, "", field=data.field, damaged=data.damaged)
@@ -137,16 +137,20 @@ def _any_of_the_hub(data: Data) -> Plan:
         for name in (names[:1] if alone else names)
         if alone or name in ours
     )
-    return Plan(
-        data.hub, parts, Division(data.held_out, data.seed), data.packing or "packed", form=(data.field, data.damaged)
+    return Source(
+        data.hub,
+        parts,
+        HeldOutRule(data.held_out, data.seed),
+        data.packing or "packed",
+        form=(data.field, data.damaged),
     )
 
 
-def _named(data: Data, corpus: Corpus) -> Plan:
+def _named(data: Data, corpus: Corpus) -> Source:
     parts, missing = _local(data, corpus)
     if not parts:
         parts, missing = _from_hub(data, corpus), []
-    division = Division(data.held_out, data.seed) if corpus.held_out else Division()
+    division = HeldOutRule(data.held_out, data.seed) if corpus.held_out else HeldOutRule()
     if corpus.last:
         total = sum(part.num_documents() for part in parts)
         if total <= corpus.last:
@@ -154,9 +158,9 @@ def _named(data: Data, corpus: Corpus) -> Plan:
                 f"data.name {data.name} holds out its last {corpus.last:,} documents, and there are {total:,} in all; "
                 "read them as your own text: data.path"
             )
-        division = Division(last_from=total - corpus.last)
+        division = HeldOutRule(last_from=total - corpus.last)
     form = (corpus.detokeniser, data.damaged, str(corpus.line is not None))
-    return Plan(data.name, tuple(parts), division, data.packing or corpus.packing, tuple(missing), form)
+    return Source(data.name, tuple(parts), division, data.packing or corpus.packing, tuple(missing), form)
 
 
 def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
@@ -261,7 +265,7 @@ def _wanted(data: Data, corpus: Corpus) -> str:
     return f"put its files into {root}/{corpus.folders[0]} ({globs}{others}) and give data.root={root}"
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def source_recipe(plan: Source) -> dict[str, Any]:
     """Everything that decides which documents there are and where they go, for a manifest."""
     return {
         "parts": [

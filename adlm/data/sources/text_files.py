@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from adlm.data.sources.chunks import Piece, documents_of, in_pieces
+from adlm.data.sources.chunks import Chunk, join_chunks, split_into_chunks
 from adlm.data.sources.decoding import (
     COMPRESSED,
     PLAIN,
     RECORDS,
+    check_text,
+    decoding_errors,
     decompressed,
     form_of,
-    sound,
     suffix_of,
     text_blocks,
-    told,
 )
 from adlm.data.sources.records import (
     Record,
@@ -67,13 +67,13 @@ class TextFile:
 
     def fingerprint(self) -> str:
         """sha256 of the file as it lies there."""
-        with told(self.name), self.path.open("rb") as stream:
+        with decoding_errors(self.name), self.path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Piece, None, None]:
+    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
         """Every document of the file, in order; `seen` is told now and then how many of its bytes have been read."""
         before = self._first_seen
-        with told(self.name), self.path.open("rb") as raw:
+        with decoding_errors(self.name), self.path.open("rb") as raw:
             pieces = (
                 self._of_records(self._records(raw, seen))
                 if self._form in RECORDS
@@ -87,7 +87,7 @@ class TextFile:
 
     def num_documents(self) -> int:
         if self._form == ".parquet":
-            with told(self.name):
+            with decoding_errors(self.name):
                 return int(arrow_parquet().ParquetFile(self.path).metadata.num_rows)
         return sum(piece.ends for piece in self.pieces())
 
@@ -101,23 +101,23 @@ class TextFile:
 
     def _look(self) -> tuple[int, int]:
         """Its size and when it was last written."""
-        with told(self.name):
+        with decoding_errors(self.name):
             found = self.path.stat()
         return found.st_size, found.st_mtime_ns
 
-    def _of_text(self, blocks: Iterable[str]) -> Iterator[Piece]:
+    def _of_text(self, blocks: Iterable[str]) -> Iterator[Chunk]:
         whole = self.transform is not same or self.line is not None
-        pieces = documents_of(blocks, self.boundary, whole)
+        pieces = join_chunks(blocks, self.boundary, whole)
         if self.line is None and self.boundary == "line":
             pieces = _without_blank_lines(pieces)
         for text, ends in pieces:
             if self.line is not None:
                 text = self.line(text)
-            yield from in_pieces(self.transform(text)) if whole else [Piece(text, ends)]
+            yield from split_into_chunks(self.transform(text)) if whole else [Chunk(text, ends)]
 
-    def _of_records(self, records: Iterable[Record]) -> Iterator[Piece]:
+    def _of_records(self, records: Iterable[Record]) -> Iterator[Chunk]:
         for text, where in records:
-            yield from in_pieces(self.transform(sound(text, self.damaged, where)))
+            yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
     def _records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Record]:
         if self._form == ".parquet":
@@ -149,12 +149,12 @@ class TextFile:
         return io.BytesIO(text[round(self.share[0] * len(text)) : round(self.share[1] * len(text))])
 
 
-def _without_blank_lines(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _without_blank_lines(pieces: Iterable[Chunk]) -> Iterator[Chunk]:
     """Lines without the \\r of Windows; one that is blank from its first piece to its last is none."""
-    blank: list[Piece] = []  # pieces at the beginning of a line, until something stands in it
+    blank: list[Chunk] = []  # pieces at the beginning of a line, until something stands in it
     begun = False
     for text, ends in pieces:
-        piece = Piece(text.removesuffix("\r") if ends else text, ends)
+        piece = Chunk(text.removesuffix("\r") if ends else text, ends)
         if begun or piece.text.strip():
             yield from (*blank, piece)
             blank, begun = [], not ends
@@ -162,16 +162,16 @@ def _without_blank_lines(pieces: Iterable[Piece]) -> Iterator[Piece]:
             blank = [] if ends else [*blank, piece]
 
 
-def _cut(pieces: Iterable[Piece], document: int, at: int) -> Iterator[Piece]:
+def _cut(pieces: Iterable[Chunk], document: int, at: int) -> Iterator[Chunk]:
     """The same text with one document in two: its first `at` characters, and the rest."""
     number = 0
     for text, ends in pieces:
         if number == document and 0 < at <= len(text):
-            yield Piece(text[:at], True)
+            yield Chunk(text[:at], True)
             if text[at:]:
-                yield Piece(text[at:], ends)
+                yield Chunk(text[at:], ends)
         else:
-            yield Piece(text, ends)
+            yield Chunk(text, ends)
         if number == document:
             at -= len(text)
         number += ends

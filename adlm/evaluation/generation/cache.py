@@ -26,16 +26,16 @@ Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
 
 
-def fingerprint_of(about: Mapping[str, Any]) -> str:
+def request_sha256(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def of_texts(texts: Sequence[Any]) -> str:
+def texts_sha256(texts: Sequence[Any]) -> str:
     """sha256 of texts, or of lists of ids, in their order."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def in_parts(
+def compute_in_parts(
     items: Sequence[Item],
     compute: Callable[[Sequence[Item]], Arrays],
     fits: Callable[[Sequence[Item], Arrays], bool],
@@ -49,7 +49,7 @@ def in_parts(
     A part is one process's, so that their number changes nothing in it. `fits` says whether what was read can be what
     `compute` gives. `tell` is told about how many items are done.
     """
-    made_from, (rank, ranks) = fingerprint_of(about), shares.place()
+    made_from, (rank, ranks) = request_sha256(about), shares.rank_and_size()
     place = None if folder is None else _place(folder / f"{kind}-{made_from[:24]}", about)
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // PART), ranks):
@@ -65,7 +65,7 @@ def in_parts(
                 _write(path, arrays)
         done[number] = arrays
         tell(min(len(items), (number + ranks) * PART))
-    every = shares.gathered([(made_from, done)])
+    every = shares.gather([(made_from, done)])
     if any(other != made_from for other, _ in every):
         raise UserError("the processes read different texts; wait until the files are written, and run this again")
     parts = {number: arrays for _, its in every for number, arrays in its.items()}

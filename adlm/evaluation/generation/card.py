@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from adlm import __version__
 from adlm.errors import UserError
-from adlm.evaluation.generation.mauve import PUBLISHED_LONGEST, SOUND
+from adlm.evaluation.generation.mauve import ENOUGH_TEXTS, PUBLISHED_LONGEST
 from adlm.files import check_output, parse_json, read_bytes, write_file, writing
 
 FORMAT = 1
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "transformers", "mauve-text", "faiss-cpu", "scikit
 Card = dict[str, Any]
 
 
-class Row(NamedTuple):
+class CardRow(NamedTuple):
     """A figure for a reader."""
 
     name: str
@@ -66,8 +66,8 @@ def mauve_label(mauve: Mapping[str, Any]) -> str | None:
         others.append(
             f"pooling {featuriser['pooling']} of {featuriser['longest']} tokens, not last of {PUBLISHED_LONGEST}"
         )
-    if min(mauve["num_samples"], mauve["num_reference"]) < SOUND:
-        others.append(f"of fewer than {SOUND:,} texts, where it says more of their number than of them")
+    if min(mauve["num_samples"], mauve["num_reference"]) < ENOUGH_TEXTS:
+        others.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
     if not others:
         return None
     return f"not to be set beside published MAUVE: {'; '.join(others)}"
@@ -100,7 +100,7 @@ def notes(card: Card) -> Iterator[str]:
         yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not told{rows}"
 
 
-def make_room(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:
+def make_output_folder(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """A folder for the card, before anything is computed for it."""
     if path is None:
         return
@@ -125,7 +125,7 @@ def read_card(path: Path) -> Card:
     return card
 
 
-def rows(card: Card) -> Iterator[Row]:
+def rows(card: Card) -> Iterator[CardRow]:
     """The figures in the order they are told, the reference's beside them where it was judged."""
     theirs = {row.name: row for row in _rows(card.get("reference_judged", {}))}
     for row in _rows(card):
@@ -133,7 +133,7 @@ def rows(card: Card) -> Iterator[Row]:
         yield row if beside is None else row._replace(reference=beside.value)
 
 
-def _rows(figures: Mapping[str, Any]) -> Iterator[Row]:
+def _rows(figures: Mapping[str, Any]) -> Iterator[CardRow]:
     if "perplexity" in figures:
         yield from _perplexity_rows(figures["perplexity"])
     if "mauve" in figures:
@@ -144,23 +144,23 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Row]:
         yield from _diversity_rows(figures["diversity"])
 
 
-def _perplexity_rows(found: Mapping[str, Any]) -> Iterator[Row]:
+def _perplexity_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
     of = f"{found['num_samples']:,} samples, {found['num_tokens']:,} tokens"
     pooled, each = found["pooled"], found["of_mean_nats"]
-    yield Row("gen-PPL, pooled over tokens", _number(pooled["value"], pooled["stderr"]), of)
-    yield Row("gen-PPL, samples weigh the same", _number(each["value"], each["stderr"]), "exp of their mean nats")
+    yield CardRow("gen-PPL, pooled over tokens", _number(pooled["value"], pooled["stderr"]), of)
+    yield CardRow("gen-PPL, samples weigh the same", _number(each["value"], each["stderr"]), "exp of their mean nats")
     yield _mean_row("gen-PPL, mean of the samples'", found["mean_of_perplexities"], "{:.4g}")
 
 
-def _mauve_rows(found: Mapping[str, Any]) -> Iterator[Row]:
+def _mauve_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
     sizes = f"{found['num_samples']:,} against {found['num_reference']:,} texts, {found['num_clusters']:,} clusters"
-    yield Row("MAUVE", _number(found["value"], found["spread"], "{:.4f}"), sizes)
-    yield Row(
+    yield CardRow("MAUVE", _number(found["value"], found["spread"], "{:.4f}"), sizes)
+    yield CardRow(
         "MAUVE*", _number(found["star"], None, "{:.4f}"), f"smoothed; {len(found['by_seed'])} seeds, ± their spread"
     )
 
 
-def _diversity_rows(found: Mapping[str, Any]) -> Iterator[Row]:
+def _diversity_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
     for n, mean in found["distinct"].items():
         together = _number(found["distinct_in_all"][n], None, "{:.4f}")
         yield _mean_row(f"distinct-{n}", mean, "{:.4f}")._replace(of=f"{together} in all samples together")
@@ -172,8 +172,8 @@ def _diversity_rows(found: Mapping[str, Any]) -> Iterator[Row]:
         yield _mean_row(f"length, {what}", sizes["mean"], "{:.1f}")._replace(of=of)
 
 
-def _mean_row(name: str, mean: Mapping[str, Any], form: str) -> Row:
-    return Row(name, _number(mean["value"], mean["stderr"], form), f"{mean['num']:,} samples")
+def _mean_row(name: str, mean: Mapping[str, Any], form: str) -> CardRow:
+    return CardRow(name, _number(mean["value"], mean["stderr"], form), f"{mean['num']:,} samples")
 
 
 def _number(value: float | None, error: float | None, form: str = "{:.4g}") -> str:

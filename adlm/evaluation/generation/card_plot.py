@@ -17,8 +17,8 @@ import numpy as np
 
 from adlm.errors import UserError, printable
 from adlm.evaluation.generation.card import Card
-from adlm.evaluation.paper.published_tables import PAPER, TABLES, Row
-from adlm.evaluation.paper.results import LEFT_TO_RIGHT, findings_of
+from adlm.evaluation.paper.published_tables import PAPER, TABLES, PublishedRow
+from adlm.evaluation.paper.results import LEFT_TO_RIGHT, results_of
 from adlm.evaluation.plotting import (
     COLOURS,
     GREY,
@@ -26,12 +26,12 @@ from adlm.evaluation.plotting import (
     SMALL,
     WARNING,
     Labels,
-    blank,
-    check_picture,
+    check_plot_path,
     literal_text,
     logarithmic,
-    plain,
-    save,
+    new_figure,
+    save_figure,
+    style_axes,
 )
 
 MARKERS = "osD^vPX"
@@ -62,9 +62,9 @@ class Point:
     comparable: bool
 
 
-def plot(cards: Mapping[str, Card], path: Path, force: bool = False) -> None:
+def plot_cards(cards: Mapping[str, Card], path: Path, force: bool = False) -> None:
     """The cards by the names of their files; a panel for what some of them have."""
-    check_picture(path, "--out", force, [Path(name) for name in cards])
+    check_plot_path(path, "--out", force, [Path(name) for name in cards])
     judged: list[Point] = []
     compared: list[Point] = []
     references: list[Point] = []
@@ -82,7 +82,7 @@ def plot(cards: Mapping[str, Card], path: Path, force: bool = False) -> None:
     common = set.intersection(*(set(point.knobs) for point in (*judged, *compared)))
     judged, compared = ([_named_apart(point, common) for point in points] for points in (judged, compared))
     with literal_text():
-        save(_drawn(judged, compared, references, sorted(common)), path)
+        save_figure(_drawn(judged, compared, references, sorted(common)), path)
 
 
 def _named_apart(point: Point, common: set[str]) -> Point:
@@ -165,13 +165,13 @@ def _number(value: Any) -> float:
 
 
 def _comparable(card: Card, name: str, columns: Sequence[str]) -> bool:
-    found = [each for each in findings_of(card, GENERATION, name) if each.method != "data" and each.column in columns]
+    found = [each for each in results_of(card, GENERATION, name) if each.method != "data" and each.column in columns]
     return not any(each.incomparable for each in found)
 
 
 def _drawn(judged: list[Point], compared: list[Point], references: list[Point], common: list[str]) -> Any:
     panels = [each for each in (judged, compared) if each]
-    figure = blank(5.6 * len(panels), 4.4)
+    figure = new_figure(5.6 * len(panels), 4.4)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     models = {point.maker: point.model for point in (*judged, *compared)}
     of_model = dict(zip(dict.fromkeys(models.values()), cycle(COLOURS), strict=False))
@@ -192,7 +192,7 @@ def _drawn(judged: list[Point], compared: list[Point], references: list[Point], 
 
 
 def _perplexities(axes: Any, points: list[Point], references: list[Point], colours: Mapping[str, str]) -> None:
-    plain(axes)
+    style_axes(axes)
     axes.set_xlabel("unigram entropy of a sample, nats (more varied to the right)", fontsize=9)
     axes.set_ylabel(f"generative perplexity{_one(points)}", fontsize=9)
     curves = _curves(axes, points, colours)
@@ -221,7 +221,7 @@ def _perplexities(axes: Any, points: list[Point], references: list[Point], colou
 
 
 def _mauves(axes: Any, points: list[Point], colours: Mapping[str, str]) -> None:
-    plain(axes)
+    style_axes(axes)
     axes.set_ylabel(f"MAUVE{_one(points)}", fontsize=9)
     walks = [point for point in points if point.steps is not None]
     rows = [row for row in _published(points) if "steps" in row.knobs]
@@ -296,7 +296,7 @@ def _steps(labels: Labels, points: Sequence[Point], colours: Mapping[str, str]) 
             labels.put([point.at], f"{steps:,}", near=1, color=colours[point.maker], **style)
 
 
-def _published(points: Sequence[Point], data: bool = False) -> list[Row]:
+def _published(points: Sequence[Point], data: bool = False) -> list[PublishedRow]:
     """Rows of the paper's table of the methods that are drawn; none where one card may not stand beside them."""
     if not all(point.comparable for point in points):
         return []
@@ -304,7 +304,7 @@ def _published(points: Sequence[Point], data: bool = False) -> list[Row]:
     return [row for row in GENERATION.rows if row.method in methods]
 
 
-def _colour_of(row: Row, points: Sequence[Point], colours: Mapping[str, str]) -> str:
+def _colour_of(row: PublishedRow, points: Sequence[Point], colours: Mapping[str, str]) -> str:
     """Of ours that it is nearest to: the method's, with its sampler where that is drawn."""
     of_method = [point.maker for point in points if point.method == row.method]
     sampler = str(row.knobs.get("sampler", ""))

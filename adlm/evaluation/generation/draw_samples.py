@@ -8,23 +8,23 @@ import torch
 
 from adlm import __version__
 from adlm.benchmark.training_speed import device_name
-from adlm.canvas import ids_of
-from adlm.config.load import asked
+from adlm.canvas import encode_canvas
+from adlm.config.load import parse_overrides
 from adlm.config.schema import ETA, Sampling
 from adlm.errors import UserError
-from adlm.evaluation.model_summary import about_of
+from adlm.evaluation.model_summary import summarize_model
 from adlm.language_model import LanguageModel
-from adlm.models.fingerprint import fingerprint
-from adlm.samples_file import MadeBy, Sample
-from adlm.sampling.frame import Frame, last_of
+from adlm.models.fingerprint import weights_sha256
+from adlm.samples_file import Provenance, Sample
+from adlm.sampling.frame import Frame, last_frame
 from adlm.tokens import Tokenizer
 
-Through = Callable[[Iterator[Frame]], Iterator[Frame]]
+FrameFilter = Callable[[Iterator[Frame]], Iterator[Frame]]
 """Someone who looks at a batch's frames as they pass."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampleRequest:
     """What is asked of a model: `num` samples of every canvas."""
 
     canvases: tuple[str, ...]
@@ -39,7 +39,7 @@ class Wanted:
         return self.num * len(self.canvases)
 
     @property
-    def first_alone(self) -> "Wanted":
+    def first_alone(self) -> "SampleRequest":
         """Only row 0, nobody beside it: the same draws."""
         return replace(self, canvases=self.canvases[:1], num=1, batch=1)
 
@@ -51,14 +51,14 @@ class Wanted:
         return range(rows - rows % self.batch if rows < self.num_rows else rows, self.num_rows, self.batch)
 
 
-def sampling_of(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sampling:
+def sampling_config(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sampling:
     """The model's sampling with knobs by `sampling.knob=value`, and others that an option of their own may have set."""
     for word in words:
         if not word.startswith("sampling."):
             raise UserError(
                 f"{word!r} is no knob of sampling, and the rest of a model is settled; write sampling.top_p=0.9, say"
             )
-    knobs = asked(words).get("sampling", {})
+    knobs = parse_overrides(words).get("sampling", {})
     for knob, value in flags.items():
         if value is not None:
             if knob in knobs:
@@ -67,18 +67,20 @@ def sampling_of(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sampli
     return lm.sampling(**knobs)
 
 
-def check_wanted(lm: LanguageModel, wanted: Wanted) -> None:
+def check_request(lm: LanguageModel, wanted: SampleRequest) -> None:
     """Every canvas has a walk; none is walked, because what a method or a sampler refuses, it refuses at once."""
     for name in ("num", "batch"):
         if getattr(wanted, name) < 1:
             raise UserError(f"--{name} {getattr(wanted, name)} must be at least 1")
     for text in wanted.canvases:
-        if lm.mask_id not in ids_of(text, tokenizer_of(lm)):
+        if lm.mask_id not in encode_canvas(text, tokenizer_of(lm)):
             raise UserError(f"{text!r} has no hole to fill in; write [MASK] for one token, [MASK*12] for twelve")
         lm.walk(lm.canvas([text]), wanted.sampling, wanted.seed)
 
 
-def draw_batch(lm: LanguageModel, wanted: Wanted, start: int, through: Sequence[Through] = ()) -> list[Sample]:
+def sample_batch(
+    lm: LanguageModel, wanted: SampleRequest, start: int, through: Sequence[FrameFilter] = ()
+) -> list[Sample]:
     """The samples of the batch that begins with row `start`."""
     tokenizer = tokenizer_of(lm)
     rows = range(start, min(start + wanted.batch, wanted.num_rows))
@@ -87,7 +89,7 @@ def draw_batch(lm: LanguageModel, wanted: Wanted, start: int, through: Sequence[
         frames = lm.walk(canvas, wanted.sampling, wanted.seed, start)
         for look in through:
             frames = look(frames)
-        texts = canvas.texts(last_of(frames).ids)
+        texts = canvas.texts(last_frame(frames).ids)
     except torch.OutOfMemoryError:
         fewer = f"--batch {len(rows) // 2}" if len(rows) > 1 else "a shorter text"
         raise UserError(
@@ -99,13 +101,13 @@ def draw_batch(lm: LanguageModel, wanted: Wanted, start: int, through: Sequence[
     ]
 
 
-def made_by(lm: LanguageModel, model: str, wanted: Wanted) -> MadeBy:
+def provenance_of(lm: LanguageModel, model: str, wanted: SampleRequest) -> Provenance:
     """What the samples depend on, as their file tells it."""
     device, sampling = next(lm.network.parameters()).device, wanted.sampling
-    return MadeBy(
+    return Provenance(
         adlm=__version__,
         model=model,
-        weights=fingerprint(lm.network),
+        weights=weights_sha256(lm.network),
         method=lm.config.method,
         tokenizer=lm.config.tokenizer,
         length=lm.config.length,
@@ -117,7 +119,7 @@ def made_by(lm: LanguageModel, model: str, wanted: Wanted) -> MadeBy:
         device=device_name(device),
         dtype=str(lm.frozen.dtype).removeprefix("torch."),
         tokenizer_sha256=tokenizer_of(lm).sha256,
-        about=asdict(about_of(model, lm)),
+        about=asdict(summarize_model(model, lm)),
     )
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import Arrays, of_texts
+from adlm.evaluation.generation.cache import Arrays, texts_sha256
 from adlm.evaluation.generation.card import mauve_label
 from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser
 from adlm.evaluation.generation.mauve import (
     PUBLISHED_SEED,
-    AboutFeatures,
     Features,
+    FeaturiserInfo,
     check_enough,
     check_installed,
     given_features,
     mauve_of,
 )
 from adlm.evaluation.generation.reference_texts import Reference
-from adlm.evaluation.generation.request import Asked, Texts, Work
+from adlm.evaluation.generation.request import CardJob, CardRequest, TextCollection
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class BothFeatures:
 
     ours: Features
     theirs: Features
-    by: AboutFeatures
+    by: FeaturiserInfo
     num_empty: tuple[int, int] = (0, 0)
 
 
-def features_given(asked: Asked, ours: Texts, reference: Reference | None) -> BothFeatures | None:
+def given_feature_pair(asked: CardRequest, ours: TextCollection, reference: Reference | None) -> BothFeatures | None:
     """Those of --given-features. Whoever has to be featurised, and what is given, is checked before anything is."""
     check_installed()
     if asked.given is None:
@@ -49,10 +49,10 @@ def features_given(asked: Asked, ours: Texts, reference: Reference | None) -> Bo
     check_enough(len(samples), len(others), asked.clusters)
     digest = hashlib.sha256(samples.tobytes() + others.tobytes()).hexdigest()
     name = f"given features {first.name} and {second.name}"
-    return BothFeatures(samples, others, AboutFeatures(name, digest, "given", None, "given", "float32"))
+    return BothFeatures(samples, others, FeaturiserInfo(name, digest, "given", None, "given", "float32"))
 
 
-def features_made(work: Work, ours: Texts, reference: Reference | None) -> BothFeatures:
+def compute_feature_pair(work: CardJob, ours: TextCollection, reference: Reference | None) -> BothFeatures:
     """Of the texts that are not empty; an empty one has no last token."""
     assert reference is not None
     featuriser = HuggingFaceFeaturiser(work.asked.features, work.device, work.asked.pooling)
@@ -63,7 +63,7 @@ def features_made(work: Work, ours: Texts, reference: Reference | None) -> BothF
     found = []
     for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
         there = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": of_texts(there)}
+        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(there)}
         parts = work.in_parts(there, compute, _are_features, "features", about, f"features of {name}")
         found.append(np.concatenate([part["features"] for part in parts]))
     empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
@@ -75,7 +75,7 @@ def _are_features(part: Sequence[str], arrays: Arrays) -> bool:
     return found is not None and found.ndim == 2 and len(found) == len(part) and found.dtype == np.float32
 
 
-def mauve_figures(work: Work, features: BothFeatures) -> dict[str, Any]:
+def mauve_section(work: CardJob, features: BothFeatures) -> dict[str, Any]:
     asked = work.asked
     seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
 

@@ -20,7 +20,7 @@ from adlm.errors import UserError
 from adlm.evaluation.generation.diversity import Mean, mean_of
 from adlm.likelihood import estimate as likelihood
 
-Nats = NDArray[np.float32]
+TokenNats = NDArray[np.float32]
 Eos = Literal["published", "first", "all", "closing"]
 Start = Literal["given", "bos"]
 
@@ -38,7 +38,7 @@ START: dict[Start, str] = {
 
 
 @dataclass(frozen=True)
-class About:
+class JudgeInfo:
     """Which judge it is."""
 
     name: str
@@ -63,7 +63,7 @@ class Judge(Protocol):
     """Whoever can say what each token of a text costs after those before it."""
 
     @property
-    def about(self) -> About: ...
+    def about(self) -> JudgeInfo: ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The judge's ids for texts, in which bos and eos may be written out."""
@@ -109,7 +109,7 @@ class GenerativePerplexity:
 
 
 @dataclass(frozen=True)
-class Reading:
+class WindowLayout:
     """How texts are laid out for a judge."""
 
     bos_id: int | None
@@ -120,14 +120,14 @@ class Reading:
     """An eos that may follow the last of them, at the end of the context where the judge expects it."""
 
 
-def convention_of(about: About, start: Start | None, eos: Eos | None) -> tuple[Start, Eos]:
+def scoring_convention(about: JudgeInfo, start: Start | None, eos: Eos | None) -> tuple[Start, Eos]:
     """What was asked for, or for judges of ours the way they were trained, for those of the hub the published one."""
     if start == "bos" and about.bos_id is None:
         raise UserError(f"--start bos: the judge {about.name} has no bos token; use --start given")
     return start or ("bos" if about.framed else "given"), eos or ("closing" if about.framed else "published")
 
 
-def reading_of(about: About, start: Start, context: int) -> Reading:
+def window_layout(about: JudgeInfo, start: Start, context: int) -> WindowLayout:
     framed = start == "bos" and about.framed
     room = context - (start == "bos") - framed
     least = 1 if start == "bos" else 2
@@ -136,16 +136,16 @@ def reading_of(about: About, start: Start, context: int) -> Reading:
             f"--context {context} is too short: a token is predicted from at least one before it; give "
             f"{least + context - room}"
         )
-    return Reading(about.bos_id if start == "bos" else None, room, about.eos_id if framed else None)
+    return WindowLayout(about.bos_id if start == "bos" else None, room, about.eos_id if framed else None)
 
 
-def texts_read(rows: Sequence[Sequence[int]], reading: Reading, longest: int | None) -> list[list[int]]:
+def truncate_texts(rows: Sequence[Sequence[int]], reading: WindowLayout, longest: int | None) -> list[list[int]]:
     """The texts' ids, at most `longest` of each; a bos that a text brings along is the window's."""
     brought = [bool(row) and reading.bos_id is not None and row[0] == reading.bos_id for row in rows]
     return [list(row[int(has) :][:longest]) for row, has in zip(rows, brought, strict=True)]
 
 
-def windows_of(sample: int, row: Sequence[int], reading: Reading) -> list[Window]:
+def split_into_windows(sample: int, row: Sequence[int], reading: WindowLayout) -> list[Window]:
     """Windows of at most `room` tokens; each but the first reads half of that again before what is new to it."""
     closed = len(row) > 0 and reading.closing_id is not None and row[-1] == reading.closing_id
     num = len(row) - closed
@@ -162,10 +162,10 @@ def windows_of(sample: int, row: Sequence[int], reading: Reading) -> list[Window
 
 
 @torch.no_grad()
-def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, reading: Reading) -> list[Nats]:
+def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, reading: WindowLayout) -> list[TokenNats]:
     """What each token of each row costs; 0 for a first token that is given."""
     nats = [np.zeros(len(row), np.float32) for row in rows]
-    windows = [window for number, row in enumerate(rows) for window in windows_of(number, row, reading)]
+    windows = [window for number, row in enumerate(rows) for window in split_into_windows(number, row, reading)]
     windows.sort(key=lambda window: window.stop - window.start)  # equal lengths side by side: little padding
     bos = [] if reading.bos_id is None else [reading.bos_id]
     for first in range(0, len(windows), batch):
@@ -188,7 +188,7 @@ def _side_by_side(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return x, pad
 
 
-def _refuse_no_numbers(judge: Judge, nats: Sequence[Nats]) -> None:
+def _refuse_no_numbers(judge: Judge, nats: Sequence[TokenNats]) -> None:
     for row in nats:
         if not np.isfinite(row).all():
             where = int(np.flatnonzero(~np.isfinite(row))[0])
@@ -214,7 +214,7 @@ def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> N
 
 
 def generative_perplexity(
-    rows: Sequence[Sequence[int]], nats: Sequence[Nats], eos_id: int | None, eos: Eos, start: Start
+    rows: Sequence[Sequence[int]], nats: Sequence[TokenNats], eos_id: int | None, eos: Eos, start: Start
 ) -> GenerativePerplexity:
     """All averages, from what every token costs."""
     counts = [counted(row, eos_id, eos, start) for row in rows]
@@ -240,7 +240,7 @@ def _pooled(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> Perplexity:
     if not len(nats):
         return _perplexity(None, None)
     by_sample = nats[:, None]
-    found = likelihood.estimate(likelihood.Nats(by_sample, by_sample, tokens, exact=True))
+    found = likelihood.summarize(likelihood.Nats(by_sample, by_sample, tokens, exact=True))
     return _perplexity(found.nats, found.over_documents)
 
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.generative_perplexity import About
-from adlm.evaluation.generation.mauve import AboutFeatures, check_finite
-from adlm.hub import ask_the_hub_once
-from adlm.models.fingerprint import fingerprint
+from adlm.evaluation.generation.generative_perplexity import JudgeInfo
+from adlm.evaluation.generation.mauve import FeaturiserInfo, check_finite
+from adlm.hub import skip_unreachable_hub
+from adlm.models.fingerprint import weights_sha256
 from adlm.tokens import symbols_sha256
 
 MINILM = "minilm"
@@ -38,10 +38,10 @@ class HuggingFaceJudge:
         self.tokenizer, self.model = _loaded(name, "AutoModelForCausalLM", "a causal language model", device)
         self.device = device
         _refuse_foresight(self.model, name, device)
-        self.about = About(
+        self.about = JudgeInfo(
             name=name,
             kind="hugging-face",
-            weights=fingerprint(self.model),
+            weights=weights_sha256(self.model),
             tokenizer=type(self.tokenizer).__name__,
             tokenizer_sha256=symbols_sha256(self.tokenizer.get_vocab()),
             context=_context(self.model, self.tokenizer, name),
@@ -71,9 +71,9 @@ class HuggingFaceFeaturiser:
         self.tokenizer, self.model = _loaded(place, "AutoModel", "a featuriser", device)
         self.device, self.pooling = device, pooling or ("mean" if name == MINILM else "last")
         most = MINILM_LONGEST if name == MINILM else min(1024, _context(self.model, self.tokenizer, name))
-        self.about = AboutFeatures(
+        self.about = FeaturiserInfo(
             name=name,
-            weights=fingerprint(self.model),
+            weights=weights_sha256(self.model),
             pooling=self.pooling,
             longest=most if longest is None else min(longest, most),
             device=device.type,
@@ -127,7 +127,7 @@ def _loaded(name: str, kind: str, what: str, device: torch.device) -> tuple[Any,
     if not Path(name).is_dir():
         if Path(name).exists() or name.startswith((".", "/", "~")):
             raise UserError(f"{name} is no folder with a model in it")
-        ask_the_hub_once()
+        skip_unreachable_hub()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(name)
         model, told = getattr(library, kind).from_pretrained(

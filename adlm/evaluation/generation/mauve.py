@@ -26,14 +26,14 @@ from adlm.files import opened
 
 Features = NDArray[np.float32]
 
-LEAST = 20  # two clusters of ten: with fewer there is no histogram to speak of
-SOUND = 1000  # the authors ask for thousands: below it MAUVE says more of the number than of the texts
+MIN_TEXTS = 20  # two clusters of ten: with fewer there is no histogram to speak of
+ENOUGH_TEXTS = 1000  # the authors ask for thousands: below it MAUVE says more of the number than of the texts
 PUBLISHED_SEED = 25  # mauve-text's own
 PUBLISHED_LONGEST = 1024
 
 
 @dataclass(frozen=True)
-class AboutFeatures:
+class FeaturiserInfo:
     """Which featuriser it is."""
 
     name: str
@@ -48,7 +48,7 @@ class AboutFeatures:
 
 class Featuriser(Protocol):
     @property
-    def about(self) -> AboutFeatures: ...
+    def about(self) -> FeaturiserInfo: ...
 
     def features(self, texts: Sequence[str], batch: int) -> Features: ...
 
@@ -114,10 +114,10 @@ def check_installed() -> None:
 def check_enough(num_samples: int, num_reference: int, num_clusters: int | None = None) -> None:
     """Said before anything is computed: features take long."""
     for what, num in (("samples", num_samples), ("reference texts", num_reference)):
-        if num < LEAST:
+        if num < MIN_TEXTS:
             raise UserError(
-                f"MAUVE needs at least {LEAST} samples and {LEAST} reference texts that are not empty, better "
-                f"{SOUND:,} or more, and there are {num} {what}; give more, or leave it out with --metrics"
+                f"MAUVE needs at least {MIN_TEXTS} samples and {MIN_TEXTS} reference texts that are not empty, better "
+                f"{ENOUGH_TEXTS:,} or more, and there are {num} {what}; give more, or leave it out with --metrics"
             )
     if num_clusters is not None and not 2 <= num_clusters <= num_samples + num_reference:
         raise UserError(

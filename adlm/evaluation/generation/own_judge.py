@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config
-from adlm.data.rows.packing import frame_of
+from adlm.data.rows.packing import row_frame
 from adlm.errors import UserError
-from adlm.evaluation.generation.generative_perplexity import About
+from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.methods import method_of
-from adlm.models.fingerprint import fingerprint
+from adlm.models.fingerprint import weights_sha256
 from adlm.tokens import Tokenizer
 
 EXACT = ("ar", "a2r")  # whose nats are the likelihood itself and not a bound on it
@@ -37,10 +37,10 @@ class OwnJudge:
         self.method, self.network, self.tokenizer = method_of(config), network, tokenizer
         like = next(network.parameters())
         self.device, vocabulary = like.device, tokenizer.vocabulary
-        self.about = About(
+        self.about = JudgeInfo(
             name=name,
             kind="adlm",
-            weights=fingerprint(network),
+            weights=weights_sha256(network),
             tokenizer=config.tokenizer,
             tokenizer_sha256=tokenizer.sha256,
             context=config.length,
@@ -48,7 +48,7 @@ class OwnJudge:
             eos_id=vocabulary.eos_id,
             device=like.device.type,
             dtype=str(like.dtype).removeprefix("torch."),
-            framed=bool(frame_of(vocabulary)[0]),
+            framed=bool(row_frame(vocabulary)[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -13,54 +13,63 @@ import numpy as np
 import torch
 
 from adlm import __version__
-from adlm.distributed import own_device
+from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.evaluation import shares
-from adlm.evaluation.generation.cache import Arrays, of_texts
+from adlm.evaluation.generation.cache import Arrays, texts_sha256
 from adlm.evaluation.generation.card import FORMAT, Card, notes, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
-from adlm.evaluation.generation.features import features_given, features_made, mauve_figures
+from adlm.evaluation.generation.features import compute_feature_pair, given_feature_pair, mauve_section
 from adlm.evaluation.generation.generative_perplexity import (
     EOS,
     START,
     Judge,
-    Nats,
-    convention_of,
+    TokenNats,
     generative_perplexity,
-    reading_of,
-    texts_read,
+    scoring_convention,
+    split_into_windows,
     token_nats,
-    windows_of,
+    truncate_texts,
+    window_layout,
 )
 from adlm.evaluation.generation.hugging_face import HuggingFaceJudge
 from adlm.evaluation.generation.own_judge import OwnJudge
-from adlm.evaluation.generation.reference_texts import Reference, Wanted, read_reference
-from adlm.evaluation.generation.request import Asked, IdsOf, Tell, Texts, Work, check_asked
-from adlm.evaluation.generation.sample_tokenizer import Writer, writer_of
+from adlm.evaluation.generation.reference_texts import Reference, ReferenceRequest, read_reference
+from adlm.evaluation.generation.request import (
+    CardJob,
+    CardRequest,
+    IdsOf,
+    ReportProgress,
+    TextCollection,
+    check_card_request,
+)
+from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
 from adlm.files import opened
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
 
 
-def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
+def make_card(asked: CardRequest, keep_in: Path | None, tell: ReportProgress) -> Card | None:
     """The whole card, in the first process; the others have none. What is kept in `keep_in` is read the next time."""
-    work = Work(asked, keep_in, tell, own_device(asked.device))
-    check_asked(asked)
+    work = CardJob(asked, keep_in, tell, local_device(asked.device))
+    check_card_request(asked)
     file = read_samples(asked.samples)
     samples = list(file)
     if not samples:
         raise UserError(f"{asked.samples} holds no sample yet")
-    writer = writer_of(file.made_by, samples, asked.tokenizer)
+    writer = find_sample_tokenizer(file.made_by, samples, asked.tokenizer)
     reference = _reference(asked, samples, writer)
-    ours = Texts("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
-    theirs = Texts("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
+    ours = TextCollection("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
+    theirs = (
+        TextCollection("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
+    )
     compares = "mauve" in asked.metrics
-    features = features_given(asked, ours, reference) if compares else None
+    features = given_feature_pair(asked, ours, reference) if compares else None
 
     judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
     if compares and features is None:
-        features = features_made(work, ours, reference)
-    if shares.place()[0] > 0:
+        features = compute_feature_pair(work, ours, reference)
+    if shares.rank_and_size()[0] > 0:
         return None
 
     card: Card = {
@@ -73,7 +82,7 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
         card["reference"] = reference.about
     card |= judged["samples"]
     if features is not None:
-        card["mauve"] = mauve_figures(work, features)
+        card["mauve"] = mauve_section(work, features)
     card |= _counted(asked, ours)
     beside = {} if theirs is None else judged["reference"] | _counted(asked, theirs)
     if beside:
@@ -82,10 +91,10 @@ def card_of(asked: Asked, keep_in: Path | None, tell: Tell) -> Card | None:
     return card
 
 
-def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -> Reference | None:
+def _reference(asked: CardRequest, samples: Sequence[Sample], writer: SampleTokenizer | None) -> Reference | None:
     if asked.reference is not None:
         num = len(samples) if asked.num_reference is None else asked.num_reference
-        wanted = Wanted(num, asked.reference_seed, asked.split, asked.field)
+        wanted = ReferenceRequest(num, asked.reference_seed, asked.split, asked.field)
         return read_reference(asked.reference, wanted, writer, max(len(sample.ids) for sample in samples))
     if "mauve" in asked.metrics and asked.given is None:
         others = ",".join(metric for metric in asked.metrics if metric != "mauve")
@@ -98,7 +107,7 @@ def _reference(asked: Asked, samples: Sequence[Sample], writer: Writer | None) -
     return None
 
 
-def _described(file: Samples, samples: Sequence[Sample], writer: Writer | None) -> dict[str, Any]:
+def _described(file: Samples, samples: Sequence[Sample], writer: SampleTokenizer | None) -> dict[str, Any]:
     with opened(file.path) as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
@@ -122,7 +131,7 @@ def judge_of(name: str, device: torch.device) -> Judge:
     return HuggingFaceJudge(name, device)
 
 
-def _judged(work: Work, some: Sequence[Texts], writer: Writer | None) -> dict[str, dict[str, Any]]:
+def _judged(work: CardJob, some: Sequence[TextCollection], writer: SampleTokenizer | None) -> dict[str, dict[str, Any]]:
     """The perplexity of each, by name; nothing where none is asked for."""
     if "perplexity" not in work.asked.metrics:
         return {what.name: {} for what in some}
@@ -130,20 +139,20 @@ def _judged(work: Work, some: Sequence[Texts], writer: Writer | None) -> dict[st
     return {what.name: {"perplexity": _perplexity(work, judge, what, writer)} for what in some}
 
 
-def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) -> dict[str, Any]:
+def _perplexity(work: CardJob, judge: Judge, what: TextCollection, writer: SampleTokenizer | None) -> dict[str, Any]:
     asked = work.asked
     read, how = _read_by(judge, what, asked.ids, writer)
-    start, eos = convention_of(judge.about, asked.start, asked.eos)
+    start, eos = scoring_convention(judge.about, asked.start, asked.eos)
     context = judge.about.context if asked.context is None else min(asked.context, judge.about.context)
-    reading = reading_of(judge.about, start, context)
-    rows = texts_read(read, reading, asked.longest)
-    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": of_texts(rows)}
+    reading = window_layout(judge.about, start, context)
+    rows = truncate_texts(read, reading, asked.longest)
+    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": texts_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
         found = work.fitting(lambda: token_nats(judge, part, work.batch, reading))
         return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
 
-    nats: list[Nats] = []
+    nats: list[TokenNats] = []
     for part in work.in_parts(rows, compute, _are_nats, "nats", about, f"judging {what.name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
     figures = {
@@ -154,10 +163,10 @@ def _perplexity(work: Work, judge: Judge, what: Texts, writer: Writer | None) ->
         "eos": eos,
         "eos_means": EOS[eos],
         "max_tokens": asked.longest,
-        "num_cut": sum(len(row) > len(cut) for row, cut in zip(texts_read(read, reading, None), rows, strict=True)),
+        "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, reading, None), rows, strict=True)),
         "context": context,
         "windows": f"texts longer than {reading.room} tokens are read in windows that overlap by {reading.room // 2}",
-        "num_in_windows": sum(len(windows_of(0, row, reading)) > 1 for row in rows),
+        "num_in_windows": sum(len(split_into_windows(0, row, reading)) > 1 for row in rows),
         **asdict(generative_perplexity(rows, nats, judge.about.eos_id, eos, start)),
     }
     return figures | {"label": perplexity_label(figures)}
@@ -170,7 +179,9 @@ def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
     return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
 
 
-def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tuple[list[list[int]], str]:
+def _read_by(
+    judge: Judge, what: TextCollection, ids: IdsOf, writer: SampleTokenizer | None
+) -> tuple[list[list[int]], str]:
     """The judge's ids: the sampled ones only where it has the tokenizer that wrote them."""
     wanted = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
     agrees = writer is not None and writer.sha256 == judge.about.tokenizer_sha256
@@ -189,7 +200,7 @@ def _read_by(judge: Judge, what: Texts, ids: IdsOf, writer: Writer | None) -> tu
         ) from None
 
 
-def _counted(asked: Asked, what: Texts) -> dict[str, Any]:
+def _counted(asked: CardRequest, what: TextCollection) -> dict[str, Any]:
     """What needs ids alone: a reference of another tokenizer has none that compare."""
     figures: dict[str, Any] = {}
     if what.ids is None:

@@ -15,7 +15,7 @@ from adlm.data.prepare.prepared import is_prepared, open_prepared
 from adlm.data.sources.decoding import READ_ALL_THE_SAME
 from adlm.data.sources.text_files import TextFile
 from adlm.errors import UserError
-from adlm.evaluation.generation.sample_tokenizer import Writer, writer_of
+from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
 from adlm.files import opened
 from adlm.samples_file import read_samples
 
@@ -31,7 +31,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReferenceRequest:
     """What is asked of a place."""
 
     num: int
@@ -40,7 +40,7 @@ class Wanted:
     field: str = "text"
 
 
-def read_reference(place: Path, wanted: Wanted, writer: Writer | None, longest: int) -> Reference:
+def read_reference(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None, longest: int) -> Reference:
     """`num` texts of the place, or all where it has fewer; `about` says which.
 
     `writer` wrote the samples, if that is known, and the longest of them has `longest` ids.
@@ -60,7 +60,7 @@ def read_reference(place: Path, wanted: Wanted, writer: Writer | None, longest: 
     return _of_samples(place, wanted, writer) if _is_samples(place) else _of_texts(place, wanted)
 
 
-def _of_prepared(place: Path, wanted: Wanted, writer: Writer | None, longest: int) -> Reference:
+def _of_prepared(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None, longest: int) -> Reference:
     prepared = open_prepared(place, sums=False)
     split = wanted.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
     agrees = writer is not None and writer.sha256 == prepared.tokenizer.sha256
@@ -83,12 +83,12 @@ def _of_prepared(place: Path, wanted: Wanted, writer: Writer | None, longest: in
     )
 
 
-def _of_samples(place: Path, wanted: Wanted, writer: Writer | None) -> Reference:
+def _of_samples(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None) -> Reference:
     found = read_samples(place)
     chosen, num = _drawn(found, wanted)
     if not chosen:
         raise UserError(f"--reference {place} holds no sample yet")
-    theirs = writer_of(found.made_by, chosen)
+    theirs = find_sample_tokenizer(found.made_by, chosen)
     agrees = writer is not None and theirs is not None and writer.sha256 == theirs.sha256
     about = {
         "kind": "samples",
@@ -102,7 +102,7 @@ def _of_samples(place: Path, wanted: Wanted, writer: Writer | None) -> Reference
     return Reference([sample.text for sample in chosen], ids, about)
 
 
-def _of_texts(place: Path, wanted: Wanted) -> Reference:
+def _of_texts(place: Path, wanted: ReferenceRequest) -> Reference:
     file = TextFile(place, place.name, field=wanted.field, boundary="line")
     try:
         chosen, num = _drawn(_documents(file), wanted)
@@ -124,7 +124,7 @@ def _documents(file: TextFile) -> Iterable[str]:
             parts = []
 
 
-def _drawn(items: Iterable[Any], wanted: Wanted) -> tuple[list[Any], int]:
+def _drawn(items: Iterable[Any], wanted: ReferenceRequest) -> tuple[list[Any], int]:
     """`num` of the items, each as likely as any other, in their order, without holding more; and how many there were.
 
     Algorithm R: item i takes a place with chance num / (i + 1).

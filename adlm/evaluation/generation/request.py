@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import Arrays, in_parts
+from adlm.evaluation.generation.cache import Arrays, compute_in_parts
 from adlm.evaluation.generation.generative_perplexity import Eos, Start
 from adlm.evaluation.generation.hugging_face import Pooling
 
@@ -16,12 +16,12 @@ MOST_SEEDS = 1_000
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
 
-Tell = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and of how much."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class CardRequest:
     """Every choice that a card's figures depend on."""
 
     samples: Path
@@ -50,7 +50,7 @@ class Asked:
     device: str = "auto"
 
 
-def check_asked(asked: Asked) -> None:
+def check_card_request(asked: CardRequest) -> None:
     """What would fail after hours fails now."""
     for name, value in (
         ("batch", asked.batch),
@@ -66,12 +66,12 @@ def check_asked(asked: Asked) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class CardJob:
     """A card to be made: what is asked, where what takes long is kept, if anywhere, and who hears how far it is."""
 
-    asked: Asked
+    asked: CardRequest
     keep_in: Path | None
-    tell: Tell
+    tell: ReportProgress
     device: torch.device
 
     @property
@@ -92,7 +92,7 @@ class Work:
         def tell(done: int) -> None:
             self.tell(name, done, len(items))
 
-        return in_parts(items, compute, fits, kind, about, self.keep_in, tell)
+        return compute_in_parts(items, compute, fits, kind, about, self.keep_in, tell)
 
     def fitting(self, compute: Callable[[], Any]) -> Any:
         try:
@@ -104,7 +104,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextCollection:
     """Samples, or the reference, as they are judged."""
 
     name: str

@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adlm.errors import UserError
-from adlm.samples_file import MadeBy, Sample
+from adlm.samples_file import Provenance, Sample
 from adlm.tokens import BUILT_IN, Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
-class Writer:
+class SampleTokenizer:
     """A tokenizer; two of one sha256 mean the same by an id."""
 
     name: str
     sha256: str
 
 
-def writer_of(made_by: MadeBy, samples: Sequence[Sample], given: str | None = None) -> Writer | None:
+def find_sample_tokenizer(
+    made_by: Provenance, samples: Sequence[Sample], given: str | None = None
+) -> SampleTokenizer | None:
     """Who wrote the samples; `given` is a name that must agree. None where nobody knows."""
-    told = None if made_by.tokenizer_sha256 is None else Writer(made_by.tokenizer, made_by.tokenizer_sha256)
+    told = None if made_by.tokenizer_sha256 is None else SampleTokenizer(made_by.tokenizer, made_by.tokenizer_sha256)
     if given is not None:
         return _given(given, told, samples)
     if told is not None:
@@ -34,10 +36,10 @@ def writer_of(made_by: MadeBy, samples: Sequence[Sample], given: str | None = No
     found = None if name is None else load_tokenizer(name)
     if found is None or not all(spells(found, sample) for sample in samples):
         return None
-    return Writer(found.name, found.sha256)
+    return SampleTokenizer(found.name, found.sha256)
 
 
-def _given(name: str, told: Writer | None, samples: Sequence[Sample]) -> Writer:
+def _given(name: str, told: SampleTokenizer | None, samples: Sequence[Sample]) -> SampleTokenizer:
     tokenizer = load_tokenizer(name)
     if told is not None and told.sha256 != tokenizer.sha256:
         raise UserError(
@@ -47,10 +49,10 @@ def _given(name: str, told: Writer | None, samples: Sequence[Sample]) -> Writer:
     for sample in samples if told is None else ():
         if not spells(tokenizer, sample):
             raise UserError(f"--tokenizer {name} did not write these samples: row {sample.row} is another text to it")
-    return Writer(tokenizer.name, tokenizer.sha256)
+    return SampleTokenizer(tokenizer.name, tokenizer.sha256)
 
 
-def _in_the_models_folder(made_by: MadeBy) -> str | None:
+def _in_the_models_folder(made_by: Provenance) -> str | None:
     for folder in (Path(made_by.model) / "model", Path(made_by.model)):
         if os.path.isfile(folder / "tokenizer.json"):  # False too where the name is too long for a path
             return str(folder / "tokenizer.json")

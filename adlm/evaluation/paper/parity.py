@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adlm.checkpoints.model_folder import network_of
-from adlm.checkpoints.published import Published, read_published
+from adlm.checkpoints.published import PublishedCheckpoint, read_checkpoint
 from adlm.config.schema import Anchor, Config, Data, MethodName, Sampling, Schedule, Time
 from adlm.diffusion import schedules
 from adlm.diffusion.anchors import anchor_mask
@@ -25,7 +25,7 @@ from adlm.evaluation.paper.golden import Golden
 from adlm.methods.adlm import Adlm
 from adlm.methods.ar import Ar
 from adlm.methods.d3pm import D3pm
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
 from adlm.methods.sedd import Sedd
@@ -44,7 +44,7 @@ PROBABILITIES = 1e-5  # absolute
 
 
 @dataclass(frozen=True)
-class Row:
+class ParityRow:
     """One comparison."""
 
     name: str
@@ -59,8 +59,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    rows: list[Row]
+class ParityReport:
+    rows: list[ParityRow]
     unchecked: list[str]
 
     @property
@@ -68,21 +68,21 @@ class Report:
         return all(row.ok for row in self.rows)
 
 
-def compare(folder: Path) -> Report:
+def compare(folder: Path) -> ParityReport:
     """Every comparison that the folder has numbers for."""
     golden = Golden(folder)
     rows = [row for check in (_adlm, _schedule, _mdlm, _sedd, _d3pm, _ar) for row in check(golden)]
     if not rows:
         raise UserError(f"{folder} has nothing to compare: no adlm-tiny.ckpt with adlm_forward.npz, no mdlm-tiny.ckpt")
-    return Report(rows, golden.untaken())
+    return ParityReport(rows, golden.untaken())
 
 
 @torch.no_grad()
-def _adlm(golden: Golden) -> Iterator[Row]:
+def _adlm(golden: Golden) -> Iterator[ParityRow]:
     file = "adlm_forward.npz"
     if not golden.has("adlm-tiny.ckpt", file):
         return
-    published = read_published(golden.checkpoint("adlm-tiny.ckpt"))
+    published = read_checkpoint(golden.checkpoint("adlm-tiny.ckpt"))
     config = _config(golden, published, "adlm")
     network = network_of(config, published.weights)
     ours = network(golden.ids(file, "xt"))
@@ -95,9 +95,9 @@ def _adlm(golden: Golden) -> Iterator[Row]:
             yield from _form(golden, config, form)
 
 
-def _form(golden: Golden, config: Config, form: str) -> Iterator[Row]:
+def _form(golden: Golden, config: Config, form: str) -> Iterator[ParityRow]:
     """One of the three forms a checkpoint comes in, with its raw and its averaged weights."""
-    published, mask_id = read_published(golden.checkpoint(form)), golden.vocabulary().mask_id
+    published, mask_id = read_checkpoint(golden.checkpoint(form)), golden.vocabulary().mask_id
     for kind, weights, file in (
         ("raw", published.weights, "adlm_forward.npz"),
         ("ema", published.averaged, "adlm_forward_ema.npz"),
@@ -109,7 +109,7 @@ def _form(golden: Golden, config: Config, form: str) -> Iterator[Row]:
                 yield _apart(f"{form} {kind} {part}", ours, golden.array(file, part), LOGITS)
 
 
-def _anchor_masks(golden: Golden, file: str) -> Iterator[Row]:
+def _anchor_masks(golden: Golden, file: str) -> Iterator[ParityRow]:
     x = golden.ids(file, "x0")
     for key in golden.keys(file):
         if found := re.fullmatch(r"anchor_mask_tau(\d{1,9})", key):
@@ -117,8 +117,8 @@ def _anchor_masks(golden: Golden, file: str) -> Iterator[Row]:
             yield _apart(f"anchor mask, tau {found[1]}", ours.float(), golden.array(file, key).float(), 0.0)
 
 
-def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: str) -> Iterator[Row]:
-    x, noised = golden.ids(file, "x0"), Noised(golden.ids(file, "xt"), golden.times(file).double())
+def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: str) -> Iterator[ParityRow]:
+    x, noised = golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), golden.times(file).double())
     for key in golden.section("adlm_losses"):
         if found := re.fullmatch(r"train_loss_tau(\d{1,9})_gamma(\d+(?:\.\d+)?(?:e-?\d+)?)", key):
             tau, gamma, progress = int(found[1]), float(found[2]), 1.0
@@ -134,7 +134,7 @@ def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: 
         yield _apart(f"adlm {key}", ours, theirs, LOSSES, relative=True)
 
 
-def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[Row]:
+def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[ParityRow]:
     """The categorical that one step of each sampler draws from; the released samplers run with alpha = 1 - t."""
     file, mask_id = "adlm_transitions.npz", golden.vocabulary().mask_id
     if not golden.has(file):
@@ -173,7 +173,7 @@ def _sampling(entry: dict[str, Any]) -> Sampling:
     return Sampling(sampler, top_p=entry.get("nucleus_p", 1.0), nucleus="published", **knobs)
 
 
-def _schedule(golden: Golden) -> Iterator[Row]:
+def _schedule(golden: Golden) -> Iterator[ParityRow]:
     schedule = schedules.LogLinear(EPS)
     for key, ours in (("loglinear_sigma", schedules.sigma), ("loglinear_dsigma", schedules.sigma_prime)):
         if key in golden.section("adlm_losses") and golden.has("adlm_forward.npz"):
@@ -183,7 +183,7 @@ def _schedule(golden: Golden) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def _mdlm(golden: Golden) -> Iterator[Row]:
+def _mdlm(golden: Golden) -> Iterator[ParityRow]:
     """The plain baseline in continuous time, and in T discrete steps: there the released loss has eps 0."""
     for path in sorted(golden.folder.glob("mdlm*-tiny.ckpt")):
         name = path.name.removesuffix("-tiny.ckpt")
@@ -191,35 +191,35 @@ def _mdlm(golden: Golden) -> Iterator[Row]:
         file = f"{name}_loss.npz"
         if steps is None or not golden.has(file):
             continue
-        published = read_published(golden.checkpoint(path.name))
+        published = read_checkpoint(golden.checkpoint(path.name))
         config = _config(golden, published, "mdlm")
         t, s = golden.times(file), None
         if steps[1]:
             config = replace(config, schedule=Schedule(eps=0.0), time=Time(steps=int(steps[1])))
             t, s = _their_step(t, int(steps[1]))
         method = Mdlm(config)
-        noised = Noised(golden.ids(file, "xt"), t.double(), s)
+        noised = NoisedBatch(golden.ids(file, "xt"), t.double(), s)
         loss = method.loss_at(network_of(method.config, published.weights), golden.ids(file, "x0"), noised)
         yield from _baseline(golden, name, file, loss, loss.nats)
 
 
 @torch.no_grad()
-def _sedd(golden: Golden) -> Iterator[Row]:
+def _sedd(golden: Golden) -> Iterator[ParityRow]:
     file = "sedd_loss.npz"
     if golden.has("sedd-tiny.ckpt", file):
-        published = read_published(golden.checkpoint("sedd-tiny.ckpt"))
+        published = read_checkpoint(golden.checkpoint("sedd-tiny.ckpt"))
         method = Sedd(_told_the_time(golden, published, "sedd"))
-        noised = Noised(golden.ids(file, "xt"), golden.times(file).double())
+        noised = NoisedBatch(golden.ids(file, "xt"), golden.times(file).double())
         loss = method.loss_at(network_of(method.config, published.weights), golden.ids(file, "x0"), noised)
         yield from _baseline(golden, "sedd", file, loss, loss.nats, SCORE_ENTROPIES)
 
 
 @torch.no_grad()
-def _d3pm(golden: Golden) -> Iterator[Row]:
+def _d3pm(golden: Golden) -> Iterator[ParityRow]:
     """1,000 steps; its alpha has eps 0, while the noise it is told has the published eps."""
     file = "d3pm_loss.npz"
     if golden.has("d3pm-tiny.ckpt", file):
-        published = read_published(golden.checkpoint("d3pm-tiny.ckpt"))
+        published = read_checkpoint(golden.checkpoint("d3pm-tiny.ckpt"))
         config = _told_the_time(golden, published, "d3pm")
         exact = replace(config, schedule=Schedule(eps=0.0), model=replace(config.model, time_conditioning=False))
         method = D3pm(replace(exact, time=Time(steps=D3PM_STEPS)))
@@ -227,15 +227,15 @@ def _d3pm(golden: Golden) -> Iterator[Row]:
         t, s = _their_step(drawn, D3PM_STEPS)
         told = schedules.sigma(schedules.LogLinear(EPS), _grid_time(drawn, D3PM_STEPS)).float()
         network = network_of(method.config, published.weights)
-        loss = method.loss_at(network, golden.ids(file, "x0"), Noised(golden.ids(file, "xt"), t, s), told=told)
+        loss = method.loss_at(network, golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), t, s), told=told)
         yield from _baseline(golden, "d3pm", file, loss, loss.nats)
 
 
 @torch.no_grad()
-def _ar(golden: Golden) -> Iterator[Row]:
+def _ar(golden: Golden) -> Iterator[ParityRow]:
     file = "ar_forward.npz"
     if golden.has("ar-tiny.ckpt", file):
-        published = read_published(golden.checkpoint("ar-tiny.ckpt"))
+        published = read_checkpoint(golden.checkpoint("ar-tiny.ckpt"))
         method = Ar(_config(golden, published, "ar"))
         network, x = network_of(method.config, published.weights), golden.ids(file, "x0")
         ours = subs(network(x), torch.full_like(x, golden.vocabulary().mask_id), golden.vocabulary().mask_id)
@@ -246,7 +246,7 @@ def _ar(golden: Golden) -> Iterator[Row]:
 
 def _baseline(
     golden: Golden, name: str, file: str, loss: Loss, nats: Tensor, tolerance: float = LOSSES
-) -> Iterator[Row]:
+) -> Iterator[ParityRow]:
     yield _apart(f"{name} nats a token", nats, golden.array(file, "nlls"), tolerance, relative=True)
     if name in golden.section("baseline_losses"):
         theirs = golden.number("baseline_losses", name)
@@ -263,7 +263,7 @@ def _grid_time(t: Tensor, steps: int) -> Tensor:
     return ((t * steps).int() + 1).double() / steps
 
 
-def _config(golden: Golden, published: Published, method: MethodName) -> Config:
+def _config(golden: Golden, published: PublishedCheckpoint, method: MethodName) -> Config:
     vocabulary = golden.vocabulary()
     if vocabulary.size != published.num_symbols:
         raise UserError(
@@ -278,7 +278,7 @@ def _config(golden: Golden, published: Published, method: MethodName) -> Config:
     )
 
 
-def _told_the_time(golden: Golden, published: Published, method: MethodName) -> Config:
+def _told_the_time(golden: Golden, published: PublishedCheckpoint, method: MethodName) -> Config:
     config = _config(golden, published, method)
     return replace(config, model=replace(config.model, time_conditioning=True))
 
@@ -287,7 +287,7 @@ def _output(network: AnchoredTransformer, z: Tensor, mask_id: int, part: str) ->
     return network.anchor_logits(z) if part == "anchor_logits" else subs(network(z), z, mask_id)
 
 
-def _apart(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: bool = False) -> Row:
+def _apart(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: bool = False) -> ParityRow:
     """The largest difference; a relative one is to the largest of their values, unless all of those are 0.
 
     The released code writes -1,000,000 (AR: -1,000) for what is impossible, and we write -inf: they count as the same.
@@ -299,4 +299,4 @@ def _apart(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: 
     difference = (ours - theirs).abs()
     if relative and theirs.any():
         difference = difference / theirs.abs().max()
-    return Row(name, difference.masked_fill(same, 0.0).max().item(), tolerance, relative)
+    return ParityRow(name, difference.masked_fill(same, 0.0).max().item(), tolerance, relative)

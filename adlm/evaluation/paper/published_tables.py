@@ -37,7 +37,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A line of a table."""
 
     name: str
@@ -64,7 +64,7 @@ class PublishedTable:
     kind: Kind
     units: Mapping[str, str]
     """By column."""
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     caveats: tuple[str, ...]
     protocol: Protocol | None = None
 
@@ -124,21 +124,27 @@ TWO_AR = "the paper's tables give 17.54 and 17.53 for AR at 262B"
 
 def _perplexity(
     name: str, title: str, method: str, tokens: float, figure: float, caveats: tuple[str, ...] = (), **knobs: float
-) -> Row:
-    return Row(name, title, {PPL: figure}, method, tokens, SIZES_OF.get(method), knobs, caveats)
+) -> PublishedRow:
+    return PublishedRow(name, title, {PPL: figure}, method, tokens, SIZES_OF.get(method), knobs, caveats)
 
 
-def _ablation(knob: str, value: float, figure: float) -> Row:
+def _ablation(knob: str, value: float, figure: float) -> PublishedRow:
     knobs = {"gamma": 3e-3, "tau": 5.0, knob: value}
-    return Row(f"{knob}-{value:g}", f"ADLM, {knob} {value:g}", {PPL: figure}, "adlm", 78.6, SIZES_OF["adlm"], knobs)
+    return PublishedRow(
+        f"{knob}-{value:g}", f"ADLM, {knob} {value:g}", {PPL: figure}, "adlm", 78.6, SIZES_OF["adlm"], knobs
+    )
 
 
-def _zero_shot(name: str, title: str, method: str, tokens: float | None, figures: tuple[float, ...]) -> Row:
-    return Row(name, title, dict(zip(SEVEN, figures, strict=True)), method, tokens, SIZES_OF.get(method))
+def _zero_shot(name: str, title: str, method: str, tokens: float | None, figures: tuple[float, ...]) -> PublishedRow:
+    return PublishedRow(name, title, dict(zip(SEVEN, figures, strict=True)), method, tokens, SIZES_OF.get(method))
 
 
-def _generated(name: str, title: str, method: str, figures: tuple[float, float, float], **knobs: float | str) -> Row:
-    return Row(name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), knobs)
+def _generated(
+    name: str, title: str, method: str, figures: tuple[float, float, float], **knobs: float | str
+) -> PublishedRow:
+    return PublishedRow(
+        name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), knobs
+    )
 
 
 def published_sampling(sampler: str) -> dict[str, float | str]:
@@ -151,8 +157,8 @@ def published_sampling(sampler: str) -> dict[str, float | str]:
     return settings
 
 
-def _reasoning(name: str, title: str, *figures: float, **more: float) -> Row:
-    return Row(name, title, dict(zip(("gsm8k", "prontoqa", "prosqa"), figures, strict=True)) | more, name)
+def _reasoning(name: str, title: str, *figures: float, **more: float) -> PublishedRow:
+    return PublishedRow(name, title, dict(zip(("gsm8k", "prontoqa", "prosqa"), figures, strict=True)) | more, name)
 
 
 GENERATION = {"mauve": "MAUVE", "gen-ppl": "generative perplexity", "entropy": "entropy, nats"}

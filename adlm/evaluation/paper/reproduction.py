@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from adlm.config.knobs import instead
+from adlm.config.knobs import suggestion
 from adlm.config.schema import Anchor
 from adlm.errors import UserError
-from adlm.evaluation.paper.published_tables import BATCH, PublishedTable, Row, published_sampling
-from adlm.evaluation.paper.results import LEFT_TO_RIGHT, OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Finding
+from adlm.evaluation.paper.published_tables import BATCH, PublishedRow, PublishedTable, published_sampling
+from adlm.evaluation.paper.results import LEFT_TO_RIGHT, OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Result
 
 ERRORS_APART = 2.0
 SAME_SIZE, SAME_TOKENS = 0.01, 0.02  # published ones are rounded: 293M, 262B
@@ -49,7 +49,7 @@ class Comparison:
     """What would make a missing figure."""
 
 
-def reproduced(table: PublishedTable, models: Sequence[tuple[Sequence[Finding], str]]) -> list[Comparison]:
+def compare_with_table(table: PublishedTable, models: Sequence[tuple[Sequence[Result], str]]) -> list[Comparison]:
     """Every row of the table: with ours, in the order given, or with what would make one.
 
     A model is its findings and the row that was asked for, empty where none was.
@@ -66,7 +66,7 @@ def reproduced(table: PublishedTable, models: Sequence[tuple[Sequence[Finding], 
     return [each for row in table.rows for each in _in_order(table, row, held[row.name])]
 
 
-def row_for(table: PublishedTable, finding: Finding, asked: str = "") -> tuple[Row, str]:
+def row_for(table: PublishedTable, finding: Result, asked: str = "") -> tuple[PublishedRow, str]:
     """The row that a model is held against, and why."""
     names = ", ".join(row.name for row in table.rows)
     if asked:
@@ -74,7 +74,7 @@ def row_for(table: PublishedTable, finding: Finding, asked: str = "") -> tuple[R
             if row.name == asked:
                 return row, "by --row"
         known = [row.name for row in table.rows]
-        raise UserError(f"--row {asked!r} is not in table {table.name}{instead(asked, known)}; its rows are {names}")
+        raise UserError(f"--row {asked!r} is not in table {table.name}{suggestion(asked, known)}; its rows are {names}")
     rows = [row for row in table.rows if row.method == finding.method]
     if not rows:
         raise UserError(
@@ -95,13 +95,13 @@ def row_for(table: PublishedTable, finding: Finding, asked: str = "") -> tuple[R
     )
 
 
-def _nearest(rows: Sequence[Row], tokens: float | None) -> list[Row]:
+def _nearest(rows: Sequence[PublishedRow], tokens: float | None) -> list[PublishedRow]:
     """Those whose number of tokens is nearest by ratio; none where it is not known."""
     far = {row.name: abs(math.log(row.tokens / tokens)) for row in rows if row.tokens and tokens}
     return [row for row in rows if row.name in far and far[row.name] == min(far.values())]
 
 
-def compared(table: PublishedTable, row: Row, finding: Finding, why: str = "") -> Comparison:
+def compared(table: PublishedTable, row: PublishedRow, finding: Result, why: str = "") -> Comparison:
     if finding.column not in row.figures:
         raise UserError(f"row {row.name} of table {table.name} has no figure for {finding.column}")
     if table.kind == "card" and _other_knobs(row, finding) and OTHER_SAMPLING not in finding.incomparable:
@@ -130,7 +130,7 @@ def compared(table: PublishedTable, row: Row, finding: Finding, why: str = "") -
     )
 
 
-def _verdict(finding: Finding, difference: float, stderr: float | None) -> tuple[Verdict, str]:
+def _verdict(finding: Result, difference: float, stderr: float | None) -> tuple[Verdict, str]:
     if finding.incomparable:
         return "not comparable", "; ".join(finding.incomparable)
     if stderr is None or not math.isfinite(stderr) or not math.isfinite(difference):
@@ -143,7 +143,7 @@ def _verdict(finding: Finding, difference: float, stderr: float | None) -> tuple
     return "differs", f"farther than {ERRORS_APART:g} standard errors of ours; the published side has none"
 
 
-def _other_model(row: Row, finding: Finding) -> list[str]:
+def _other_model(row: PublishedRow, finding: Result) -> list[str]:
     told = []
     if finding.method != row.method:
         told.append(f"method {finding.method}, not {row.title}")
@@ -159,7 +159,7 @@ def _other_model(row: Row, finding: Finding) -> list[str]:
     return told
 
 
-def _other_knobs(row: Row, finding: Finding, unknown: bool = False) -> list[str]:
+def _other_knobs(row: PublishedRow, finding: Result, unknown: bool = False) -> list[str]:
     """Knobs that are not the row's; `unknown` counts those that are not told as other."""
     told = []
     for knob, wanted in row.knobs.items():
@@ -183,18 +183,18 @@ def _said(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _knobs(row: Row) -> str:
+def _knobs(row: PublishedRow) -> str:
     return ", ".join(f"{knob} {_said(value)}" for knob, value in row.knobs.items())
 
 
-def _in_order(table: PublishedTable, row: Row, ours: list[Comparison]) -> list[Comparison]:
+def _in_order(table: PublishedTable, row: PublishedRow, ours: list[Comparison]) -> list[Comparison]:
     if not ours:
         return [_missing(table, row, column) for column in row.figures]
     columns = list(row.figures)
     return sorted(ours, key=lambda each: columns.index(each.column))
 
 
-def _missing(table: PublishedTable, row: Row, column: str, model: str = "") -> Comparison:
+def _missing(table: PublishedTable, row: PublishedRow, column: str, model: str = "") -> Comparison:
     command = command_for(table, row, column, model)
     because = f"no figure of {model}" if model else "no model was given for it"
     return Comparison(
@@ -210,7 +210,7 @@ def _missing(table: PublishedTable, row: Row, column: str, model: str = "") -> C
     )
 
 
-def command_for(table: PublishedTable, row: Row, column: str, model: str = "") -> str:
+def command_for(table: PublishedTable, row: PublishedRow, column: str, model: str = "") -> str:
     """What makes the figure of a row: the model's evaluation, or, where there is no model, its training first."""
     if not row.method:
         return f"none here: {row.title} is not one of our methods"
@@ -235,7 +235,7 @@ def command_for(table: PublishedTable, row: Row, column: str, model: str = "") -
     return " ".join(["adlm train", preset, *words, f"--out runs/{table.name}/{row.name}"])
 
 
-def _generating(row: Row, model: str) -> str:
+def _generating(row: PublishedRow, model: str) -> str:
     if row.method == "data":
         return "adlm judge SAMPLES.jsonl --reference prepared/owt --judge-reference --out card.json"
     if row.method in LEFT_TO_RIGHT:

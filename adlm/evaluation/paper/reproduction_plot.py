@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from adlm.errors import printable
 from adlm.evaluation.paper.published_tables import DECIMALS, PAPER, PublishedTable
 from adlm.evaluation.paper.reproduction import ERRORS_APART, Comparison
-from adlm.evaluation.plotting import GREY, INK, SMALL, blank, literal_text, logarithmic, plain, save
+from adlm.evaluation.plotting import GREY, INK, SMALL, literal_text, logarithmic, new_figure, save_figure, style_axes
 
 STYLES = {
     "agrees": ("o", "#009e73"),
@@ -41,19 +41,19 @@ class Line(NamedTuple):
         return printable("\n".join(filter(None, (", ".join(filter(None, words)) for words in (first, second)))))
 
 
-def plot(table: PublishedTable, comparisons: Sequence[Comparison], path: Path) -> None:
+def plot_reproduction(table: PublishedTable, comparisons: Sequence[Comparison], path: Path) -> None:
     with literal_text():
-        save(_drawn(table, comparisons), path)
+        save_figure(_drawn(table, comparisons), path)
 
 
 def _drawn(table: PublishedTable, comparisons: Sequence[Comparison]) -> Any:
     units = list(dict.fromkeys(each.unit for each in comparisons))
     places = _places(dict.fromkeys(_line(each, comparisons) for each in comparisons))
     bottom = max(places.values()) + NARROW
-    figure = blank(7.5 if len(units) == 1 else 1.6 + 3.1 * len(units), 1.1 + bottom)
+    figure = new_figure(7.5 if len(units) == 1 else 1.6 + 3.1 * len(units), 1.1 + bottom)
     every = figure.subplots(1, len(units), squeeze=False, sharey=True)[0]
     for axes, unit in zip(every, units, strict=True):
-        plain(axes, grid="x")
+        style_axes(axes, grid="x")
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(unit, fontsize=9)
         _figures(axes, [(each, places[_line(each, comparisons)]) for each in comparisons if each.unit == unit])

@@ -26,7 +26,7 @@ OTHER_SAMPLING = "the samples were drawn with other settings than the published 
 
 
 @dataclass(frozen=True)
-class Finding:
+class Result:
     """A figure of ours."""
 
     model: str
@@ -77,7 +77,7 @@ def kind_of(told: Any) -> Kind | None:
     return "accuracy" if isinstance(told.get("accuracy"), dict) and isinstance(told.get("method"), str) else None
 
 
-def findings_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> list[Finding]:
+def results_of(told: Mapping[str, Any], table: PublishedTable, name: str) -> list[Result]:
     """What it holds for this table; a UserError where that is nothing."""
     kind = kind_of(told)
     if kind != table.kind:
@@ -123,7 +123,7 @@ def paper_count(tokens: float, method: str) -> float:
     return tokens if method in LEFT_TO_RIGHT else tokens / 2
 
 
-def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Finding]:
+def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Result]:
     protocol = table.protocol
     assert protocol is not None
     columns = {corpus: column for column, corpora in protocol.corpora.items() for corpus in corpora}
@@ -136,7 +136,7 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
         about = figure.get("about") or {}
         if figure["perplexity"] is None:
             raise UserError(f"{name}: the perplexity of {figure['model']} on {_corpus(figure)} is too large a number")
-        yield Finding(
+        yield Result(
             model=figure["model"],
             method=figure["method"],
             column=column,
@@ -204,7 +204,7 @@ def _other_model(about: Mapping[str, Any], protocol: Protocol) -> Iterator[str]:
         yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
 
 
-def _generated(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Finding]:
+def _generated(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
@@ -233,7 +233,7 @@ def _other_sampling(sampling: Mapping[str, Any], method: str) -> Iterator[str]:
             yield f"{setting} {sampling[setting]}, not {published}"
 
 
-def _reference(card: Mapping[str, Any]) -> Iterator[Finding]:
+def _reference(card: Mapping[str, Any]) -> Iterator[Result]:
     """The data itself, where the card's reference was judged too."""
     if not card.get("reference_judged"):
         return
@@ -245,20 +245,20 @@ def _reference(card: Mapping[str, Any]) -> Iterator[Finding]:
         yield replace(judged, model=str(about["place"]), method="data")
 
 
-def _judged(figures: Mapping[str, Any], others: tuple[str, ...]) -> Iterator[Finding]:
+def _judged(figures: Mapping[str, Any], others: tuple[str, ...]) -> Iterator[Result]:
     """The figures of a card, whosever they are; `others` keep each of them from standing beside published ones."""
     mauve, perplexity, entropy = (figures.get(metric) for metric in ("mauve", "perplexity", "entropy"))
     if mauve is not None and mauve["value"] is not None:
         by = mauve["featuriser"]["name"]
         why = (*_labels(by, "the features are of", mauve["label"]), *others)
         partial = "the spread over k-means seeds alone, no error over samples"
-        yield Finding("", "", "mauve", mauve["value"], {"seeds": mauve["spread"]}, by, why, partial=partial)
+        yield Result("", "", "mauve", mauve["value"], {"seeds": mauve["spread"]}, by, why, partial=partial)
     if perplexity is not None and perplexity["pooled"]["value"] is not None:
         by, pooled = perplexity["judge"]["name"], perplexity["pooled"]
         why = (*_labels(by, "the judge is", perplexity["label"]), *others)
-        yield Finding("", "", "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, why)
+        yield Result("", "", "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, by, why)
     if entropy is not None and entropy["value"] is not None:
-        yield Finding("", "", "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", others)
+        yield Result("", "", "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", others)
 
 
 def _labels(by: str, who: str, label: str | None) -> tuple[str, ...]:
@@ -276,12 +276,12 @@ def _other_lengths(canvases: list[str]) -> Iterator[str]:
             yield f"samples of {int(holes[1]):,} tokens, not {SAMPLE_LENGTH:,}"
 
 
-def _accuracies(told: Mapping[str, Any], table: PublishedTable, name: str) -> Iterator[Finding]:
+def _accuracies(told: Mapping[str, Any], table: PublishedTable, name: str) -> Iterator[Result]:
     for column, found in told["accuracy"].items():
         right, num = found["right"], found["of"]
         if column not in table.units or not 0 <= right <= num or num < 1:
             raise UserError(f"{name}: {column} with {right} right of {num} is no accuracy of table {table.name}")
-        yield Finding(
+        yield Result(
             name, told["method"], column, 100 * right / num, {"problems": _binomial(right, num)}, f"of {num:,}"
         )
 

@@ -118,7 +118,7 @@ def test_a_name_that_is_too_long_is_told(words, asked, tmp_path):
         with pytest.raises(UserError, match=r"cannot be (written|used)"):
             prepare(asked(*words), tmp_path / name)
     with pytest.raises(UserError, match=r"data\.path x+ cannot be read"):
-        plan.plan_of(asked(f"data.path={'x' * 300}").data)
+        plan.resolve_source(asked(f"data.path={'x' * 300}").data)
 
 
 def test_what_was_prepared_is_not_read_as_text(words, text, asked, tmp_path):

@@ -17,11 +17,11 @@ from texts import prose
 
 from adlm.data.prepare import journal, shards
 from adlm.data.prepare import prepare as preparing
-from adlm.data.prepare.journal import JOURNAL, RECIPE, places_of
+from adlm.data.prepare.journal import JOURNAL, RECIPE, read_journal
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import FORMAT, open_prepared
 from adlm.data.sources.corpora import CORPORA
-from adlm.data.sources.source import Division
+from adlm.data.sources.source import HeldOutRule
 from adlm.errors import UserError
 from adlm.files import write_file
 from adlm.tokens import load_tokenizer
@@ -63,7 +63,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, corpus, asked, tmp_path, bpe):
     made = prepare(asked(*words), tmp_path / "out").prepared
-    tokenizer, division = load_tokenizer(bpe), Division(0.2, 0)
+    tokenizer, division = load_tokenizer(bpe), HeldOutRule(0.2, 0)
     texts = [text for file in sorted(corpus.iterdir()) for text in file.read_text().split("\n\n")]
     expected = {"train": [], "valid": []}
     for number, text in enumerate(texts):
@@ -80,14 +80,14 @@ def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, c
 
 
 def test_held_out_documents_depend_on_the_seed_alone():
-    splits = [Division(0.1, 0).split_of(number) for number in range(10_000)]
+    splits = [HeldOutRule(0.1, 0).split_of(number) for number in range(10_000)]
     # this is what every folder prepared so far was divided by; a change here makes held-out text into training text
     assert [number for number, split in enumerate(splits[:60]) if split == "valid"] == [7, 14, 15, 20, 29, 30, 42, 45]
-    larger = [Division(0.2, 0).split_of(number) for number in range(10_000)]
+    larger = [HeldOutRule(0.2, 0).split_of(number) for number in range(10_000)]
     assert all(after == "valid" for before, after in zip(splits, larger, strict=True) if before == "valid")
     assert 900 < splits.count("valid") < 1100
-    assert splits != [Division(0.1, 1).split_of(number) for number in range(10_000)]
-    assert set(map(Division(0.0).split_of, range(1000))) == {"train"}
+    assert splits != [HeldOutRule(0.1, 1).split_of(number) for number in range(10_000)]
+    assert set(map(HeldOutRule(0.0).split_of, range(1000))) == {"train"}
 
 
 @pytest.mark.processes
@@ -106,7 +106,7 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
         if run.wait() == 0:
             break
         kills += 1
-        resumed_from.append(len(places_of(out.with_name("broken.preparing"))))
+        resumed_from.append(len(read_journal(out.with_name("broken.preparing"))))
         assert not out.exists(), "nothing is there until all of it is"
     assert subprocess.run(command, check=False).returncode == 0
     assert kills == 5
@@ -127,7 +127,7 @@ def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monk
     with pytest.raises(KeyboardInterrupt):
         prepare(asked(*words), tmp_path / "out", stop)
     work = tmp_path / "out.preparing"
-    assert len(places_of(work)) > 3
+    assert len(read_journal(work)) > 3
     if torn == "journal":
         with (work / JOURNAL).open("r+b") as file:
             file.truncate(file.seek(0, 2) - 7)
@@ -320,7 +320,7 @@ def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(as
     words = ["data=openwebtext", f"data.root={tmp_path / 'data'}", f"tokenizer={bpe}", "length=32"]
     with pytest.raises(KeyboardInterrupt):
         prepare(asked(*words), tmp_path / "out", stopped_at(3000))
-    assert places_of(tmp_path / "out.preparing")
+    assert read_journal(tmp_path / "out.preparing")
     write(1, 30)
     assert prepare(asked(*words), tmp_path / "out").how == "prepared"
     prepare(asked(*words), tmp_path / "fresh")
@@ -330,10 +330,10 @@ def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(as
 def test_a_place_of_another_division_is_not_gone_on_from(tmp_path):
     """The same parts, the same rest, but other documents are the last."""
     recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
-    journal.resumed(tmp_path, recipe)
-    journal.commit(tmp_path, journal.Place(1, 0, 3, {}), [])
-    assert journal.resumed(tmp_path, recipe).documents == 3
-    assert journal.resumed(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
+    journal.resume_entry(tmp_path, recipe)
+    journal.append_entry(tmp_path, journal.JournalEntry(1, 0, 3, {}), [])
+    assert journal.resume_entry(tmp_path, recipe).documents == 3
+    assert journal.resume_entry(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
 
 
 def test_a_length_that_holds_nothing_is_told_before_anything_is_tokenised(words, asked, tmp_path, monkeypatch):
@@ -370,7 +370,7 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
     """The disk refuses in the middle; with room again the run goes on to the same bytes."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
-    append = shards.Writer.append
+    append = shards.ShardWriter.append
 
     def refusing(self, ids, ends):
         if self.tokens > 3000:
@@ -378,7 +378,7 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
         append(self, ids, ends)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Writer, "append", refusing)
+        patch.setattr(shards.ShardWriter, "append", refusing)
         with pytest.raises(
             UserError,
             match=r"no space left to write .*out; what is done is kept in out.preparing: run the same command again",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.forbidden import forbidden_by
+from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
 from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
 from adlm.data.reasoning.problem import read_problems
@@ -217,11 +217,11 @@ def test_answers_are_balanced(made, task):
 def test_made_training_sets_are_apart_from_the_test_sets(data_folder):
     """ProsQA under any renaming, ProntoQA by content; by structure most ProntoQA problems, the real ones too, meet."""
     test = {task: data_folder / task / f"{task}_test.json" for task in STATISTICS}
-    renamed = forbidden_by([test["prosqa"]], prosqa.structure)
+    renamed = forbidden_forms([test["prosqa"]], prosqa.structure)
     assert not any(problem in renamed for problem in generate_prosqa(1000, 0))
-    said = forbidden_by([test["prontoqa"]], prontoqa.content)
+    said = forbidden_forms([test["prontoqa"]], prontoqa.content)
     assert not any(problem in said for problem in generate_prontoqa(1000, 0, forbidden=said))
-    shapes = forbidden_by([test["prontoqa"]], prontoqa.structure)
+    shapes = forbidden_forms([test["prontoqa"]], prontoqa.structure)
     valid = read_problems(data_folder / "prontoqa" / "prontoqa_valid.json")
     assert np.mean([problem in shapes for problem in valid]) > 0.5
     assert np.mean([problem in shapes for problem in generate_prontoqa(1000, 0)]) > 0.5

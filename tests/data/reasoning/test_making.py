@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.forbidden import Forbidden, forbidden_by
+from adlm.data.reasoning.forbidden import Forbidden, forbidden_forms
 from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
 from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
 from adlm.data.reasoning.problem import write_problems
@@ -54,7 +54,7 @@ def test_what_is_forbidden_is_not_made_and_nothing_else_changes(task, tmp_path):
     unwanted = [replace(plain[4], steps=()), replace(plain[11], answer="?")]  # the question is what counts
     write_problems(tmp_path / "test.json", unwanted)
     for form in (language.content, language.structure):
-        forbidden = forbidden_by([tmp_path / "test.json"], form)
+        forbidden = forbidden_forms([tmp_path / "test.json"], form)
         kept = list(generate(30, 1, forbidden=forbidden))
         assert not any(problem in forbidden for problem in kept)
         changed = [index for index, problem in enumerate(plain) if problem in forbidden]

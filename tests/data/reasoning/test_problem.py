@@ -5,7 +5,7 @@ import json
 import pytest
 
 from adlm.data.reasoning import prosqa
-from adlm.data.reasoning.forbidden import forbidden_by
+from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import generate_prontoqa
 from adlm.data.reasoning.make_prosqa import generate_prosqa
 from adlm.data.reasoning.problem import Graph, Problem, read_problems, write_problems
@@ -110,4 +110,4 @@ def test_a_missing_file_a_binary_file_and_a_closed_folder_are_refused(tmp_path):
 def test_a_file_of_another_kind_forbids_nothing_and_says_so(tmp_path):
     write_problems(tmp_path / "p.json", [*generate_prosqa(1, 0), *generate_prontoqa(1, 0)])
     with pytest.raises(UserError, match=r"p\.json, entry 1: "):
-        forbidden_by([tmp_path / "p.json"], prosqa.content)
+        forbidden_forms([tmp_path / "p.json"], prosqa.content)

@@ -3,12 +3,12 @@
 import random
 from itertools import pairwise
 
-from adlm.data.reasoning.renaming import renamed_form
+from adlm.data.reasoning.renaming import canonical_form
 
 
 def form(*edges, **colours):
     nodes = {node for a, b, _ in edges for node in (a, b)}
-    return renamed_form({node: colours.get(node, "node") for node in nodes}, edges)
+    return canonical_form({node: colours.get(node, "node") for node in nodes}, edges)
 
 
 def arms(*lengths):

@@ -15,9 +15,9 @@ from test_packing import FRAMED, documents_like, stored
 from adlm.data.prepare.prepare import prepare
 from adlm.data.rows.loader import START, Loader, Position
 from adlm.data.rows.packing import rows_of
-from adlm.data.rows.shuffle import shuffled, uniform
+from adlm.data.rows.shuffle import shuffle, uniform
 from adlm.data.rows.streaming import Stream
-from adlm.data.sources.source import plan_of
+from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer
 
@@ -25,21 +25,21 @@ from adlm.tokens import load_tokenizer
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1025])
 def test_an_epoch_is_a_permutation(size):
     for epoch in range(3):
-        assert sorted(shuffled(np.arange(size), size, 7, epoch)) == list(range(size))
+        assert sorted(shuffle(np.arange(size), size, 7, epoch)) == list(range(size))
 
 
 def test_orders_differ_by_seed_and_epoch_and_not_by_what_is_asked():
     size = 1000
-    whole = shuffled(np.arange(size), size, 0, 0)
-    assert (shuffled(np.arange(300, 310), size, 0, 0) == whole[300:310]).all()
+    whole = shuffle(np.arange(size), size, 0, 0)
+    assert (shuffle(np.arange(300, 310), size, 0, 0) == whole[300:310]).all()
     for seed, epoch in ((0, 1), (1, 0), (2**40, 0), (0, 2**33)):
-        assert (shuffled(np.arange(size), size, seed, epoch) != whole).mean() > 0.98
+        assert (shuffle(np.arange(size), size, seed, epoch) != whole).mean() > 0.98
 
 
 def test_every_row_is_as_likely_at_every_place():
     """Chi-square over seeds: row at place 0, and place of row 0, uniform over 16 (99.99% of 15 degrees: 44.3)."""
     size, trials = 16, 4000
-    orders = np.array([shuffled(np.arange(size), size, seed, 0) for seed in range(trials)])
+    orders = np.array([shuffle(np.arange(size), size, seed, 0) for seed in range(trials)])
     for seen in (orders[:, 0], orders.argmin(1), (orders[:, 1] - orders[:, 0]) % size):
         counts = np.bincount(seen, minlength=size)
         if counts[0] == 0:  # differences are never 0
@@ -51,7 +51,7 @@ def test_every_row_is_as_likely_at_every_place():
 
 
 def test_an_order_of_a_billion_rows_costs_nothing():
-    rows = shuffled(np.array([0, 10**9 - 1, 5]), 10**9, 0, 0)
+    rows = shuffle(np.array([0, 10**9 - 1, 5]), 10**9, 0, 0)
     assert ((rows >= 0) & (rows < 10**9)).all()
 
 
@@ -183,7 +183,7 @@ def source(tmp_path, bpe, asked):
 
 
 def streamed(config, count, start=START, **knobs):
-    loader = Stream(plan_of(config.data), load_tokenizer(config.tokenizer), config.length, 6, **knobs)
+    loader = Stream(resolve_source(config.data), load_tokenizer(config.tokenizer), config.length, 6, **knobs)
     return list(islice(loader.batches(start), count))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adlm.config.schema import Vocabulary
-from adlm.data.prepare.shards import Extent, Tokens, Writer
+from adlm.data.prepare.shards import Extent, ShardWriter, Tokens
 from adlm.data.rows.packing import DOCUMENTS_AT_ONCE, rows_of
 from adlm.errors import UserError
 
@@ -21,7 +21,7 @@ def documents_like(num: int, longest: int, seed: int = 0) -> list[list[int]]:
 
 def stored(folder, documents, vocabulary, shard=16) -> Tokens:
     """A split of the documents, in files so small that rows cross them."""
-    writer = Writer(folder, np.dtype(np.uint16), Extent(), shard)
+    writer = ShardWriter(folder, np.dtype(np.uint16), Extent(), shard)
     eos = [] if vocabulary.eos_id is None else [vocabulary.eos_id]
     for document in documents:
         ids = document + eos

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from texts import prose
 
 from adlm.data.sources import chunks as pieces
-from adlm.data.sources.chunks import Piece, documents_of, in_pieces
+from adlm.data.sources.chunks import Chunk, join_chunks, split_into_chunks
 from adlm.tokens import load_tokenizer
 
 TEXTS = st.lists(
@@ -23,7 +23,7 @@ def _small_pieces():
         yield
 
 
-def joined(found: list[Piece]) -> list[str]:
+def joined(found: list[Chunk]) -> list[str]:
     documents, parts = [], []
     for text, ends in found:
         parts.append(text)
@@ -36,7 +36,7 @@ def joined(found: list[Piece]) -> list[str]:
 
 @given(TEXTS)
 def test_pieces_of_a_document_join_to_it(text):
-    found = list(in_pieces(text))
+    found = list(split_into_chunks(text))
     assert joined(found) == [text]
     assert all(len(piece.text) <= 24 for piece in found)
 
@@ -49,22 +49,22 @@ def test_pieces_of_a_document_join_to_it(text):
 @example("a" * 25 + " " + "b" * 25, 4, "file")
 def test_pieces_do_not_depend_on_how_the_text_was_read(text, size, boundary):
     blocks = [text[i : i + size] for i in range(0, len(text), size)]
-    assert list(documents_of(blocks, boundary)) == list(documents_of([text], boundary))
+    assert list(join_chunks(blocks, boundary)) == list(join_chunks([text], boundary))
 
 
 @given(TEXTS)
 def test_lines_and_blank_lines_part_documents(text):
-    lines = joined(list(documents_of([text], "line")))
+    lines = joined(list(join_chunks([text], "line")))
     assert lines == text.removesuffix("\n").split("\n") if text else lines == []
-    paragraphs = joined(list(documents_of([text], "blank")))
+    paragraphs = joined(list(join_chunks([text], "blank")))
     assert all(paragraph.strip() for paragraph in paragraphs)
     assert "".join("".join(paragraphs).split()) == "".join(text.split())
 
 
 def test_the_last_paragraph_has_no_line_break_more_than_the_others():
     for end in ("", "\n", "\r\n", "\n\n", "\n \t\n", "\n  "):
-        assert joined(list(documents_of([f"a\n\nb\nc{end}"], "blank"))) == ["a", "b\nc"]
-    assert joined(list(documents_of(["a\n\nb  "], "blank"))) == ["a", "b  "], "blanks in a line stay"
+        assert joined(list(join_chunks([f"a\n\nb\nc{end}"], "blank"))) == ["a", "b\nc"]
+    assert joined(list(join_chunks(["a\n\nb  "], "blank"))) == ["a", "b  "], "blanks in a line stay"
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_the_last_paragraph_has_no_line_break_more_than_the_others():
     ],
 )
 def test_a_piece_ends_where_blanks_begin(text, expected):
-    assert [piece.text for piece in in_pieces(text)] == expected
+    assert [piece.text for piece in split_into_chunks(text)] == expected
 
 
 @given(TEXTS, st.sampled_from(["file", "line", "blank"]))
 def test_whole_documents_are_the_joined_pieces(text, boundary):
-    whole = list(documents_of([text], boundary, whole=True))
+    whole = list(join_chunks([text], boundary, whole=True))
     assert all(piece.ends for piece in whole)
-    assert [piece.text for piece in whole] == joined(list(documents_of([text], boundary)))
+    assert [piece.text for piece in whole] == joined(list(join_chunks([text], boundary)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
@@ -93,7 +93,7 @@ def test_a_real_tokenizer_gives_the_pieces_of_a_long_text_the_ids_of_the_text(na
     monkeypatch.setattr(pieces, "PIECE", 500)
     tokenizer = load_tokenizer(str(data_folder / "tokenizers" / name))
     text = (data_folder / "enwiki2014" / "valid.txt").read_text(encoding="utf-8")[:200_000]
-    cut = [piece.text for piece in in_pieces(text)]
+    cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 200
     assert [index for row in tokenizer.encode_batch(cut) for index in row] == tokenizer.encode(text)
 
@@ -102,7 +102,7 @@ def test_a_real_tokenizer_gives_the_pieces_of_a_long_text_the_ids_of_the_text(na
 def test_words_apart_by_any_blanks_keep_their_ids(bpe, monkeypatch, blank):
     monkeypatch.setattr(pieces, "PIECE", 20)
     tokenizer, text = load_tokenizer(bpe), blank.join(f"({word})." for word in prose(400).split())
-    cut = [piece.text for piece in in_pieces(text)]
+    cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50
     assert [index for row in tokenizer.encode_batch(cut) for index in row] == tokenizer.encode(text)
 
@@ -110,13 +110,13 @@ def test_words_apart_by_any_blanks_keep_their_ids(bpe, monkeypatch, blank):
 def test_cutting_a_long_document_takes_time_in_proportion():
     """200 thousand pieces; copying what is left at every cut would be a hundred gigabytes."""
     document, started = "ab cd " * 200_000, time.process_time()
-    assert sum(1 for _ in in_pieces(document)) > 200_000
+    assert sum(1 for _ in split_into_chunks(document)) > 200_000
     assert time.process_time() - started < 8
 
 
 def test_a_byte_level_tokenizer_gives_the_pieces_the_ids_of_the_text(bpe, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 100)
     tokenizer, text = load_tokenizer(bpe), prose(3000)
-    cut = [piece.text for piece in in_pieces(text)]
+    cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50
     assert [index for row in tokenizer.encode_batch(cut) for index in row] == tokenizer.encode(text)

@@ -12,7 +12,7 @@ import pytest
 from adlm.config.schema import Data
 from adlm.data.prepare.prepare import prepare
 from adlm.data.sources.corpora import CORPORA
-from adlm.data.sources.source import plan_of
+from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 
 LINES = ["a first sentence , with marks .", "it 's N <unk> more", "third"]
@@ -97,7 +97,7 @@ def lay_out(root, name):
 @pytest.mark.parametrize("name", [name for name, (_, expected) in LOCAL.items() if expected])
 def test_a_corpus_loads_from_local_files_of_its_form(name, tmp_path):
     expected = lay_out(tmp_path, name)
-    plan = plan_of(Data(name=name, root=str(tmp_path)))
+    plan = resolve_source(Data(name=name, root=str(tmp_path)))
     assert documents(plan) == expected
     assert plan.packing == CORPORA[name].packing
 
@@ -105,22 +105,25 @@ def test_a_corpus_loads_from_local_files_of_its_form(name, tmp_path):
 def test_the_environment_names_the_root_too(tmp_path, monkeypatch):
     expected = lay_out(tmp_path, "ptb")
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
-    assert documents(plan_of(Data(name="ptb"))) == expected
-    assert plan_of(Data(name="ptb")).missing == ("valid",)
+    assert documents(resolve_source(Data(name="ptb"))) == expected
+    assert resolve_source(Data(name="ptb")).missing == ("valid",)
 
 
 def test_a_compressed_corpus_is_found_as_well(tmp_path):
     (tmp_path / "lambada").mkdir()
     (tmp_path / "lambada/test.jsonl.gz").write_bytes(gzip.compress(jsonl("text", ["words"]).encode()))
-    assert documents(plan_of(Data(name="lambada", root=str(tmp_path)))) == {"test": ["\nwords"]}
+    assert documents(resolve_source(Data(name="lambada", root=str(tmp_path)))) == {"test": ["\nwords"]}
 
 
 def test_openwebtext_holds_out_its_last_documents(tmp_path, monkeypatch):
     lay_out(tmp_path, "openwebtext")
     with pytest.raises(UserError, match=r"holds out its last 100,000 documents, and there are 3 in all"):
-        plan_of(Data(name="openwebtext", root=str(tmp_path)))
+        resolve_source(Data(name="openwebtext", root=str(tmp_path)))
     monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=2))
-    assert documents(plan_of(Data(name="openwebtext", root=str(tmp_path)))) == {"train": LINES[:1], "valid": LINES[1:]}
+    assert documents(resolve_source(Data(name="openwebtext", root=str(tmp_path)))) == {
+        "train": LINES[:1],
+        "valid": LINES[1:],
+    }
 
 
 def test_parquet_knows_how_many_documents_it_has(tmp_path, monkeypatch):
@@ -131,7 +134,7 @@ def test_parquet_knows_how_many_documents_it_has(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(arrow.table({"text": LINES}), tmp_path / "openwebtext/train-00000-of-00001.parquet")
     monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=1))
     monkeypatch.setattr("adlm.data.sources.text_files.TextFile.pieces", None)  # nothing is read to count
-    assert plan_of(Data(name="openwebtext", root=str(tmp_path))).division.last_from == 2
+    assert resolve_source(Data(name="openwebtext", root=str(tmp_path))).division.last_from == 2
 
 
 def test_the_speeches_come_from_the_package_without_importing_it():
@@ -151,18 +154,18 @@ print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modu
 
 @pytest.mark.parametrize("name", ["prosqa", "prontoqa"])
 def test_training_problems_are_made_up_beside_the_real_ones(name, data_folder):
-    plan = plan_of(Data(name=name, root=str(data_folder), problems=200))
+    plan = resolve_source(Data(name=name, root=str(data_folder), problems=200))
     found = documents(plan)
     assert len(found["train"]) == 200
     assert not set(found["train"]) & {*found["valid"], *found["test"]}
     assert all("### " in text for texts in found.values() for text in texts)
-    assert plan_of(Data(name=name, root=str(data_folder))).missing == ("train",)
+    assert resolve_source(Data(name=name, root=str(data_folder))).missing == ("train",)
 
 
 def test_only_graph_problems_are_made_up(tmp_path):
     lay_out(tmp_path, "gsm8k")
     with pytest.raises(UserError, match=r"data.problems 5 is for prosqa, prontoqa; gsm8k has its own"):
-        plan_of(Data(name="gsm8k", root=str(tmp_path), problems=5))
+        resolve_source(Data(name="gsm8k", root=str(tmp_path), problems=5))
 
 
 def test_zero_shot_splits_are_those_that_were_published():
@@ -185,7 +188,7 @@ def test_zero_shot_splits_are_those_that_were_published():
 def test_what_is_not_there_is_told(data, sentence, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
     with pytest.raises(UserError, match=sentence):
-        plan_of(data)
+        resolve_source(data)
 
 
 def test_a_folder_without_the_files_says_which_are_wanted(tmp_path):
@@ -193,7 +196,7 @@ def test_a_folder_without_the_files_says_which_are_wanted(tmp_path):
     with pytest.raises(
         UserError, match=r"has none of its files; put its files into .*/ptb \(train: \*train\*\.parquet"
     ):
-        plan_of(Data(name="ptb", root=str(tmp_path)))
+        resolve_source(Data(name="ptb", root=str(tmp_path)))
 
 
 def test_a_name_neither_local_nor_reachable_says_what_to_put_where(tmp_path, monkeypatch):
@@ -203,7 +206,7 @@ def test_a_name_neither_local_nor_reachable_says_what_to_put_where(tmp_path, mon
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
-    plan = plan_of(Data(name="wikitext2", root=str(tmp_path)))
+    plan = resolve_source(Data(name="wikitext2", root=str(tmp_path)))
     with pytest.raises(UserError) as caught:
         plan.parts[0].fingerprint()
     assert "Salesforce/wikitext:wikitext-2-raw-v1 train was not fetched from the hub" in str(caught.value)
@@ -226,7 +229,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_any_dataset_of_the_hub_is_read_by_its_splits(hub, asked, bpe, tmp_path):
-    plan = plan_of(Data(hub=str(hub), field="body"))
+    plan = resolve_source(Data(hub=str(hub), field="body"))
     assert documents(plan) == {"train": LINES, "valid": LINES[:1]}
     words = (f"data.hub={hub}", "data.field=body", f"tokenizer={bpe}", "length=16")
     assert prepare(asked(*words), tmp_path / "out").prepared.splits == ("train", "valid")
@@ -238,9 +241,9 @@ def test_any_dataset_of_the_hub_is_read_by_its_splits(hub, asked, bpe, tmp_path)
 @pytest.mark.filterwarnings("ignore")
 def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
     with pytest.raises(UserError, match=r"has no field 'text'; it has body: give data.field"):
-        documents(plan_of(Data(hub=str(hub))))
+        documents(resolve_source(Data(hub=str(hub))))
     (hub / "validation.jsonl").unlink()
-    plan = plan_of(Data(hub=str(hub), field="body", held_out=0.5, seed=3))
+    plan = resolve_source(Data(hub=str(hub), field="body", held_out=0.5, seed=3))
     assert sorted(text for texts in documents(plan).values() for text in texts) == sorted(LINES)
     assert plan.parts[0].split == ""
 
@@ -249,8 +252,11 @@ def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
 def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
     (hub / "train.jsonl").write_text('{"body": "good"}\n{"body": "nul \\u0000"}\n')
     with pytest.raises(UserError, match=r"record 2 of .* train holds NUL.*data.damaged=replace"):
-        documents(plan_of(Data(hub=str(hub), field="body")))
-    assert documents(plan_of(Data(hub=str(hub), field="body", damaged="replace")))["train"] == ["good", "nul \ufffd"]
+        documents(resolve_source(Data(hub=str(hub), field="body")))
+    assert documents(resolve_source(Data(hub=str(hub), field="body", damaged="replace")))["train"] == [
+        "good",
+        "nul \ufffd",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -261,7 +267,7 @@ def test_a_hub_that_fails_in_the_middle_is_told(hub, monkeypatch):
         yield {"body": "good"}
         raise ConnectionResetError("reset by peer")
 
-    plan = plan_of(Data(hub=str(hub), field="body"))
+    plan = resolve_source(Data(hub=str(hub), field="body"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: failing())
     with pytest.raises(UserError, match=r"was not fetched from the hub \(ConnectionResetError: reset by peer\)"):
         documents(plan)
@@ -270,7 +276,7 @@ def test_a_hub_that_fails_in_the_middle_is_told(hub, monkeypatch):
 def test_local_tables_of_a_corpus_have_the_field_of_the_hub(tmp_path):
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb/test.csv").write_text("id,sentence\n1,third one\n")
-    assert documents(plan_of(Data(name="ptb", root=str(tmp_path)))) == {"test": ["third one"]}
+    assert documents(resolve_source(Data(name="ptb", root=str(tmp_path)))) == {"test": ["third one"]}
 
 
 # Tokens of every split by GPT-2's tokenizer, eos of every document counted

@@ -7,7 +7,7 @@ from texts import prose
 
 from adlm.config.schema import Data
 from adlm.data.rows.streaming import Stream
-from adlm.data.sources.source import Division, plan_of
+from adlm.data.sources.source import HeldOutRule, resolve_source
 from adlm.tokens import load_tokenizer
 
 LINES = [prose(12, seed=i).replace("\n", " ").strip() for i in range(200)]
@@ -15,7 +15,7 @@ LINES = [prose(12, seed=i).replace("\n", " ").strip() for i in range(200)]
 
 def divided(data: Data) -> dict[str, list[str]]:
     """The documents of each split of a plan."""
-    plan, found, number = plan_of(data), {"train": [], "valid": []}, 0
+    plan, found, number = resolve_source(data), {"train": [], "valid": []}, 0
     for part in plan.parts:
         pieces = []
         for text, ends in part.pieces():
@@ -63,7 +63,7 @@ def test_few_documents_are_parted_between_two_of_them_where_that_is_near_enough(
 
 def test_where_there_are_enough_documents_they_are_drawn_as_ever(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES))
-    plan = plan_of(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
+    plan = resolve_source(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
     assert (plan.division.last_from, plan.division.cut_at) == (None, None)
     found = divided(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
     assert found["valid"][:3] == [LINES[7], LINES[14], LINES[15]]
@@ -71,7 +71,7 @@ def test_where_there_are_enough_documents_they_are_drawn_as_ever(tmp_path):
 
 def test_enough_documents_of_which_none_is_drawn_lose_their_end(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES[:6]))
-    none = next(seed for seed in range(100) if all(Division(0.2, seed).split_of(n) == "train" for n in range(6)))
+    none = next(seed for seed in range(100) if all(HeldOutRule(0.2, seed).split_of(n) == "train" for n in range(6)))
     found = divided(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.2, seed=none))
     assert found == {"train": LINES[:5], "valid": LINES[5:6]}
 
@@ -85,5 +85,5 @@ def test_a_stream_reads_the_same_tail(tmp_path, bpe):
     (tmp_path / "a.txt").write_text("\n".join(LINES))
     data, tokenizer = Data(path=str(tmp_path / "a.txt"), held_out=0.1), load_tokenizer(bpe)
     [tail] = divided(data)["valid"]
-    [batch] = islice(Stream(plan_of(data), tokenizer, 66, 1, "valid").batches(), 1)
+    [batch] = islice(Stream(resolve_source(data), tokenizer, 66, 1, "valid").batches(), 1)
     assert batch.x[0, 1:-1].tolist() == tokenizer.encode(tail)[:64]

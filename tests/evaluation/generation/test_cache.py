@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import PART, in_parts, of_texts
+from adlm.evaluation.generation.cache import PART, compute_in_parts, texts_sha256
 
 
 class Doubling:
@@ -26,7 +26,7 @@ def fits(part, arrays):
 
 def gathered(items, compute, folder, about=None, told=None):
     tell = (lambda done: None) if told is None else told.append
-    parts = list(in_parts(items, compute, fits, "twice", about or {"of": of_texts(items)}, folder, tell))
+    parts = list(compute_in_parts(items, compute, fits, "twice", about or {"of": texts_sha256(items)}, folder, tell))
     return np.concatenate([part["twice"] for part in parts]).tolist()
 
 
@@ -54,9 +54,9 @@ def test_without_a_folder_nothing_is_kept():
 def test_what_was_made_from_something_else_is_not_taken(tmp_path):
     gathered(ITEMS, Doubling(), tmp_path)
     other = Doubling()
-    gathered(ITEMS, other, tmp_path, about={"of": of_texts(ITEMS), "judge": "another"})
+    gathered(ITEMS, other, tmp_path, about={"of": texts_sha256(ITEMS), "judge": "another"})
     assert other.asked == 3
-    assert of_texts(["ab", "c"]) != of_texts(["a", "bc"])
+    assert texts_sha256(["ab", "c"]) != texts_sha256(["a", "bc"])
 
 
 def test_a_damaged_part_is_said_and_not_taken(tmp_path):

@@ -12,8 +12,8 @@ from adlm.evaluation.paper.published_tables import published_sampling
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from adlm.evaluation.generation.card_plot import plot  # noqa: E402
-from adlm.evaluation.plotting import COLOURS, Labels, blank  # noqa: E402
+from adlm.evaluation.generation.card_plot import plot_cards  # noqa: E402
+from adlm.evaluation.plotting import COLOURS, Labels, new_figure  # noqa: E402
 
 STEPS = (128, 256, 512, 1024, 2048, 4096)
 
@@ -36,7 +36,7 @@ def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, ju
 
 def told(cards, path):
     """The words of a picture, as an SVG notes them."""
-    plot({f"{number}.json": each for number, each in enumerate(cards)}, path)
+    plot_cards({f"{number}.json": each for number, each in enumerate(cards)}, path)
     return re.findall(r"<!-- (.*?) -->", path.read_text())
 
 
@@ -46,7 +46,7 @@ def curve(method="adlm", **more):
 
 
 def test_labels_cover_neither_a_curve_nor_each_other():
-    figure = blank(5, 4)
+    figure = new_figure(5, 4)
     axes = figure.subplots()
     draws = np.random.default_rng(0)
     points = draws.uniform(size=(25, 2))
@@ -64,7 +64,7 @@ def test_labels_cover_neither_a_curve_nor_each_other():
 
 
 def test_a_label_that_must_be_there_is_there_though_it_is_crowded():
-    figure = blank(1, 1)
+    figure = new_figure(1, 1)
     axes = figure.subplots()
     axes.plot([0, 1, 0, 1], [0, 1, 1, 0])
     Labels(axes, [np.array([(0, 0), (1, 1), (0, 1), (1, 0)])]).put([(0.5, 0.5)], "a long name for so small a place")
@@ -93,7 +93,7 @@ def test_a_knob_that_all_cards_share_is_told_once_and_one_that_differs_at_each_c
 def test_samplers_of_one_model_share_its_colour(tmp_path):
     other = card("adlm", 256, 30.0, 5.5)
     other["samples"]["made_by"]["sampling"] |= {"sampler": "ancestral"}
-    plot({"loop.json": card(), "ancestral.json": other, "mdlm.json": card("mdlm")}, tmp_path / "cards.svg")
+    plot_cards({"loop.json": card(), "ancestral.json": other, "mdlm.json": card("mdlm")}, tmp_path / "cards.svg")
     drawn = (tmp_path / "cards.svg").read_text()
     assert COLOURS[0] in drawn
     assert COLOURS[1] in drawn
@@ -138,5 +138,5 @@ def test_a_damaged_card_is_named_in_one_sentence(tmp_path, damage):
     broken = json.loads(json.dumps(card()))
     damage(broken)
     with pytest.raises(UserError, match=r"^broken.json is (no whole card|not whole|damaged)"):
-        plot({"good.json": card(), "broken.json": broken}, tmp_path / "cards.png")
+        plot_cards({"good.json": card(), "broken.json": broken}, tmp_path / "cards.png")
     assert list(tmp_path.iterdir()) == []

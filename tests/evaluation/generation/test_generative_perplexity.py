@@ -12,14 +12,14 @@ from small_models import small_model
 import adlm
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import (
-    Reading,
-    convention_of,
+    WindowLayout,
     counted,
     generative_perplexity,
-    reading_of,
-    texts_read,
+    scoring_convention,
+    split_into_windows,
     token_nats,
-    windows_of,
+    truncate_texts,
+    window_layout,
 )
 from adlm.evaluation.generation.hugging_face import HuggingFaceJudge
 from adlm.evaluation.generation.own_judge import OwnJudge
@@ -29,12 +29,12 @@ TEXTS = ["We the people", "of", "the United States<|endoftext|>in order", "to fo
 
 
 def given(judge):
-    return reading_of(judge.about, "given", judge.about.context)
+    return window_layout(judge.about, "given", judge.about.context)
 
 
 def judged(judge, rows, eos="all", batch=4, start="given"):
-    reading = reading_of(judge.about, start, judge.about.context)
-    read = texts_read(rows, reading, None)
+    reading = window_layout(judge.about, start, judge.about.context)
+    read = truncate_texts(rows, reading, None)
     return generative_perplexity(read, token_nats(judge, read, batch, reading), judge.about.eos_id, eos, start)
 
 
@@ -108,7 +108,7 @@ def test_after_bos_a_texts_first_token_counts_and_a_bos_it_brings_is_not_read_tw
     assert judged(KnownJudge(), rows, start="bos").pooled.nats == expected
     assert judged(KnownJudge(), [[EOS_ID, *row] for row in rows], start="bos").pooled.nats == expected
     with pytest.raises(UserError, match="has no bos token"):
-        convention_of(KnownJudge(bos_id=None).about, "bos", None)
+        scoring_convention(KnownJudge(bos_id=None).about, "bos", None)
 
 
 def test_an_eos_that_ends_the_text_is_paid_for_and_not_counted():
@@ -118,8 +118,8 @@ def test_an_eos_that_ends_the_text_is_paid_for_and_not_counted():
 
 
 def test_a_cut_keeps_the_first_tokens():
-    assert texts_read([[0, 1, 2], [1]], given(KnownJudge()), 2) == [[0, 1], [1]]
-    assert texts_read([[EOS_ID, 0, 1, 2], [1]], Reading(EOS_ID, 8, None), 2) == [[0, 1], [1]]
+    assert truncate_texts([[0, 1, 2], [1]], given(KnownJudge()), 2) == [[0, 1], [1]]
+    assert truncate_texts([[EOS_ID, 0, 1, 2], [1]], WindowLayout(EOS_ID, 8, None), 2) == [[0, 1], [1]]
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -128,8 +128,8 @@ def test_a_cut_keeps_the_first_tokens():
 @pytest.mark.parametrize("num", range(14))
 def test_windows_predict_every_token_once_after_half_a_window(room, num, closed, bos):
     row = [0] * num + [EOS_ID] * closed
-    reading = Reading(EOS_ID if bos else None, room, EOS_ID if bos else None)
-    windows = windows_of(0, row, reading)
+    reading = WindowLayout(EOS_ID if bos else None, room, EOS_ID if bos else None)
+    windows = split_into_windows(0, row, reading)
     assert [place for each in windows for place in range(each.new, each.stop)] == list(range(1 - bos, len(row)))
     for window in windows:
         assert 0 <= window.start <= window.new < window.stop <= len(row)
@@ -261,8 +261,8 @@ def test_a_judge_of_ours_reads_every_window_after_bos_and_expects_eos_only_at_th
     """[bos] 14 ids and the text's own eos in a row of 16, as in training; here each window by a call of its own."""
     folder = small_model(tmp_path / "ar", "ar", length=16)
     judge, lm = own_judge(folder), adlm.load(folder)
-    assert convention_of(judge.about, None, None) == ("bos", "closing")
-    reading = reading_of(judge.about, "bos", judge.about.context)
+    assert scoring_convention(judge.about, None, None) == ("bos", "closing")
+    reading = window_layout(judge.about, "bos", judge.about.context)
     text, bos = [*b"We the people of the United States", 256], 256
 
     def nats(ids):
@@ -281,7 +281,7 @@ def test_a_judge_of_ours_gives_a_text_the_perplexity_that_the_model_gives_it(tmp
     folder = small_model(tmp_path / "ar", "ar", length=32)
     judge, lm = own_judge(folder), adlm.load(folder)
     text = [*b"We the people", 256]
-    start, eos = convention_of(judge.about, None, None)
+    start, eos = scoring_convention(judge.about, None, None)
     found = judged(judge, [[*prompt, *text]], eos=eos, start=start)
     x = torch.tensor([[256, *text]])
     assert found.num_tokens == 13
@@ -290,7 +290,7 @@ def test_a_judge_of_ours_gives_a_text_the_perplexity_that_the_model_gives_it(tmp
 
 def test_the_published_convention_stays_that_of_judges_of_the_hub(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
-    assert convention_of(judge.about, None, None) == ("given", "published")
+    assert scoring_convention(judge.about, None, None) == ("given", "published")
 
 
 def test_a_judge_of_ours_reads_eos_where_it_is_written_out_and_nothing_else_as_special(tmp_path):

@@ -12,7 +12,7 @@ from texts import prose
 import adlm
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
-from adlm.evaluation.generation.generative_perplexity import reading_of, token_nats
+from adlm.evaluation.generation.generative_perplexity import token_nats, window_layout
 from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser, HuggingFaceJudge
 from adlm.evaluation.generation.pipeline import judge_of
 
@@ -58,7 +58,7 @@ def assert_the_same_nats(judges):
     assert max(map(len, rows)) > judges[0].about.context
     for batch in (1, 3, 64):
         there, here = (
-            token_nats(judge, rows, batch, reading_of(judge.about, "given", judge.about.context)) for judge in judges
+            token_nats(judge, rows, batch, window_layout(judge.about, "given", judge.about.context)) for judge in judges
         )
         for ours, theirs in zip(there, here, strict=True):
             assert theirs.dtype == np.float32

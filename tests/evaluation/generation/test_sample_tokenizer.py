@@ -8,7 +8,7 @@ from texts import prose
 
 from adlm.cli.main import main
 from adlm.errors import UserError
-from adlm.evaluation.generation.sample_tokenizer import spells, writer_of
+from adlm.evaluation.generation.sample_tokenizer import find_sample_tokenizer, spells
 from adlm.samples_file import Sample, read_samples
 from adlm.tokens import load_tokenizer, symbols_sha256, train_bpe
 
@@ -51,27 +51,27 @@ def test_the_mask_makes_no_difference_to_who_reads_whole_texts():
 
 def test_the_file_tells_who_wrote_it_though_the_model_is_gone(file):
     for model in (file.made_by.model, "nowhere"):
-        writer = writer_of(replace(file.made_by, model=model), list(file))
+        writer = find_sample_tokenizer(replace(file.made_by, model=model), list(file))
         assert (writer.name, writer.sha256) == ("text8", TEXT8)
 
 
 def test_a_model_that_has_another_tokenizer_by_now_wrote_nothing(file, tmp_path):
     small_model(tmp_path / "model", "mdlm", tokenizer="bytes")
-    assert writer_of(replace(file.made_by, model=str(tmp_path / "model")), list(file)).sha256 == TEXT8
+    assert find_sample_tokenizer(replace(file.made_by, model=str(tmp_path / "model")), list(file)).sha256 == TEXT8
 
 
 def test_where_the_file_does_not_tell_the_models_own_tokenizer_wrote_it(file, untold):
-    assert writer_of(untold, list(file)).sha256 == TEXT8
+    assert find_sample_tokenizer(untold, list(file)).sha256 == TEXT8
     gone = replace(untold, model="nowhere")
-    assert writer_of(gone, list(file)).sha256 == TEXT8  # a built-in name is enough
-    assert writer_of(replace(gone, tokenizer="tokenizer.json"), list(file)) is None
-    assert writer_of(replace(gone, tokenizer="bytes"), list(file)) is None  # to it the ids are another text
-    assert writer_of(replace(gone, tokenizer="?"), list(file), "text8").sha256 == TEXT8
+    assert find_sample_tokenizer(gone, list(file)).sha256 == TEXT8  # a built-in name is enough
+    assert find_sample_tokenizer(replace(gone, tokenizer="tokenizer.json"), list(file)) is None
+    assert find_sample_tokenizer(replace(gone, tokenizer="bytes"), list(file)) is None  # to it the ids are another text
+    assert find_sample_tokenizer(replace(gone, tokenizer="?"), list(file), "text8").sha256 == TEXT8
 
 
 def test_a_given_tokenizer_must_have_written_them(file, untold):
     with pytest.raises(UserError, match="--tokenizer bytes did not write these samples: row 0 is another text to it"):
-        writer_of(untold, list(file), "bytes")
+        find_sample_tokenizer(untold, list(file), "bytes")
     with pytest.raises(UserError, match=f"their file names text8, and its symbols are others .sha256 {TEXT8[:12]}"):
-        writer_of(file.made_by, list(file), "bytes")
-    assert writer_of(file.made_by, list(file), "text8").sha256 == TEXT8
+        find_sample_tokenizer(file.made_by, list(file), "bytes")
+    assert find_sample_tokenizer(file.made_by, list(file), "text8").sha256 == TEXT8

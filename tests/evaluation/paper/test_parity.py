@@ -11,14 +11,14 @@ import pytest
 import torch
 from worlds import seeded, wake
 
-from adlm.checkpoints.published import RENAMED, read_published
+from adlm.checkpoints.published import RENAMED, read_checkpoint
 from adlm.config.schema import Anchor, Config, Model, Schedule, Time, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
 from adlm.errors import UserError
-from adlm.evaluation.paper.parity import Row, compare
+from adlm.evaluation.paper.parity import ParityRow, compare
 from adlm.methods import method_of
-from adlm.methods.masked_diffusion import Noised
+from adlm.methods.masked_diffusion import NoisedBatch
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_what_is_not_compared_is_named(copy):
 
 
 def test_not_a_number_is_never_within_a_tolerance():
-    assert not Row("nan", float("nan"), 1.0).ok
+    assert not ParityRow("nan", float("nan"), 1.0).ok
 
 
 def their_name(ours: str) -> str:
@@ -163,12 +163,12 @@ def other_sizes(tmp_path):
         for tau, gamma in ((3, 0.25), (1, 0.003)):
             method = method_of(Config(**{**vars(config), "anchor": Anchor(gamma=gamma, tau=tau)}))
             losses[f"train_loss_tau{tau}_gamma{gamma}"] = method.loss_at(
-                network, x0, Noised(xt, t.double())
+                network, x0, NoisedBatch(xt, t.double())
             ).mean.item()
         plain = Config(**{**vars(config), "method": "mdlm", "schedule": Schedule(), "time": Time(steps=50)})
         alone = wake(method_of(plain).build(), 3).eval()
         above = torch.tensor([19 / 50, 1 - 1e-4]).double()  # their grid time over .37, and what they make of 1
-        nats = method_of(plain).loss_at(alone, x0, Noised(xt, above, above - 1 / 50)).nats
+        nats = method_of(plain).loss_at(alone, x0, NoisedBatch(xt, above, above - 1 / 50)).nats
     write_checkpoint(tmp_path / "adlm-tiny.ckpt", network, model, averaged)
     write_checkpoint(tmp_path / "adlm-tiny-legacy.ckpt", network, model, legacy=True)
     write_checkpoint(tmp_path / "mdlm_T50-tiny.ckpt", alone, model)
@@ -193,7 +193,7 @@ def test_a_folder_of_other_sizes_is_read_by_what_it_says(other_sizes):
 
 
 def test_sizes_are_read_off_the_weights(other_sizes):
-    published = read_published(other_sizes / "adlm-tiny.ckpt")
+    published = read_checkpoint(other_sizes / "adlm-tiny.ckpt")
     assert published.num_symbols == 17
     assert published.model == Model(hidden=24, heads=3, blocks=3, denoiser_blocks=2, condition=10)
     assert published.averaged.keys() == published.weights.keys()

@@ -7,8 +7,8 @@ import pytest
 from adlm.config.load import resolve
 from adlm.errors import UserError
 from adlm.evaluation.paper.published_tables import DECIMALS, TABLES, entries, published_sampling
-from adlm.evaluation.paper.reproduction import command_for, compared, reproduced, row_for
-from adlm.evaluation.paper.results import Finding, findings_of, kind_of
+from adlm.evaluation.paper.reproduction import command_for, compare_with_table, compared, row_for
+from adlm.evaluation.paper.results import Result, kind_of, results_of
 
 # As the paper prints them.
 OWT = {
@@ -84,8 +84,8 @@ def _all() -> dict[tuple[str, str, str], float]:
     return told
 
 
-def finding(row, column, value, stderr=0.1, **more) -> Finding:
-    return Finding("ours", row.method, column, value, {"documents": stderr}, "published", knobs=row.knobs, **more)
+def finding(row, column, value, stderr=0.1, **more) -> Result:
+    return Result("ours", row.method, column, value, {"documents": stderr}, "published", knobs=row.knobs, **more)
 
 
 def every_figure():
@@ -123,8 +123,10 @@ def card(**more) -> dict:
 
 
 def verdicts(table: str, told: dict) -> dict[str, str]:
-    found = findings_of(told, TABLES[table], "told.json")
-    return {each.column: each.verdict for each in reproduced(TABLES[table], [(found, "")]) if each.ours is not None}
+    found = results_of(told, TABLES[table], "told.json")
+    return {
+        each.column: each.verdict for each in compare_with_table(TABLES[table], [(found, "")]) if each.ours is not None
+    }
 
 
 def test_the_tables_hold_every_published_figure_and_no_other():
@@ -224,7 +226,7 @@ OTHER_SETTINGS = {
 def test_samples_drawn_with_another_setting_do_not_compare_and_name_it(setting):
     told, table = card(), TABLES["generation"]
     told["samples"]["made_by"]["sampling"][setting] = OTHER_SETTINGS[setting]
-    ours = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    ours = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
     assert {each.row for each in ours} == {"adlm-1024"}
     assert {each.verdict for each in ours} == {"not comparable"}
     assert {each.differs for each in ours} == {
@@ -244,7 +246,7 @@ def test_every_setting_of_the_published_sampling_is_compared():
 def test_samples_of_another_sampler_or_number_of_steps_do_not_compare_with_a_row_that_is_asked_for(knob, value):
     told, table = card(), TABLES["generation"]
     told["samples"]["made_by"]["sampling"][knob] = value
-    [entropy] = [each for each in findings_of(told, table, "card.json") if each.column == "entropy"]
+    [entropy] = [each for each in results_of(told, table, "card.json") if each.column == "entropy"]
     found = compared(table, next(row for row in table.rows if row.name == "adlm-1024"), entropy)
     assert found.verdict == "not comparable"
     assert any(words.startswith(f"{knob} {value}, not ") for words in found.differs)
@@ -274,17 +276,19 @@ def test_the_printed_command_and_the_preset_draw_as_the_row_was_drawn(name):
 
 def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_does():
     table = TABLES["generation"]
-    [found] = {each.differs for each in reproduced(table, [(findings_of(card(), table, "card.json"), "")]) if each.ours}
+    [found] = {
+        each.differs for each in compare_with_table(table, [(results_of(card(), table, "card.json"), "")]) if each.ours
+    }
     assert found == ()
     told = card()
     told["samples"]["made_by"]["about"] |= {"parameters": 11_000_000, "trained_on": "sotu", "symbols": 258}
-    ours = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    ours = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
     assert {each.verdict for each in ours} == {"not comparable"}
     for each in ours:
         assert "a tokenizer of 258 symbols, not GPT-2's 50,258" in each.because
         assert each.differs == ("11M parameters, not 293.19M", "trained on sotu, not openwebtext")
     told["samples"]["made_by"].pop("about")  # as cards were before
-    old = [each for each in reproduced(table, [(findings_of(told, table, "card.json"), "")]) if each.ours]
+    old = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
     assert {each.verdict for each in old} == {"agrees"}
     assert "parameters unknown, published 293.19M" in old[0].differs
 
@@ -292,7 +296,7 @@ def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_d
 def test_the_reference_of_a_card_is_held_against_the_data():
     judged = {"perplexity": card()["perplexity"], "entropy": card()["entropy"]}
     about = {"place": "prepared/owt", "source": "openwebtext", "row_length": 1024}
-    found = findings_of(card(reference=about, reference_judged=judged), TABLES["generation"], "card.json")
+    found = results_of(card(reference=about, reference_judged=judged), TABLES["generation"], "card.json")
     data = [each for each in found if each.method == "data"]
     assert row_for(TABLES["generation"], data[0])[0].name == "data"
     assert {each.column for each in data} == {"gen-ppl", "entropy"}
@@ -319,12 +323,12 @@ def test_another_text_packing_or_tokenizer_does_not_compare(more):
 def test_settings_that_differ_are_named():
     about = {**figure()["about"], "parameters": 170_000_000, "trained_on": "sotu", "tokens_trained": 10**9, "tau": 10}
     told = {"figures": [figure(about=about, estimator="nelbo")]}
-    [found] = findings_of(told, TABLES["owt-ppl"], "told.json")
+    [found] = results_of(told, TABLES["owt-ppl"], "told.json")
     row = next(row for row in TABLES["owt-ppl"].rows if row.name == "adlm-262B")
     said = "; ".join(compared(TABLES["owt-ppl"], row, found).differs)
     for words in ("170M parameters", "0.5B tokens", "tau 10", "estimator nelbo", "trained on sotu"):
         assert words in said
-    [same] = findings_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")
+    [same] = results_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")
     assert compared(TABLES["owt-ppl"], row, same).differs == ()
 
 
@@ -340,7 +344,7 @@ def test_settings_that_differ_are_named():
 )
 def test_a_model_finds_its_row_by_method_knobs_and_tokens(table, more, row):
     told = {"figures": [figure(about=figure()["about"] | more)]}
-    found, why = row_for(TABLES[table], findings_of(told, TABLES[table], "told.json")[0])
+    found, why = row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
     assert found.name == row
     assert why
 
@@ -348,7 +352,7 @@ def test_a_model_finds_its_row_by_method_knobs_and_tokens(table, more, row):
 def test_left_to_right_every_token_counts_and_masked_half_of_them():
     about = figure()["about"] | {"tokens_trained": 500_000 * 512 * 1024}
     told = {"figures": [figure(method="ar", about=about)]}
-    assert row_for(TABLES["owt-ppl"], findings_of(told, TABLES["owt-ppl"], "told.json")[0])[0].name == "ar-262B"
+    assert row_for(TABLES["owt-ppl"], results_of(told, TABLES["owt-ppl"], "told.json")[0])[0].name == "ar-262B"
 
 
 @pytest.mark.parametrize(
@@ -361,11 +365,11 @@ def test_left_to_right_every_token_counts_and_masked_half_of_them():
 def test_a_row_is_asked_for_where_several_could_be_meant(table, more, sentence):
     told = {"figures": [figure(about=figure()["about"] | more)]}
     with pytest.raises(UserError, match=sentence):
-        row_for(TABLES[table], findings_of(told, TABLES[table], "told.json")[0])
+        row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
 
 
 def test_a_method_without_a_row_and_a_row_without_a_name_list_the_rows():
-    found = replace(findings_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")[0], method="d3pm")
+    found = replace(results_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")[0], method="d3pm")
     with pytest.raises(UserError, match=r"no row of method d3pm.*adlm-262B"):
         row_for(TABLES["owt-ppl"], found)
     with pytest.raises(UserError, match=r"did you mean 'adlm-262B'.*bd3lm-524B"):
@@ -374,7 +378,7 @@ def test_a_method_without_a_row_and_a_row_without_a_name_list_the_rows():
 
 def test_accuracies_have_the_error_of_their_number_of_problems():
     told = {"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}, "prosqa": {"right": 500, "of": 500}}}
-    gsm8k, prosqa = findings_of(told, TABLES["reasoning"], "told.json")
+    gsm8k, prosqa = results_of(told, TABLES["reasoning"], "told.json")
     assert gsm8k.stderr == pytest.approx(100 * (0.452 * 0.548 / 1319) ** 0.5, rel=0.01)
     assert prosqa.stderr > 0  # all right is not certainty
     assert verdicts("reasoning", told) == {"gsm8k": "agrees", "prosqa": "differs"}
@@ -382,8 +386,8 @@ def test_accuracies_have_the_error_of_their_number_of_problems():
 
 def test_missing_pieces_say_what_makes_them():
     told = {"figures": [figure(corpus="ptb", perplexity=95.0)]}
-    found = findings_of(told, TABLES["zero-shot"], "told.json")
-    rows = reproduced(TABLES["zero-shot"], [(found, "")])
+    found = results_of(told, TABLES["zero-shot"], "told.json")
+    rows = compare_with_table(TABLES["zero-shot"], [(found, "")])
     assert sum(len(row.figures) for row in TABLES["zero-shot"].rows) == len(rows)
     missing = {(each.row, each.column): each.command for each in rows if each.verdict == "missing"}
     assert "adlm perplexity m --data lambada" in missing["adlm-524B", "lambada"]
@@ -393,4 +397,4 @@ def test_missing_pieces_say_what_makes_them():
 def test_what_is_neither_kind_is_nothing():
     assert [kind_of(told) for told in ([], {}, {"figures": []}, {"card": 2}, {"accuracy": {}})] == [None] * 5
     with pytest.raises(UserError, match="is of `adlm judge --out`"):
-        findings_of(card(), TABLES["owt-ppl"], "card.json")
+        results_of(card(), TABLES["owt-ppl"], "card.json")
