@@ -1,33 +1,43 @@
-"""The processes that torchrun started, or this one alone: who speaks, and who has which device. Knows no command."""
+"""Process groups and devices: joining the processes that torchrun started, gathering their results, choosing a device.
+
+A single process takes the same path, with rank 0 of 1 and nothing to exchange. Training has its own mesh on top of this
+(training/sharding.py).
+"""
 
 import functools
 import os
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from adlm.cli.console import write_error
 from adlm.errors import UserError
-from adlm.language_model import device_of
+
+Item = TypeVar("Item")
 
 PATIENCE = timedelta(days=1)  # what one waits for another's share: not all are equally fast
 ANSWER = timedelta(seconds=10)  # what the store takes at most
+DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
 REMEDY = "start several processes with torchrun, or unset WORLD_SIZE"
 
 
 @contextmanager
-def process_group() -> Iterator[bool]:
-    """Joins the others; whether this process speaks and writes for all."""
+def process_group(report: Callable[[str], None]) -> Iterator[bool]:
+    """Join the process group; yields whether this is the process that prints and writes (rank 0).
+
+    `report` is called with a line where joining takes long.
+    """
     rank, num = rank_and_world_size()
     if num == 1:
         yield True
         return
-    _join(rank, num)
+    _join(rank, num, report)
     try:
         yield dist.get_rank() == 0
         with suppress(RuntimeError):  # another process has failed, and says why itself
@@ -61,7 +71,7 @@ def _number(name: str, least: int) -> int:
     return int(value)
 
 
-def _join(rank: int, num: int) -> None:
+def _join(rank: int, num: int, report: Callable[[str], None]) -> None:
     """Begin the process group; who waits long for the others says so."""
     host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 1)
     if host is None:
@@ -71,7 +81,7 @@ def _join(rank: int, num: int) -> None:
     except (OSError, UnicodeError, OverflowError):
         raise UserError(f"MASTER_ADDR {host!r} and MASTER_PORT {port} are no address; {REMEDY}") from None
     waits = threading.Timer(
-        ANSWER.total_seconds(), write_error, [f"adlm: process {rank} waits for all {num} at {host}:{port} ({REMEDY})"]
+        ANSWER.total_seconds(), report, [f"adlm: process {rank} waits for all {num} at {host}:{port} ({REMEDY})"]
     )
     waits.daemon = True
     waits.start()
@@ -104,3 +114,40 @@ def local_device(name: str) -> torch.device:
     if str(wanted).startswith("cuda:"):
         torch.cuda.set_device(wanted)
     return wanted
+
+
+def device_of(name: str | torch.device) -> torch.device:
+    """A device that torch sees here: cpu, cuda, cuda:N or mps; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        if not DEVICES.fullmatch(str(name)):
+            raise ValueError
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError):
+        raise UserError(f"device {str(name)!r:.60} is not one that torch sees here; try cpu") from None
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's model name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Which process this is, and of how many."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def gather(share: list[Item]) -> list[Item]:
+    """The shares of all processes, one after the other."""
+    shares: list[list[Item]] = [share]
+    if dist.is_initialized():
+        shares = [[] for _ in range(dist.get_world_size())]
+        try:
+            dist.all_gather_object(shares, share)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"another process stopped before its share of the work was done ({reason})") from None
+    return [item for each in shares for item in each]

@@ -4,7 +4,6 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from adlm.config.knobs import suggestion
 from adlm.config.load import validate
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.rows.packing import padding_id, row_frame
+from adlm.distributed import device_of
 from adlm.errors import UserError
 from adlm.files import writing
 from adlm.inference.frozen import FrozenNetwork
@@ -40,7 +40,6 @@ from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
-DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
 
 
 class SamplingKnobs(TypedDict, total=False):
@@ -383,20 +382,6 @@ def language_model(model: ModelFolder, device: torch.device | None = None) -> La
     """A folder's parts, put together."""
     network = network_of(model.config, model.weights)
     return LanguageModel(model.config, method_of(model.config), network.to(device), model.tokenizer)
-
-
-def device_of(name: str | torch.device) -> torch.device:
-    """A device that torch sees here: cpu, cuda, cuda:N or mps; `auto` is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if not DEVICES.fullmatch(str(name)):
-            raise ValueError
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ValueError):
-        raise UserError(f"device {str(name)!r:.60} is not one that torch sees here; try cpu") from None
-    return device
 
 
 @contextmanager

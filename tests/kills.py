@@ -23,7 +23,7 @@ from typing import Any
 
 from small_runs import forked
 
-from adlm.training.logbook import CLOCKS
+from adlm.training.metrics import CLOCKS
 
 Files = dict[str, bytes]
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -25,7 +25,7 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
 from adlm.training import train as training
-from adlm.training.logbook import CLOCKS, read_metrics
+from adlm.training.metrics import CLOCKS, read_metrics
 from adlm.training.train import TrainOutcome, train
 
 SMALL = (

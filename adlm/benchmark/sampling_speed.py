@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adlm.benchmark.training_speed import SpeedProgress, device_name
+from adlm.benchmark.training_speed import SpeedProgress
 from adlm.config.schema import Sampling
 from adlm.diffusion.beliefs import subs
+from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import schedule_of
+from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
-from adlm.sampling.positions_first import sample_positions_first
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import SAMPLERS, sample_analytic

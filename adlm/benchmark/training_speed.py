@@ -9,31 +9,30 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from adlm.config.schema import Config
+from adlm.distributed import device_name
 from adlm.methods import method_of
-from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
 from adlm.training.compilation import compile_trunks
 from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, StepReport, count_tokens, train_step
+from adlm.training.throughput import DATASHEET, count_flops, zipf
 
 WARM_UP = 5
 PROFILED = 3
-DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 products a second, by part of the name
 
 # Where a kernel belongs, by the first of these that its name holds.
 KINDS = {
     "attention": ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq", "attention"),
     "matrix products": ("nvjet", "gemm", "cutlass", "splitKreduce", "gemv", "addmm", "::mm", "::bmm", "linear"),
-    "cross-entropy": ("slope_kernel", "logsumexp"),
+    "cross-entropy": ("logit_gradients_kernel", "logsumexp"),
     "optimiser, norm and average": ("multi_tensor_apply", "_fused_adamw", "lerp"),
     "fused elementwise": ("triton_",),
 }
@@ -114,14 +113,6 @@ def measure_training(
     )
 
 
-def zipf(config: Config, batch: int, generator: torch.Generator) -> Tensor:
-    """Clean ids (B, L), the k-th with a chance in proportion to 1/k: tokens repeat, and so anchors are some of them."""
-    vocabulary = vocabulary_of(config)
-    chances = 1 / torch.arange(1, vocabulary.size)  # one fewer than there are symbols
-    rank = torch.multinomial(chances.expand(batch, -1), config.length, replacement=True, generator=generator)
-    return rank + (rank >= vocabulary.mask_id)
-
-
 Step = Callable[[], StepReport]
 
 
@@ -178,10 +169,6 @@ def fresh_network(method: Method, device: torch.device) -> nn.Module:
     return network
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def _timed(step: Callable[[], StepReport], steps: int, device: torch.device) -> list[float]:
     """Seconds of each step; on a GPU by its own clock, without waiting between steps."""
     if device.type != "cuda":
@@ -198,17 +185,6 @@ def _timed(step: Callable[[], StepReport], steps: int, device: torch.device) -> 
     report.check()
     torch.cuda.synchronize(device)
     return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
-
-
-def count_flops(step: Callable[[], object]) -> int:
-    """Operations of a step's matrix products and attention."""
-
-    def into_total(total: Any, a: Any, b: Any, *rest: Any, **others: Any) -> int:
-        return 2 * int(a[0]) * int(a[1]) * int(b[1])  # torch's own formula does not know an addmm with a dtype
-
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm: into_total}) as counter:
-        step()
-    return int(counter.get_total_flops())
 
 
 def _product(device: torch.device) -> float:

@@ -106,7 +106,7 @@ def _choices(meanings: Mapping[Any, str], default: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with process_group() as first:
+    with process_group(write_error) as first:
         if not arguments.plot:
             _judge(arguments, first)
         elif first:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm import __version__
-from adlm.cli.console import Console
+from adlm.cli.console import Console, Stages, write_error
 from adlm.distributed import local_device, process_group
 from adlm.evaluation.model_perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
 from adlm.files import check_output, write_file
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with process_group() as first:
+    with process_group(write_error) as first:
         device = local_device(arguments.device)
         recipe = PerplexitySettings(
             arguments.estimator,
@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
         texts = TextSelection(tuple(arguments.data), arguments.packing, arguments.split)
-        found = measure_models(models, texts, recipe, arguments.out, first)
+        with Stages("groups of rows", shown=first) as stages:
+            found = measure_models(models, texts, recipe, arguments.out, stages.tell)
         lines, gaps = found.lines, found.gaps
         if not first:
             return 0

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from adlm import __version__
-from adlm.cli.console import Console
+from adlm.cli.console import Console, Stages, write_error
 from adlm.config.knobs import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_plot_path(arguments.plot, "--plot", arguments.force, inputs)
     if arguments.plot is not None and arguments.out is not None and arguments.plot.resolve() == arguments.out.resolve():
         raise UserError(f"--out and --plot are both {arguments.out}; give two files")
-    with process_group() as first:
+    with process_group(write_error) as first:
         held: list[tuple[list[Result], str]] = []
         journals: list[Path] = []
         for model, row in zip(arguments.models, rows, strict=True):
@@ -146,7 +146,8 @@ def _measured(
     journals: list[Path] = []
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
         recipe = PerplexitySettings(estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens)
-        found = measure_models({model: lm}, texts, recipe, arguments.out, first)
+        with Stages("groups of rows", shown=first) as stages:
+            found = measure_models({model: lm}, texts, recipe, arguments.out, stages.tell)
         figures += [asdict(line) for line in found.lines]
         journals += found.journals
     return figures, journals

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from adlm.canvas import encode_canvas, hole_between
 from adlm.cli.console import Console, Progress, write_error
+from adlm.distributed import device_of
 from adlm.errors import TEXT, UserError, printable
 from adlm.evaluation.generation.draw_samples import (
     FrameFilter,
@@ -24,7 +25,7 @@ from adlm.evaluation.generation.draw_samples import (
     tokenizer_of,
 )
 from adlm.files import check_output
-from adlm.language_model import LanguageModel, device_of, load
+from adlm.language_model import LanguageModel, load
 from adlm.samples_file import Sample, open_samples
 from adlm.sampling.frame import Frame
 from adlm.trace.page import check_trace_place, write_trace

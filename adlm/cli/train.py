@@ -15,7 +15,7 @@ from adlm.config.load import is_run_preset, load_config, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import writing
-from adlm.training.logbook import MetricsLine
+from adlm.training.metrics import MetricsLine
 from adlm.training.plots import plot_runs
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run says at once what it will do

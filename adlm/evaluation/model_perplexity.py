@@ -6,14 +6,13 @@ Under torchrun every process measures its share of the groups, and the first spe
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adlm import __version__
-from adlm.cli.console import Stages
 from adlm.config.load import validate
 from adlm.errors import UserError
 from adlm.evaluation.generation.draw_samples import tokenizer_of
@@ -23,7 +22,7 @@ from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, measure_nats
 from adlm.likelihood.text_sets import TextSet, text_sets
 from adlm.methods import method_of
-from adlm.models.fingerprint import weights_sha256
+from adlm.models.transformer import weights_sha256
 from adlm.tokens import load_tokenizer
 
 FREEDOM = 3
@@ -99,26 +98,34 @@ class ModelPerplexities:
 
 
 def measure_models(
-    models: dict[str, LanguageModel], asked: TextSelection, recipe: PerplexitySettings, out: Path | None, first: bool
+    models: dict[str, LanguageModel],
+    selection: TextSelection,
+    settings: PerplexitySettings,
+    out: Path | None,
+    report: Callable[[str, int, int], None],
 ) -> ModelPerplexities:
-    """Every model on every text; what is done is kept beside `out` meanwhile."""
-    lines: list[PerplexityResult] = []
+    """Measure every model on every text. Finished groups are kept in a journal beside `out`, so that a rerun resumes.
+
+    `report(name, done, total)` is called after each group of rows.
+    """
+    results: list[PerplexityResult] = []
     found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
-    with Stages("groups of rows", shown=first) as stages:
-        for model, lm in models.items():
-            with text_sets(asked.names, tokenizer_of(lm), lm.config.length, asked.packing, asked.split) as texts:
-                for text in texts:
-                    tell = partial(stages.tell, f"{model} on {text.name}")
-                    journal = _journal(out, lm, text, recipe)
-                    try:
-                        nats = measure_nats(lm.method, lm.network, text.rows, recipe, journal, tell)
-                    except UserError as error:
-                        raise UserError(f"{model} on {text.name}: {error}") from None
-                    found[model, text.name] = nats, text
-                    journals += [] if journal is None else [journal]
-                    lines.append(_line(model, lm, text, recipe, nats))
-    return ModelPerplexities(lines, list(_gaps(list(models), found)), journals)
+    for model, lm in models.items():
+        with text_sets(
+            selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split
+        ) as texts:
+            for text in texts:
+                journal = _journal(out, lm, text, settings)
+                progress = partial(report, f"{model} on {text.name}")
+                try:
+                    nats = measure_nats(lm.method, lm.network, text.rows, settings, journal, progress)
+                except UserError as error:
+                    raise UserError(f"{model} on {text.name}: {error}") from None
+                found[model, text.name] = nats, text
+                journals += [] if journal is None else [journal]
+                results.append(_line(model, lm, text, settings, nats))
+    return ModelPerplexities(results, list(_gaps(list(models), found)), journals)
 
 
 def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Difference]:

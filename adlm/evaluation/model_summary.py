@@ -5,7 +5,7 @@ from pathlib import Path
 
 from adlm.language_model import LanguageModel
 from adlm.methods.inputs import vocabulary_of
-from adlm.training.logbook import read_metrics
+from adlm.training.metrics import read_metrics
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.inference.attention import RotaryTable, attention, attention_mask
 from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
 from adlm.inference.fused_ops import attend_one_token
 from adlm.inference.single_row import precise_product
-from adlm.inference.trunk import Attend, FrozenTrunk, kept, precise
+from adlm.inference.trunk import Attend, FrozenTrunk, RotaryTable, attention, attention_mask, kept, precise
 from adlm.models.anchored import AnchoredTransformer, Denoiser, LogitsBridge, MixtureBridge
 from adlm.models.heads import SYMBOLS_TOGETHER
 from adlm.models.transformer import Transformer

@@ -1,12 +1,14 @@
-"""A trunk whose weights no longer change, arranged for speed. Knows nothing of vocabularies, caches or devices.
+"""A transformer trunk with frozen weights, arranged for speed, and its attention. Independent of vocabularies and KV
+caches.
 
-What differs from `transformer.Trunk`, none of it in the result: adaLN's scale is multiplied into the norm's weight and,
-with its shift and gates, computed once for all blocks, and for a network that is not told the noise once and for all;
-a query's and key's halves that rotate against each other lie side by side, so that a rotation is one complex product;
-the residual stream stays in float32 or better, as autocast leaves it in training, the products run in `dtype`.
+Differences from `transformer.Trunk`, none of which changes the result: the scale of adaLN is folded into the weight of
+the norm and, with shifts and gates, computed once for all blocks (without time conditioning, once for all calls); the
+two halves of a query or key that rotate against each other are stored side by side, so that a rotation is one complex
+product; the residual stream stays in float32 or better, as autocast leaves it in training, while matrix products run in
+`dtype`.
 
-Shapes: B sequences, L tokens, d wide, H heads of d / H each, n blocks and 2n + 1 norms, c the width of the condition,
-M modulations: 1 for all sequences, or B.
+Shapes: B sequences, L tokens, d wide, H heads of w = d / H each, n blocks and 2n + 1 norms, c the width of the
+condition, M modulations: 1 for all sequences, or B.
 """
 
 import copy
@@ -17,10 +19,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.fused_ops import Norm, add_norm_, widen
+from adlm.inference.fused_ops import Norm, add_norm_, apply_rotary_, widen
 from adlm.inference.single_row import add_product_, is_single_row, normed_product
-from adlm.models.layers import Block
-from adlm.models.transformer import Trunk
+from adlm.models.layers import Block, rotary_angles
+from adlm.models.transformer import Trunk, attendable
+
+
+class RotaryTable:
+    """Position -> one complex number of length 1 for every pair of a head's coordinates, (L, w / 2).
+
+    Tables are as long as a power of two and stay where they are: a recorded CUDA graph may read one.
+    """
+
+    def __init__(self, head_width: int, like: Tensor):
+        self.head_width, self.like, self.tables = head_width, like, dict[int, Tensor]()
+
+    def __call__(self, length: int) -> Tensor:
+        size = 1 << (length - 1).bit_length()
+        if size not in self.tables:
+            self.tables[size] = torch.complex(*rotary_angles(size, self.head_width, self.like))
+        return self.tables[size][:length]
+
+
+def attention_mask(pad: Tensor, causal: bool) -> Tensor:
+    """Which tokens each may attend to, by padding pad (B, L) and order: (B, 1, L or 1, L)."""
+    if not causal:
+        return attendable(pad)
+    return attendable(pad) & torch.ones(pad.shape[1], pad.shape[1], dtype=torch.bool, device=pad.device).tril()
+
+
+def attention(qkv: Tensor, turns: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
+    """Every token (of qkv (B, L, 3, H, w)) to every token, or every earlier one, that is visible: (B, L, H w)."""
+    apply_rotary_(qkv, turns)
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal and visible is None)
+    return mixed.transpose(1, 2).flatten(-2)
+
 
 Attend = Callable[[int, Tensor], Tensor]
 """(number of the block, qkv (B, L, 3, H, d / H)) -> what attention mixes, (B, L, d). It may write over qkv."""

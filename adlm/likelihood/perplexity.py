@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adlm import distributed
 from adlm.errors import UserError
-from adlm.evaluation import shares
 from adlm.files import parse_json, read_bytes, writing
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
@@ -104,7 +104,7 @@ def measure_nats(
     _check_samples(replicates, min(len(once) * repeats, group_size(rows.length)) * rows.length)
     numbers = np.tile(once, repeats)
     in_all = num_groups(len(numbers), rows.length)
-    rank, ranks = shares.rank_and_size()
+    rank, ranks = distributed.rank_and_size()
     own = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
     kept = {} if journal is None else _read(journal, in_all, replicates)
     done = {number: group for number, group in kept.items() if number % ranks == rank}
@@ -116,7 +116,7 @@ def measure_nats(
             with writing(own), own.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # on a new line, whatever was cut off before it
         tell(min(in_all, len(done) * ranks), in_all)
-    return nats_of(shares.gather(list(done.values())), method.exact, repeats)
+    return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
 
 
 def _check_samples(replicates: int, tokens: int) -> None:

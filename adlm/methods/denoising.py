@@ -18,8 +18,7 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods import masked_diffusion as diffusion
 from adlm.methods.inputs import check_canvas, eval_mode, vocabulary_of
-from adlm.sampling.denoiser import Denoiser, DenoiserOutput
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import SAMPLERS
 from adlm.sampling.steps import steps_of

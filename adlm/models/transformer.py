@@ -1,8 +1,9 @@
-"""One transformer: bidirectional or causal, told the noise or not. Knows nothing of masks or anchors.
+"""One transformer, bidirectional or causal, with or without time conditioning. Independent of masks and anchors.
 
 Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -114,3 +115,12 @@ class Transformer(nn.Module):
 def num_parameters(network: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+def weights_sha256(network: nn.Module) -> str:
+    """sha256 of every weight, by name."""
+    digest = hashlib.sha256()
+    for name, value in network.state_dict().items():
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

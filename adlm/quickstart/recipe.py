@@ -27,7 +27,7 @@ from adlm.quickstart.report import CURVES, PAGE, REPORT, TRACE, QuickstartReport
 from adlm.tokens import Tokenizer
 from adlm.trace.page import write_trace
 from adlm.trace.recording import TraceInfo, record_trace
-from adlm.training.logbook import read_metrics
+from adlm.training.metrics import read_metrics
 from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Reporter, train
 

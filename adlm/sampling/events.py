@@ -1,14 +1,15 @@
-"""Positions first: where and when a walk changes, drawn before any network is called. Knows no beliefs.
+"""Positions-first sampling: when each position changes is drawn before the network is called.
 
-A masked place is revealed with a chance that depends on the step alone, a visible one masked again likewise; so the
-places are a Markov chain of their own, and the network is needed only at the places of a step that reveals something.
-Rows share nothing: each goes from one of its reveals to the next, and the c-th call of the network reads every row
-before its own c-th reveal.
+A masked position is revealed with a probability that depends on the step alone, and a visible one is remasked likewise.
+The positions are therefore a Markov chain of their own, and the network is needed only at the positions of a step that
+reveals something, its head only there. Rows are independent: each goes from one of its reveals to the next, and the
+c-th network call reads every row before its own c-th reveal.
 
-Shapes: B rows, L places, K steps, C calls, R reveals in all.
+Shapes: B rows, L positions, K steps, C calls, R reveals in all, N revealed in one call, V symbols.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.config.schema import Sampling
+from adlm.sampling.frame import Denoiser, Frame, first_frame
 from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps
 
 CERTAIN = 37.0  # minus the log of less than 2^-53: no uniform number is as near to 1
@@ -142,3 +146,49 @@ def _points(reveals: Events, draws: RowRng) -> NDArray[np.float64]:
     """For every reveal a uniform number of its row's own, in the order of the row's reveals."""
     counts = np.bincount(reveals.row, minlength=len(draws))
     return np.concatenate([draws.for_tokens(row, int(count)) for row, count in enumerate(counts)])
+
+
+def sample_positions_first(
+    denoiser: Denoiser,
+    canvas: Tensor,
+    mask_id: int,
+    steps: Steps,
+    sampling: Sampling,
+    draws: RowRng,
+    pad: Tensor | None = None,
+) -> Iterator[Frame]:
+    """From the canvas (B, L) to text, a Frame for every call of the network; the first Frame is the canvas.
+
+    Tokens given on the canvas stay. Nothing here waits for the device: all that the host must know was drawn before.
+    """
+    yield first_frame(canvas, mask_id)
+    plan = plan_events(steps, canvas == mask_id, draws)
+    order, host_back = plan.order.to(canvas.device), plan.order.argsort()
+    back = host_back.to(canvas.device)
+    z, chance = canvas[order], (canvas != mask_id).float()[order]
+    pad = None if pad is None else pad[order]
+    for call in plan.calls:
+        z.view(-1).index_fill_(0, call.hidden, mask_id)
+        read = z[back]
+        rows = _rows_to_read(call.rows, len(z))
+        reading = denoiser(z[:rows], call.alpha[:rows], None if pad is None else pad[:rows])
+        log_beliefs = reading.log_beliefs(call.revealed)
+        drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling, pad)
+        if call.last is not None and sampling.final == "argmax":
+            drawn = drawn.but_likeliest(call.last, log_beliefs)
+        z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
+        chance.view(-1).index_fill_(0, call.hidden, 0.0).index_copy_(0, call.revealed, drawn.chance)
+        revealed, remasked = (_flags(z, places)[back] for places in (call.revealed, call.hidden))
+        t, alpha = call.t[host_back], call.alpha[host_back]
+        yield Frame(z[back], t, revealed, remasked, chance[back], read, alpha)
+
+
+def _rows_to_read(needed: int, rows: int) -> int:
+    """The batch, halved as long as the rows that are needed fit: a device sees few shapes, idle rows cost little."""
+    while (rows + 1) // 2 >= needed and rows > 1:
+        rows = (rows + 1) // 2
+    return rows
+
+
+def _flags(z: Tensor, places: Tensor) -> Tensor:
+    return torch.zeros(z.numel(), dtype=torch.bool, device=z.device).index_fill_(0, places, True).view(z.shape)

@@ -1,11 +1,12 @@
-"""One state of a walk, as samplers yield it and whoever watches takes it. Knows nothing of how it came about.
+"""The interface of a sampler: the denoiser it calls and the frames it yields.
 
-Shapes: B sequences, L tokens.
+Shapes: B sequences, L tokens, N positions, V symbols. Positions are flat: row * L + position.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,3 +50,21 @@ def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     nothing = torch.zeros_like(canvas, dtype=torch.bool)
     start = torch.ones(len(canvas), dtype=torch.float64)
     return Frame(canvas, start, nothing, nothing, (canvas != mask_id).float(), canvas, None)
+
+
+class DenoiserOutput(Protocol):
+    """What a network says of one state, asked for where it is wanted: a head is as much work as a few blocks."""
+
+    def log_beliefs(self, places: Tensor) -> Tensor:
+        """(N, V), of the clean token at masked places (N,); -inf at the mask."""
+        ...
+
+    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
+        """The anchor network's (N, V)."""
+        ...
+
+
+class Denoiser(Protocol):
+    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
+        """Reads z (B, L). A network that is told the noise is told -log alpha (B,), or goes by the share of masks."""
+        ...

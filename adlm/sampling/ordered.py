@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.denoiser import Denoiser, DenoiserOutput
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
-from adlm.sampling.denoiser import Denoiser
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Denoiser, Frame, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps

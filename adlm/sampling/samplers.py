@@ -11,10 +11,9 @@ from typing import Protocol
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.denoiser import Denoiser
-from adlm.sampling.frame import Frame
+from adlm.sampling.events import sample_positions_first
+from adlm.sampling.frame import Denoiser, Frame
 from adlm.sampling.ordered import sample_ordered
-from adlm.sampling.positions_first import sample_positions_first
 from adlm.sampling.remdm_conf import sample_remdm_conf
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import Steps

@@ -1,9 +1,12 @@
-"""What a run resumes from: weights, averages and moments in shards, counters in JSON. Knows nothing of losses or data.
+"""Training checkpoints: weights, EMA and optimizer moments as sharded tensors, counters and config as JSON.
 
-RUN/snapshots/step-00001000/: files of torch.distributed.checkpoint and snapshot.json, which comes last and holds the
-config of the run, the size and checksum of all other files, and a checksum of its own content. A snapshot is written
-beside its place and moved there, so it is there whole or not at all; every process writes its own shards, and any
-number of processes can read them. It is the run's own: `adlm.load` never opens one.
+RUN/snapshots/step-00001000/ holds files of torch.distributed.checkpoint and snapshot.json, which is written last and
+has the run's config, the size and checksum of every other file, and a checksum of its own content. A checkpoint is
+written under a temporary name and renamed, so it is complete or absent. Every rank writes its own shards; any number of
+ranks can read them.
+
+torch would unpickle the description of the tensors (`.metadata`) and any other object as it comes. `TensorReader`
+allows only the records that describe tensors and reads no other object, so a tampered checkpoint cannot execute code.
 """
 
 import hashlib
@@ -23,17 +26,56 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from adlm.errors import UserError
 from adlm.files import PART, move_folder, parse_json, read_bytes, remove_folder
-from adlm.training.checkpoint_reader import TensorReader
-from adlm.training.counters import Counters, parse_counters
 from adlm.training.ema import EMA
+from adlm.training.metrics import Counters, parse_counters
 from adlm.training.sharding import Processes
+
+ALLOWED = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in (
+        "Metadata",
+        "TensorStorageMetadata",
+        "TensorProperties",
+        "ChunkStorageMetadata",
+        "MetadataIndex",
+        "_MEM_FORMAT_ENCODING",
+    )
+} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+}
+
+
+class _Description(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        named = getattr(torch, name, None) if module == "torch" else None
+        if (module, name) in ALLOWED or isinstance(named, torch.dtype):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a description of tensors")
+
+
+class TensorReader(FileSystemReader):
+    """torch's reader of a folder, for tensors alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The description; raises UnpicklingError where it is none."""
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = _Description(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError("it is no description of tensors")
+        for name, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):
+                raise pickle.UnpicklingError(f"{name} is no tensor")
+        return metadata
+
 
 MANIFEST = "snapshot.json"
 FORMAT = 2

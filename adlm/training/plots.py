@@ -7,7 +7,7 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.files import PICTURE_METADATA, replacing
-from adlm.training.logbook import scan_metrics
+from adlm.training.metrics import scan_metrics
 
 Lines = list[dict[str, Any]]
 

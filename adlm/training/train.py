@@ -13,22 +13,27 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from adlm.benchmark.training_speed import device_name
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
+from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint as snapshot
 from adlm.training import run_folder
-from adlm.training.clock import ThroughputMeter
-from adlm.training.counters import Counters
 from adlm.training.data import TrainingData, log_frequencies, open_training_data
-from adlm.training.ledger import PendingReport, add_report, metrics_line
-from adlm.training.logbook import MetricsLine, MetricsLogger, open_metrics
+from adlm.training.metrics import (
+    Counters,
+    MetricsLine,
+    MetricsLogger,
+    PendingReport,
+    add_report,
+    metrics_line,
+    open_metrics,
+)
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.rng import generator_of, reseed_dropout
 from adlm.training.run_folder import RunFolder
@@ -36,6 +41,7 @@ from adlm.training.samples import write_samples
 from adlm.training.sharding import Processes, default_threads, micro_batches, training_processes
 from adlm.training.step import MicroBatch, count_tokens, train_step
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
+from adlm.training.throughput import ThroughputMeter
 from adlm.training.train_state import TrainState, build
 from adlm.training.validation import ValidationResult, validate
 

@@ -21,7 +21,7 @@ from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.rng import seed_of
 from adlm.training.sharding import Processes, gather_tensor, keep_gathered, recompute_blocks, shard_network
-from adlm.training.work import flops_per_token
+from adlm.training.throughput import flops_per_token
 
 
 @dataclass(frozen=True)

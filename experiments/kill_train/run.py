@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from adlm.training.logbook import CLOCKS, read_metrics
+from adlm.training.metrics import CLOCKS, read_metrics
 
 KNOBS = Path(__file__).parent / "small.yaml"
 

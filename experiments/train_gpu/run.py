@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from adlm.cli.main import main as adlm
 from adlm.training import train
-from adlm.training.logbook import read_metrics
+from adlm.training.metrics import read_metrics
 from adlm.training.sharding import Processes
 
 KNOBS = """owt/adlm data.name= data.packing=packed train.batch_size=32 train.warm_up_steps=20 train.log_every=20

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from adlm.benchmark.training_speed import zipf
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.diffusion.anchors import anchor_mask
@@ -17,6 +16,7 @@ from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
 from adlm.training.compilation import compile_trunks
 from adlm.training.step import fast_attention
+from adlm.training.throughput import zipf
 
 MASK = 50_257
 

@@ -20,8 +20,8 @@ from adlm.language_model import LanguageModel
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import schedule_of
+from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import last_frame
-from adlm.sampling.positions_first import sample_positions_first
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 from adlm.sampling.windows import framed, sample_windows

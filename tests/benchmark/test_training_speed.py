@@ -7,9 +7,10 @@ import torch
 from small_models import mostly_slow
 from worlds import seeded
 
-from adlm.benchmark.training_speed import measure_training, zipf
+from adlm.benchmark.training_speed import measure_training
 from adlm.config.schema import Anchor, Vocabulary
 from adlm.methods import METHODS
+from adlm.training.throughput import zipf
 
 
 class Watched:

@@ -21,8 +21,7 @@ from adlm.evaluation.generation.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser
-from adlm.evaluation.generation.own_judge import OwnJudge
+from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, OwnJudge
 from adlm.samples_file import Provenance, Sample, open_samples, read_samples
 
 NUM = 25
@@ -406,7 +405,7 @@ def test_mistakes_are_one_sentence(place, capsys, tmp_path):
 
 def test_an_unknown_name_without_a_network_is_one_sentence(place, capsys, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.setattr("adlm.evaluation.generation.hugging_face.ask_the_hub_once", lambda: None)
+    monkeypatch.setattr("adlm.evaluation.generation.judges.ask_the_hub_once", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     told = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
     assert "nobody/no-such-judge was not loaded as a causal language model" in told

@@ -163,7 +163,7 @@ def test_what_was_measured_is_kept_until_it_is_written(world, tmp_path, capsys, 
                 raise KeyboardInterrupt
             return measured(models, texts, recipe, *more)
 
-        patched.setattr(reproduce, "measured", until_tired)
+        patched.setattr(reproduce, "measure_models", until_tired)
         assert main(words) == 130
     assert asked == ["published", "auto"]
     kept = len(list(tmp_path.iterdir()))

@@ -117,7 +117,7 @@ def test_in_half_precision_it_stays_as_near_as_the_network_under_autocast(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_one_row_has_its_own_way_to_the_same_answer(name, monkeypatch):
     network, z = awake(name), ids()
-    monkeypatch.setattr(frozen_trunk, "one_row", lambda h: True)
+    monkeypatch.setattr(frozen_trunk, "is_single_row", lambda h: True)
     assert_same(said(FrozenNetwork(network), z), expected(network, z))
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from worlds import quadrature, seeded, wake
 
+from adlm import distributed
 from adlm.config.schema import Anchor, Config, Data, Model, Schedule, Time, Vocabulary
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
-from adlm.evaluation import shares
 from adlm.likelihood import estimate as likelihood
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
@@ -323,7 +323,7 @@ def test_what_one_of_two_processes_did_another_number_takes_up(tmp_path, monkeyp
     method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
     whole, journal, done = measure_nats(method, network, texts, recipe), tmp_path / "journal[1]", []
     with monkeypatch.context() as patched:
-        patched.setattr(shares, "place", lambda: (1, 2))
+        patched.setattr(distributed, "rank_and_size", lambda: (1, 2))
         measure_nats(method, network, texts, recipe, journal)
         [kept] = tmp_path.iterdir()
         kept.write_text(kept.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left

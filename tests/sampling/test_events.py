@@ -17,8 +17,7 @@ from worlds import Table, Told, World, chi_square, quarters, real, seeded
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.events import draw_events
-from adlm.sampling.positions_first import sample_positions_first
+from adlm.sampling.events import draw_events, sample_positions_first
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.steps import Steps, steps_of

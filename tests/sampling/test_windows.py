@@ -5,8 +5,8 @@ from worlds import Table, World, chi_square, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, first_frame, last_frame
-from adlm.sampling.positions_first import sample_positions_first
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 from adlm.sampling.windows import framed, sample_windows

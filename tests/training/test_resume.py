@@ -67,12 +67,12 @@ def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_snapshot(pr
         shop.stop.signal = signal.SIGTERM
         return walk(shop, counters)
 
-    monkeypatch.setattr(train, "_keep", kept)
+    monkeypatch.setattr(train, "_save_model", kept)
     run(prepared, tmp_path / "unbroken", *SHORT)
     of_step_2 = next(model for name, model in models if name == "model")
     shutil.rmtree(out / "snapshots" / "step-00000004")
     with_stale_model(out)
-    monkeypatch.setattr(train, "_walk", stopped)
+    monkeypatch.setattr(train, "_training_loop", stopped)
     outcome = run(prepared, out, *SHORT)
     assert (outcome.signal, outcome.counters.step) == (signal.SIGTERM, 2)
     assert all(torch.equal(weights(out)[name], of_step_2[name]) for name in of_step_2)
@@ -158,7 +158,7 @@ def test_a_stream_that_changed_is_told_with_what_can_be_done(tmp_path, monkeypat
 @pytest.mark.parametrize("nats", [math.nan, math.inf])
 def test_a_held_out_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
     measure, screen = train.validate, Quiet()
-    monkeypatch.setattr(train, "measure", lambda *values: ValidationResult(nats, nats, 10, 2))
+    monkeypatch.setattr(train, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
     outcome = run(prepared, tmp_path / "run", *SHORT, screen=screen)
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
@@ -166,7 +166,7 @@ def test_a_held_out_bound_that_is_not_finite_never_replaces_the_best_model(nats,
     card = json.loads((tmp_path / "run/snapshots/step-00000004/snapshot.json").read_text())
     assert card["nats"] is None
     assert logged(tmp_path / "run")[-1]["valid_nats"] is None
-    monkeypatch.setattr(train, "measure", measure)
+    monkeypatch.setattr(train, "validate", measure)
     outcome = run(prepared, tmp_path / "run", *SHORT, "train.steps=6")
     assert outcome.counters.best_step == 6
     assert (tmp_path / "run" / "best").is_dir()

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from adlm.data.reasoning import prontoqa
-from adlm.data.reasoning.forbidden import Forbidden
 from adlm.data.reasoning.problem import Graph, Problem
 from adlm.data.reasoning.prontoqa import Fact
-from adlm.data.reasoning.series import series
+from adlm.data.reasoning.series import Forbidden, series
 from adlm.data.reasoning.vocabulary import PRONTOQA_CONCEPTS, PRONTOQA_NAMES, PROPERTY_FAMILIES
 from adlm.errors import UserError
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adlm.data.reasoning import prosqa
-from adlm.data.reasoning.forbidden import Forbidden
 from adlm.data.reasoning.problem import Graph, Problem
-from adlm.data.reasoning.series import MOST_DRAWS, series
+from adlm.data.reasoning.series import MOST_DRAWS, Forbidden, series
 from adlm.data.reasoning.vocabulary import PROSQA_CONCEPTS, PROSQA_NAMES
 from adlm.errors import UserError
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from adlm.data.reasoning.problem import Problem
-from adlm.data.reasoning.renaming import canonical_form
+from adlm.data.reasoning.series import canonical_form
 from adlm.errors import UserError
 
 ONE = re.compile(r"(Each|Every) ([a-z]+) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")

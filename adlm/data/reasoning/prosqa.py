@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from adlm.data.reasoning.problem import Problem
-from adlm.data.reasoning.renaming import canonical_form
+from adlm.data.reasoning.series import canonical_form
 from adlm.errors import UserError
 
 FACT = re.compile(r"(?:Every ([a-z]+)|([A-Z][a-z]*)) is a ([a-z]+)\.")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
-from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import generate_prontoqa
 from adlm.data.reasoning.make_prosqa import generate_prosqa
 from adlm.data.reasoning.problem import Problem, read_problems
+from adlm.data.reasoning.series import forbidden_forms
 from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.decoding import decoding_errors
 from adlm.data.sources.text_files import ignore

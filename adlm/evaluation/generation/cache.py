@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm import distributed
 from adlm.errors import UserError
-from adlm.evaluation import shares
 from adlm.files import opened, replacing, write_file, writing
 
 PART = 64  # texts: at most so many are computed in vain
@@ -49,7 +49,7 @@ def compute_in_parts(
     A part is one process's, so that their number changes nothing in it. `fits` says whether what was read can be what
     `compute` gives. `tell` is told about how many items are done.
     """
-    made_from, (rank, ranks) = request_sha256(about), shares.rank_and_size()
+    made_from, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
     place = None if folder is None else _place(folder / f"{kind}-{made_from[:24]}", about)
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // PART), ranks):
@@ -65,7 +65,7 @@ def compute_in_parts(
                 _write(path, arrays)
         done[number] = arrays
         tell(min(len(items), (number + ranks) * PART))
-    every = shares.gather([(made_from, done)])
+    every = distributed.gather([(made_from, done)])
     if any(other != made_from for other, _ in every):
         raise UserError("the processes read different texts; wait until the files are written, and run this again")
     parts = {number: arrays for _, its in every for number, arrays in its.items()}

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from adlm import __version__
-from adlm.benchmark.training_speed import device_name
 from adlm.canvas import encode_canvas
 from adlm.config.load import parse_overrides
 from adlm.config.schema import ETA, Sampling
+from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.evaluation.model_summary import summarize_model
 from adlm.language_model import LanguageModel
-from adlm.models.fingerprint import weights_sha256
+from adlm.models.transformer import weights_sha256
 from adlm.samples_file import Provenance, Sample
 from adlm.sampling.frame import Frame, last_frame
 from adlm.tokens import Tokenizer

@@ -1,25 +1,24 @@
-"""From a file of samples to its metric card: reads, asks, keeps what took long. Knows no screens and no flags.
+"""From a file of samples to its metric card: reads samples and reference, runs judge and featuriser, caches their
+results.
 
-Under torchrun every process does its share of what takes long, and the first makes the card.
+Under torchrun every process computes its share, and rank 0 makes the card. Prints nothing.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from adlm import __version__
+from adlm import __version__, distributed
 from adlm.distributed import local_device
 from adlm.errors import UserError
-from adlm.evaluation import shares
 from adlm.evaluation.generation.cache import Arrays, texts_sha256
-from adlm.evaluation.generation.card import FORMAT, Card, notes, perplexity_label, versions
+from adlm.evaluation.generation.card import FORMAT, Card, mauve_label, notes, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
-from adlm.evaluation.generation.features import compute_feature_pair, given_feature_pair, mauve_section
 from adlm.evaluation.generation.generative_perplexity import (
     EOS,
     START,
@@ -32,8 +31,16 @@ from adlm.evaluation.generation.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.evaluation.generation.hugging_face import HuggingFaceJudge
-from adlm.evaluation.generation.own_judge import OwnJudge
+from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, HuggingFaceJudge, OwnJudge
+from adlm.evaluation.generation.mauve import (
+    PUBLISHED_SEED,
+    Features,
+    FeaturiserInfo,
+    check_enough,
+    check_installed,
+    given_features,
+    mauve_of,
+)
 from adlm.evaluation.generation.reference_texts import Reference, ReferenceRequest, read_reference
 from adlm.evaluation.generation.request import (
     CardJob,
@@ -47,6 +54,73 @@ from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sa
 from adlm.files import opened
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
+
+
+@dataclass(frozen=True)
+class BothFeatures:
+    """Of the samples and of the reference, by one featuriser; empty texts have none."""
+
+    ours: Features
+    theirs: Features
+    by: FeaturiserInfo
+    num_empty: tuple[int, int] = (0, 0)
+
+
+def given_feature_pair(asked: CardRequest, ours: TextCollection, reference: Reference | None) -> BothFeatures | None:
+    """Those of --given-features. Whoever has to be featurised, and what is given, is checked before anything is."""
+    check_installed()
+    if asked.given is None:
+        assert reference is not None
+        check_enough(sum(map(bool, ours.texts)), sum(map(bool, reference.texts)), asked.clusters)
+        return None
+    first, second = asked.given
+    samples, others = given_features(first, len(ours.texts), "samples"), given_features(second, None, "reference texts")
+    if samples.shape[1] != others.shape[1]:
+        widths = f"{first} has {samples.shape[1]} numbers a text and {second} {others.shape[1]}"
+        raise UserError(f"--given-features: {widths}; use one featuriser for both")
+    check_enough(len(samples), len(others), asked.clusters)
+    digest = hashlib.sha256(samples.tobytes() + others.tobytes()).hexdigest()
+    name = f"given features {first.name} and {second.name}"
+    return BothFeatures(samples, others, FeaturiserInfo(name, digest, "given", None, "given", "float32"))
+
+
+def compute_feature_pair(work: CardJob, ours: TextCollection, reference: Reference | None) -> BothFeatures:
+    """Of the texts that are not empty; an empty one has no last token."""
+    assert reference is not None
+    featuriser = HuggingFaceFeaturiser(work.asked.features, work.device, work.asked.pooling)
+
+    def compute(part: Sequence[str]) -> Arrays:
+        return {"features": work.fitting(lambda: featuriser.features(part, work.batch))}
+
+    found = []
+    for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
+        there = [text for text in texts if text]
+        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(there)}
+        parts = work.in_parts(there, compute, _are_features, "features", about, f"features of {name}")
+        found.append(np.concatenate([part["features"] for part in parts]))
+    empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
+    return BothFeatures(found[0], found[1], featuriser.about, empty)
+
+
+def _are_features(part: Sequence[str], arrays: Arrays) -> bool:
+    found = arrays.get("features")
+    return found is not None and found.ndim == 2 and len(found) == len(part) and found.dtype == np.float32
+
+
+def mauve_section(work: CardJob, features: BothFeatures) -> dict[str, Any]:
+    asked = work.asked
+    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
+
+    def tell(done: int) -> None:
+        work.tell("clustering", done, asked.num_seeds)
+
+    figures = {
+        "featuriser": asdict(features.by),
+        "num_empty_samples": features.num_empty[0],
+        "num_empty_reference": features.num_empty[1],
+        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters, tell=tell)),
+    }
+    return figures | {"label": mauve_label(figures)}
 
 
 def make_card(asked: CardRequest, keep_in: Path | None, tell: ReportProgress) -> Card | None:
@@ -69,7 +143,7 @@ def make_card(asked: CardRequest, keep_in: Path | None, tell: ReportProgress) ->
     judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
     if compares and features is None:
         features = compute_feature_pair(work, ours, reference)
-    if shares.rank_and_size()[0] > 0:
+    if distributed.rank_and_size()[0] > 0:
         return None
 
     card: Card = {

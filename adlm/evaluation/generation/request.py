@@ -10,7 +10,7 @@ import torch
 from adlm.errors import UserError
 from adlm.evaluation.generation.cache import Arrays, compute_in_parts
 from adlm.evaluation.generation.generative_perplexity import Eos, Start
-from adlm.evaluation.generation.hugging_face import Pooling
+from adlm.evaluation.generation.judges import Pooling
 
 MOST_SEEDS = 1_000
 METRICS = ("perplexity", "mauve", "entropy", "diversity")

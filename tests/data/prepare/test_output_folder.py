@@ -108,7 +108,7 @@ def test_a_link_to_a_folder_stays_a_link(words, asked, tmp_path):
 
 def test_a_mount_point_is_refused_before_anything_is_read(words, asked, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "out")
-    monkeypatch.setattr(preparing, "plan_of", None)
+    monkeypatch.setattr(preparing, "resolve_source", None)
     with pytest.raises(UserError, match=r"out is a mount point.*give a folder in it"):
         prepare(asked(*words), tmp_path / "out")
 
@@ -140,7 +140,7 @@ def test_a_run_cut_off_at_the_last_move_is_done_again(words, asked, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "put_in_place", cut_off)
+        patch.setattr(preparing, "publish", cut_off)
         with pytest.raises(KeyboardInterrupt):
             prepare(asked(*words), tmp_path / "out")
     prepare(asked(*words), tmp_path / "out")

@@ -391,7 +391,7 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
 
 
 def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
@@ -412,7 +412,7 @@ def ids(prepared, split: str) -> list[int]:
 
 
 def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = "\n\n".join(prose(30, seed=i).strip() for i in range(100))
     (tmp_path / "a.txt").write_text(text)
@@ -428,7 +428,7 @@ def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypa
 
 
 def test_a_run_cut_off_in_a_single_document_resumes_to_the_same_bytes(asked, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.PIECE", 100)
+    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     (tmp_path / "a.txt").write_text(prose(6000))

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
 from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
 from adlm.data.reasoning.problem import read_problems
+from adlm.data.reasoning.series import forbidden_forms
 from adlm.data.reasoning.vocabulary import PROPERTY_FAMILIES, PROSQA_CONCEPTS, PROSQA_NAMES
 
 SIGNIFICANT = 3.1

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.forbidden import Forbidden, forbidden_forms
 from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
 from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
 from adlm.data.reasoning.problem import write_problems
+from adlm.data.reasoning.series import Forbidden, forbidden_forms
 from adlm.errors import UserError
 
 TASKS = {"prosqa": (prosqa, generate_prosqa), "prontoqa": (prontoqa, generate_prontoqa)}

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from adlm.data.reasoning import prosqa
-from adlm.data.reasoning.forbidden import forbidden_forms
 from adlm.data.reasoning.make_prontoqa import generate_prontoqa
 from adlm.data.reasoning.make_prosqa import generate_prosqa
 from adlm.data.reasoning.problem import Graph, Problem, read_problems, write_problems
+from adlm.data.reasoning.series import forbidden_forms
 from adlm.errors import UserError
 
 PLAIN = Problem("How many is twice 4,000 – in “words”?\u2028", ("<<2*4000=8000>>",), "8,000")

@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from adlm.data.reasoning.renaming import canonical_form
+from adlm.data.reasoning.series import canonical_form
 
 
 def form(*edges, **colours):

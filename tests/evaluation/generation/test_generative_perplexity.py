@@ -21,8 +21,7 @@ from adlm.evaluation.generation.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.evaluation.generation.hugging_face import HuggingFaceJudge
-from adlm.evaluation.generation.own_judge import OwnJudge
+from adlm.evaluation.generation.judges import HuggingFaceJudge, OwnJudge
 from adlm.tokens import load_tokenizer
 
 TEXTS = ["We the people", "of", "the United States<|endoftext|>in order", "to form a more perfect union, ä€", "!", ""]

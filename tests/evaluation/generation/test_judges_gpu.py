@@ -13,7 +13,7 @@ import adlm
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 from adlm.evaluation.generation.generative_perplexity import token_nats, window_layout
-from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser, HuggingFaceJudge
+from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, HuggingFaceJudge
 from adlm.evaluation.generation.pipeline import judge_of
 
 pytestmark = [

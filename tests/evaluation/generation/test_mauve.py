@@ -9,7 +9,7 @@ from judges import tiny_gpt2
 from texts import prose
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.hugging_face import HuggingFaceFeaturiser
+from adlm.evaluation.generation.judges import HuggingFaceFeaturiser
 from adlm.evaluation.generation.mauve import check_enough, given_features, mauve_of
 
 

@@ -1,7 +1,9 @@
-"""What a run writes down: metrics.jsonl always, and wherever else it is asked to. Knows no tensors, measures nothing.
+"""The metrics of a run: counters, the line of a logged step, and where lines are written (metrics.jsonl, TensorBoard,
+W&B).
 
-A line of metrics.jsonl is one logged step. A run that goes on from a snapshot first takes back the lines of later
-steps, so that the file is what an unbroken run would have written, clocks and rates aside.
+A line of metrics.jsonl is one logged step. A resumed run first removes the lines of later steps, so that the file is
+what an uninterrupted run would have written, except for timings. The report of a step is read one step late, when its
+numbers have arrived, so that the host never waits for the GPU.
 """
 
 import importlib.util
@@ -11,14 +13,60 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from adlm.config.load import to_mapping
 from adlm.config.schema import Config
+from adlm.data.rows.loader import Position
+from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, write_file, writing
+from adlm.training.optimizer import learning_rate
+from adlm.training.step import StepReport
+from adlm.training.validation import ValidationResult
+
+
+@dataclass(frozen=True)
+class Counters:
+    """After `step` steps. All of it is a function of the steps done, so a resumed run counts on as if never broken."""
+
+    step: int = 0
+    epoch: int = 0
+    row: int = 0
+    """With `epoch`, where the next batch begins: see `data.loader.Position`."""
+    tokens: int = 0
+    """Trained on, over all processes."""
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    best_nats: float | None = None
+    """The lowest validation bound so far."""
+    best_step: int | None = None
+    window: Mapping[str, float] = field(default_factory=dict)
+    """Sums since the last line of the logbook: of each part of the loss over tokens, of the norm over steps."""
+
+    @property
+    def num_updates(self) -> int:
+        """Steps that changed the weights."""
+        return self.step - self.skipped
+
+    @property
+    def position(self) -> Position:
+        return Position(self.epoch, self.row)
+
+
+def parse_counters(raw: Mapping[str, Any]) -> Counters:
+    """Counters as JSON gives them back; TypeError where they are none."""
+    counters = Counters(**raw)
+    whole = (counters.step, counters.epoch, counters.row, counters.tokens, counters.skipped, counters.skipped_in_a_row)
+    if not all(type(value) is int and value >= 0 for value in whole) or not isinstance(counters.window, dict):
+        raise TypeError("its counters are not numbers")
+    return counters
+
 
 MetricsLine = Mapping[str, float | int | None]
 
@@ -187,3 +235,68 @@ class Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+STEPS, TOKENS, NORM = "steps", "tokens", "gradient_norm"  # names in a window that are no parts of the loss
+
+
+@dataclass(frozen=True)
+class PendingReport:
+    """A step, its report not read yet."""
+
+    report: StepReport
+    tokens: int
+    """Of all processes."""
+
+
+def add_report(counters: Counters, taken: PendingReport, config: Config, last: str) -> Counters:
+    """The counters with what the step reported; too many steps that were not finite end the run."""
+    report = taken.report
+    names = ("loss", "nats", *report.parts)
+    values = [report.total, report.nats, *report.parts.values(), report.norm, report.finite]
+    *sums, norm, finite = torch.stack([value.detach().double() for value in values]).tolist()
+    if not finite:
+        counters = replace(counters, skipped=counters.skipped + 1, skipped_in_a_row=counters.skipped_in_a_row + 1)
+        if counters.skipped_in_a_row > config.train.skip_limit:
+            raise UserError(
+                f"the loss or its gradient was not finite at {counters.skipped_in_a_row} steps in a row, the last of "
+                f"them step {counters.step} (loss {sums[0]:.4g}, gradient norm {norm:.4g}), and train.skip_limit is "
+                f"{config.train.skip_limit}; none of them moved the weights. {last[0].upper()}{last[1:]}. Try a lower "
+                "train.learning_rate or a longer train.warm_up_steps in a new run"
+            )
+        return counters
+    window = dict(counters.window)
+    more = {name: value * taken.tokens for name, value in zip(names, sums, strict=True)}
+    for name, value in {**more, NORM: norm, TOKENS: taken.tokens, STEPS: 1}.items():
+        window[name] = window.get(name, 0) + value
+    return replace(counters, skipped_in_a_row=0, window=window)
+
+
+def metrics_line(
+    counters: Counters, config: Config, measured: ValidationResult | None, clocks: Mapping[str, float | None]
+) -> MetricsLine:
+    """What a logged step says: means since the last line, a token or a step, and what was measured."""
+    window, train = dict(counters.window), config.train
+    line: dict[str, float | int | None] = {"step": counters.step}
+    steps, tokens = window.pop(STEPS, 0), window.pop(TOKENS, 0)
+    if steps:
+        norm = window.pop(NORM) / steps
+        line |= {name: value / tokens for name, value in window.items()}
+        line["gradient_norm"] = norm
+    if "anchor" in window:
+        done = (counters.step - 1) / train.steps
+        line["gamma"] = anchor_gamma(config.anchor.gamma, done, config.anchor.warm_up)
+    line["learning_rate"] = learning_rate(train, counters.step - 1)
+    line |= {"tokens": counters.tokens, "epoch": counters.epoch, "skipped": counters.skipped}
+    if measured is not None:
+        line |= {
+            "valid_nats": measured.nats,
+            "valid_stderr": measured.stderr,
+            "valid_perplexity": perplexity(measured.nats),
+            "valid_tokens": measured.tokens,
+        }
+    return {**line, **clocks}
+
+
+def perplexity(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
