@@ -142,7 +142,7 @@ def test_a_text_that_fills_the_row_of_a_diffusion_model_and_a_language_without_b
 )
 def test_of_many_texts_the_wrong_one_is_named_before_anything_is_drawn(name, wrong, sentence, monkeypatch):
     monkeypatch.setattr("adlm.language_model.ROWS_AT_ONCE", 2)
-    monkeypatch.setattr("adlm.language_model.last_of", lambda frames: pytest.fail("something was drawn"))
+    monkeypatch.setattr("adlm.language_model.last_frame", lambda frames: pytest.fail("something was drawn"))
     lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
     with pytest.raises(UserError, match=sentence):
         lm.fill([*["a[MASK]"] * 5, wrong, "a[MASK]"])

@@ -35,7 +35,7 @@ LAYERS = {
     "quickstart": 10,
     "cli": 11,
 }
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__"))
 
 
 def package(module: str) -> str:

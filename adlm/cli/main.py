@@ -152,7 +152,3 @@ def run(words: Sequence[str]) -> int:
         options = re.findall(r"(?<=--)[\w-]+", asked.format_usage())  # dashes would make any two alike
         asked.error(f"unrecognized arguments: {' '.join(rest)}{suggestion(name, options)}")
     return int(arguments.run(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ from adlm.likelihood.text_sets import ZERO_SHOT
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
   adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
-  torchrun --nproc-per-node 8 -m adlm.cli.main perplexity runs/own --data wikitext2 ptb --json"""
+  torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

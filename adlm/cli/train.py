@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run says at once what 
 EXAMPLE = """adlm train own data.path='texts/*.txt'
   adlm train --out runs/own train.steps=1600
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
-  torchrun --nproc-per-node 8 -m adlm.cli.main train owt/adlm train.micro_batch=32 --out runs/adlm
+  torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
   adlm train --plot runs/adlm runs/mdlm"""
 
 # How the numbers of a line are told, in this order; what a line does not have is left out. The nats of training are no

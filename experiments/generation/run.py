@@ -94,7 +94,7 @@ def write_and_judge(arguments: argparse.Namespace, model: str, sampler: str, ste
 def said(title: str, *words: str) -> None:
     """Runs a command of ours; prints what it answered and how long it took, in one line."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "adlm.cli.main", *words]
+    command = [sys.executable, "-m", "adlm", *words]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     answer = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {"failed": run.stderr[-1500:]}
     print(json.dumps({"what": title, "seconds": round(time.monotonic() - began, 1), "answer": answer}), flush=True)

@@ -29,7 +29,7 @@ def text(folder: Path) -> Path:
 
 
 def command(source: Path, out: Path) -> list[str]:
-    return [sys.executable, "-m", "adlm.cli.main", "train", str(KNOBS), f"data.path={source}", "--out", str(out)]
+    return [sys.executable, "-m", "adlm", "train", str(KNOBS), f"data.path={source}", "--out", str(out)]
 
 
 def logged(out: Path) -> list[dict[str, object]]:

@@ -34,7 +34,7 @@ def main() -> None:
     draws = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         words = [f"data.path={arguments.text}", "data.boundary=blank", f"tokenizer={arguments.tokenizer}", "--json"]
-        command = [sys.executable, "-m", "adlm.cli.main", "prepare", *words, "--out"]
+        command = [sys.executable, "-m", "adlm", "prepare", *words, "--out"]
         whole, broken = Path(folder, "whole"), Path(folder, "broken")
         started = time.monotonic()
         subprocess.run([*command, str(whole)], check=True, stdout=subprocess.DEVNULL)

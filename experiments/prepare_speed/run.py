@@ -40,7 +40,7 @@ def prepared(text: Path, tokenizer: Path) -> None:
         words = ["prepare", f"data.path={text}", "data.boundary=blank", f"tokenizer={tokenizer}", "length=1024"]
         started = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "adlm.cli.main", *words, "--out", f"{folder}/out", "--json"],
+            [sys.executable, "-m", "adlm", *words, "--out", f"{folder}/out", "--json"],
             stdout=subprocess.PIPE,
         )
         out, _ = child.communicate()

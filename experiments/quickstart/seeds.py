@@ -25,7 +25,7 @@ def main() -> None:
 
     def run(seed: int) -> dict[str, float]:
         words = [f"train.seed={seed}", *arguments.words, "--out", str(arguments.out / str(seed))]
-        command = [sys.executable, "-m", "adlm.cli.main", "quickstart", *words, "--json"]
+        command = [sys.executable, "-m", "adlm", "quickstart", *words, "--json"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:

@@ -45,7 +45,7 @@ ROWS = {
 
 def main() -> None:
     for title, words in ROWS.items():
-        command = [sys.executable, "-m", "adlm.cli.main", "bench", "sample", *words, "--json"]
+        command = [sys.executable, "-m", "adlm", "bench", "sample", *words, "--json"]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         found = json.loads(run.stdout) if run.returncode == 0 else {"failed": run.stderr[-1500:]}
         print(json.dumps({"row": title, **found}), flush=True)

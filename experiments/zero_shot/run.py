@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def adlm(*words: str) -> object:
-    run = subprocess.run([sys.executable, "-m", "adlm.cli.main", *words], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-m", "adlm", *words], capture_output=True, text=True, check=False)
     if run.returncode:
         return {"failed": run.returncode, "because": run.stderr[-1500:]}
     return json.loads(run.stdout.splitlines()[-1])

@@ -90,7 +90,7 @@ def test_nothing_is_ever_written_over(model, tmp_path):
 
 
 def test_a_save_that_fails_leaves_nothing(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.checkpoints.model_folder.save", lambda config, path: 1 / 0)
+    monkeypatch.setattr("adlm.checkpoints.model_folder.save_config", lambda config, path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_model_folder(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

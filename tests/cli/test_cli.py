@@ -105,7 +105,7 @@ def test_the_installed_command_answers_without_waiting_for_torch():
 
 @pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
 def test_a_reader_that_has_seen_enough_is_no_error(words):
-    command = [sys.executable, "-m", "adlm.cli.main", *words]
+    command = [sys.executable, "-m", "adlm", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -405,7 +405,7 @@ def test_mistakes_are_one_sentence(place, capsys, tmp_path):
 
 def test_an_unknown_name_without_a_network_is_one_sentence(place, capsys, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.setattr("adlm.evaluation.generation.judges.ask_the_hub_once", lambda: None)
+    monkeypatch.setattr("adlm.evaluation.generation.judges.skip_unreachable_hub", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     told = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
     assert "nobody/no-such-judge was not loaded as a causal language model" in told

@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_loses_nothing(text, tmp_path):
     if mounted.returncode:
         pytest.skip("no tmpfs can be mounted here (that needs root)")
     try:
-        command = [sys.executable, "-m", "adlm.cli.main", "prepare", f"data.path={text}", "tokenizer=bytes"]
+        command = [sys.executable, "-m", "adlm", "prepare", f"data.path={text}", "tokenizer=bytes"]
         command += ["length=64", "--out", str(place / "out")]
         text.write_text(prose(20_000))
         run = subprocess.run(command, capture_output=True, text=True, check=False)

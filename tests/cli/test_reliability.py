@@ -347,7 +347,7 @@ def test_numbers_that_cannot_be_are_refused_or_followed_by_progress(here, capsys
 
 
 def started(words, **streams):
-    return subprocess.Popen([sys.executable, "-m", "adlm.cli.main", *words], **streams)
+    return subprocess.Popen([sys.executable, "-m", "adlm", *words], **streams)
 
 
 @pytest.mark.processes
@@ -379,7 +379,7 @@ def test_readers_that_go_away_and_ctrl_c_five_times_end_in_no_traceback(here, tm
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
 def test_standard_streams_may_be_closed_or_full(closed):
-    command = f"{sys.executable} -m adlm.cli.main presets"
+    command = f"{sys.executable} -m adlm presets"
     assert subprocess.run(f"{command} {closed}", shell=True, stdout=subprocess.DEVNULL, check=False).returncode == 0
     wrong = subprocess.run(f"{command} nothing {closed}", shell=True, capture_output=True, check=False)
     assert wrong.returncode == 2

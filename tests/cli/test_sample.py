@@ -243,7 +243,7 @@ def test_every_batch_is_on_the_disk_before_the_next_is_begun(models, tmp_path, m
         seen.append((start, len(list(read_samples(out))) if start else 0))
         return sample_batch(lm, wanted, start, through)
 
-    monkeypatch.setattr("adlm.cli.sample.draw_batch", drawn)
+    monkeypatch.setattr("adlm.cli.sample.sample_batch", drawn)
     assert main(["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]) == 0
     assert seen == [(0, 0), (3, 3), (6, 6)]
 
@@ -253,7 +253,7 @@ def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkey
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     words = ["sample", str(models / "adlm"), "--num", "9", "--batch", "8", "--out", str(tmp_path / "samples.jsonl")]
-    monkeypatch.setattr("adlm.cli.sample.check_wanted", lambda lm, wanted: None)
+    monkeypatch.setattr("adlm.cli.sample.check_request", lambda lm, wanted: None)
     monkeypatch.setattr("adlm.language_model.LanguageModel.walk", walk)
     assert main(words) == 2
     assert "--batch 8 of 16 tokens does not fit the memory of the device; try --batch 4" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(signals, tmp_path):
 def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
     """During the start, and while it trains: exit code 130, and the same command then goes to the end."""
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "adlm.cli.main", *words]
+    command = [sys.executable, "-m", "adlm", *words]
     for wait_for in ("into", "rows held out"):
         with subprocess.Popen([*command, "train.steps=5000"], stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None

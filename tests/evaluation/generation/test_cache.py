@@ -73,7 +73,7 @@ def test_a_damaged_part_is_said_and_not_taken(tmp_path):
 
 def test_processes_that_read_different_texts_make_nothing_together(monkeypatch):
     """A file of samples that still grows: the second process had begun before the last texts were there."""
-    monkeypatch.setattr("adlm.distributed.place", lambda: (0, 2))
-    monkeypatch.setattr("adlm.distributed.gathered", lambda share: [*share, ("of fewer texts", {})])
+    monkeypatch.setattr("adlm.distributed.rank_and_size", lambda: (0, 2))
+    monkeypatch.setattr("adlm.distributed.gather", lambda share: [*share, ("of fewer texts", {})])
     with pytest.raises(UserError, match="processes read different texts; wait until the files are written"):
         gathered(ITEMS[: PART + 1], Doubling(), None)
