@@ -62,7 +62,7 @@ MUTANTS = [
     ("sampling/rng.py", "inside = chosen.cumsum(dim=-1, dtype=torch.float64)", "inside = chosen.float().cumsum(dim=-1).double()"),
     ("sampling/events.py", "hazard[start] - np.log1p", "hazard[0] - np.log1p"),
     ("sampling/events.py", "hides[:, hides[1] < end], \"right\"", "hides[:, hides[1] < end], \"left\""),
-    ("sampling/positions_first.py", "index_fill_(0, call.hidden, mask_id)", "index_fill_(0, call.hidden[:0], mask_id)"),
+    ("sampling/events.py", "index_fill_(0, call.hidden, mask_id)", "index_fill_(0, call.hidden[:0], mask_id)"),
     ("sampling/steps.py", "start > t_on, start", "start > t_off, start"),
     ("sampling/shaping.py", "mass - ordered < p if crossing", "mass <= p if crossing"),
     ("sampling/remdm_conf.py", "-chance.double()", "chance.double()"),
