@@ -1,7 +1,6 @@
-"""Process groups and devices: joining the processes that torchrun started, gathering their results, choosing a device.
+"""Process groups and devices: joining the processes that torchrun started, gathering results, selecting a device.
 
-A single process takes the same path, with rank 0 of 1 and nothing to exchange. Training has its own mesh on top of this
-(training/sharding.py).
+A single process takes the same code path, as rank 0 of 1. Training builds its own device mesh (training/sharding.py).
 """
 
 import functools
@@ -21,9 +20,9 @@ from adlm.errors import UserError
 
 Item = TypeVar("Item")
 
-PATIENCE = timedelta(days=1)  # what one waits for another's share: not all are equally fast
-ANSWER = timedelta(seconds=10)  # what the store takes at most
-DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
+GROUP_TIMEOUT = timedelta(days=1)  # processes wait for the slowest one
+STORE_TIMEOUT = timedelta(seconds=10)
+DEVICE_NAME = re.compile(r"cpu|cuda(:\d{1,3})?|mps(:0)?")
 REMEDY = "start several processes with torchrun, or unset WORLD_SIZE"
 
 
@@ -31,97 +30,98 @@ REMEDY = "start several processes with torchrun, or unset WORLD_SIZE"
 def process_group(report: Callable[[str], None]) -> Iterator[bool]:
     """Join the process group; yields whether this is the process that prints and writes (rank 0).
 
-    `report` is called with a line where joining takes long.
+    `report` is called with one line if joining takes long.
     """
-    rank, num = rank_and_world_size()
-    if num == 1:
+    rank, world_size = environment_rank_and_size()
+    if world_size == 1:
         yield True
         return
-    _join(rank, num, report)
+    _join(rank, world_size, report)
     try:
         yield dist.get_rank() == 0
-        with suppress(RuntimeError):  # another process has failed, and says why itself
-            dist.barrier()  # all leave together: one that goes while another still talks to it can abort
+        with suppress(RuntimeError):  # another process has failed, and reports its own error
+            dist.barrier()  # leave together: a process that exits early can abort the communication of the others
     except UserError:
-        is_first_to_report()  # now: those who wait for this process learn that it is gone, and would be first
+        is_first_to_report()  # register now: once this process is gone, the waiting processes report errors as well
         raise
     finally:
         dist.destroy_process_group()
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    """RANK and WORLD_SIZE of the environment, as torchrun sets them; (0, 1) where there is no WORLD_SIZE."""
-    num = _number("WORLD_SIZE", 1)
-    if num < 2:
+def environment_rank_and_size() -> tuple[int, int]:
+    """RANK and WORLD_SIZE of the environment, as torchrun sets them; (0, 1) if WORLD_SIZE is not set."""
+    world_size = _environment_number("WORLD_SIZE", 1)
+    if world_size < 2:
         return 0, 1
-    rank = _number("RANK", 0)
-    if rank >= num:
-        raise UserError(f"RANK {rank} must be from 0 to {num - 1}, since WORLD_SIZE is {num}; {REMEDY}")
-    return rank, num
+    rank = _environment_number("RANK", 0)
+    if rank >= world_size:
+        raise UserError(f"RANK {rank} must be from 0 to {world_size - 1}, since WORLD_SIZE is {world_size}; {REMEDY}")
+    return rank, world_size
 
 
-def _number(name: str, least: int) -> int:
+def _environment_number(name: str, minimum: int) -> int:
     value = os.environ.get(name)
     if value is None and name == "WORLD_SIZE":
         return 1
     if value is None:
         raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {name} is not set; {REMEDY}")
-    if not value.isdecimal() or len(value) > 9 or int(value) < least:
-        raise UserError(f"the environment variable {name} {value!r} must be a whole number from {least}; {REMEDY}")
+    if not value.isdecimal() or len(value) > 9 or int(value) < minimum:
+        raise UserError(f"the environment variable {name} {value!r} must be a whole number from {minimum}; {REMEDY}")
     return int(value)
 
 
-def _join(rank: int, num: int, report: Callable[[str], None]) -> None:
-    """Begin the process group; who waits long for the others says so."""
-    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 1)
+def _join(rank: int, world_size: int, report: Callable[[str], None]) -> None:
+    """Initialize the process group; a process that waits long for the others reports it."""
+    host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT", 1)
     if host is None:
-        raise UserError(f"WORLD_SIZE is {num} and MASTER_ADDR is not set; {REMEDY}")
+        raise UserError(f"WORLD_SIZE is {world_size} and MASTER_ADDR is not set; {REMEDY}")
     try:
         socket.getaddrinfo(host, port)
     except (OSError, UnicodeError, OverflowError):
-        raise UserError(f"MASTER_ADDR {host!r} and MASTER_PORT {port} are no address; {REMEDY}") from None
-    waits = threading.Timer(
-        ANSWER.total_seconds(), report, [f"adlm: process {rank} waits for all {num} at {host}:{port} ({REMEDY})"]
-    )
-    waits.daemon = True
-    waits.start()
+        raise UserError(f"MASTER_ADDR {host!r} and MASTER_PORT {port} are not an address; {REMEDY}") from None
+    message = f"adlm: process {rank} is waiting for all {world_size} processes at {host}:{port} ({REMEDY})"
+    timer = threading.Timer(STORE_TIMEOUT.total_seconds(), report, [message])
+    timer.daemon = True
+    timer.start()
     try:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
     except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-        raise UserError(f"the {num} processes do not find each other at {host}:{port} ({why}); {REMEDY}") from None
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"the {world_size} processes cannot connect to each other at {host}:{port} ({reason}); {REMEDY}"
+        ) from None
     finally:
-        waits.cancel()
+        timer.cancel()
 
 
 @functools.cache
 def is_first_to_report() -> bool:
-    """Whether no other process found a mistake before this one. Where they cannot be asked, each tells its own."""
+    """Whether this is the first process with a user error; True as well if the store cannot be reached."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(*address, is_master=False, timeout=ANSWER)  # type: ignore[attr-defined]
-        return bool(store.add(f"adlm-mistakes-{attempt}", 1) == 1)
+        store = dist.TCPStore(*address, is_master=False, timeout=STORE_TIMEOUT)  # type: ignore[attr-defined]
+        return bool(store.add(f"adlm-user-errors-{attempt}", 1) == 1)
     except (KeyError, ValueError, RuntimeError):
         return True
 
 
 def local_device(name: str) -> torch.device:
-    """The device by this name; of several GPUs, this process's, and the one that is meant where none is named."""
-    wanted = device_of(name)
-    if "LOCAL_RANK" in os.environ and str(wanted) == "cuda":
-        wanted = device_of(f"cuda:{_number('LOCAL_RANK', 0)}")
-    if str(wanted).startswith("cuda:"):
-        torch.cuda.set_device(wanted)
-    return wanted
+    """The device of this process: `cuda` without an index is the GPU of LOCAL_RANK. Sets the current CUDA device."""
+    device = device_of(name)
+    if "LOCAL_RANK" in os.environ and str(device) == "cuda":
+        device = device_of(f"cuda:{_environment_number('LOCAL_RANK', 0)}")
+    if str(device).startswith("cuda:"):
+        torch.cuda.set_device(device)
+    return device
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """A device that torch sees here: cpu, cuda, cuda:N or mps; `auto` is a GPU where there is one."""
+    """An available torch device: cpu, cuda, cuda:N or mps; `auto` is a GPU if there is one. UserError otherwise."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if not DEVICES.fullmatch(str(name)):
+        if not DEVICE_NAME.fullmatch(str(name)):
             raise ValueError
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -136,18 +136,18 @@ def device_name(device: torch.device) -> str:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Which process this is, and of how many."""
+    """Rank and size of the process group; (0, 1) without one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def gather(share: list[Item]) -> list[Item]:
-    """The shares of all processes, one after the other."""
-    shares: list[list[Item]] = [share]
+def gather(items: list[Item]) -> list[Item]:
+    """The items of all processes, concatenated in rank order."""
+    gathered: list[list[Item]] = [items]
     if dist.is_initialized():
-        shares = [[] for _ in range(dist.get_world_size())]
+        gathered = [[] for _ in range(dist.get_world_size())]
         try:
-            dist.all_gather_object(shares, share)
+            dist.all_gather_object(gathered, items)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise UserError(f"another process stopped before its share of the work was done ({reason})") from None
-    return [item for each in shares for item in each]
+            raise UserError(f"another process stopped before it finished its part of the work ({reason})") from None
+    return [item for process_items in gathered for item in process_items]

@@ -1,14 +1,14 @@
-"""Kills at every file operation of a command: machinery for tests, which knows no command.
+"""Kills a command before each of its file operations, and checks that it resumes. Independent of the command.
 
-A child process runs a command of `adlm` and counts what it does to files below a folder: an audit hook sees files
-opened for writing, renamed, linked, removed, truncated, and folders made and removed; `os.fsync` and the exchange of
-two names are wrapped. The first child counts; each of the following ones is killed (SIGKILL) just before one of these
-operations and the same command is run again. The folder must then be what it is after an uninterrupted run: the same
-files, the same bytes.
+A child process runs a command of `adlm` and counts its operations on files below a folder: an audit hook observes
+files opened for writing, renames, links, removals, truncations, and folders created and removed; `os.fsync` and the
+atomic exchange of two names are wrapped. The first child counts; each following one is killed (SIGKILL) just before one
+of these operations, and the same command is run again. The folder must then be the same as after an uninterrupted run:
+the same files with the same bytes.
 
-Not seen: writes into a file that is open (a kill during one is a kill before the next operation, with all or nothing of
-what was written flushed), and files that are not opened by Python: model.safetensors, which safetensors writes in Rust
-(the chmod after it is seen).
+Not observed: writes to an open file (a kill during one is equivalent to a kill before the next operation, with all or
+none of the data flushed), and files that are not opened by Python: model.safetensors, which safetensors writes in Rust
+(the chmod after it is observed).
 """
 
 import ctypes
@@ -23,11 +23,11 @@ from typing import Any
 
 from small_runs import forked
 
-from adlm.training.metrics import CLOCKS
+from adlm.training.metrics import TIMING_METRICS
 
 Files = dict[str, bytes]
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Audit events with the positions of their paths, each with that of its folder's descriptor.
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Audit events: the argument positions of (path, descriptor of its folder), for each path of the event.
 EVENTS = {
     "os.rename": ((0, 2), (1, 3)),
     "os.link": ((0, 2), (1, 3)),
@@ -41,11 +41,11 @@ EVENTS = {
 
 
 class Operations:
-    """Counts operations below a folder, and kills this process before the one of number `fatal`, from 1."""
+    """Counts operations below a folder, and kills this process before the one with number `fatal`, counted from 1."""
 
     def __init__(self, folder: Path, fatal: int = 0):
         self.folder, self.fatal, self.names = os.path.realpath(folder), fatal, []
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._audit)
         fsync = os.fsync
         os.fsync = lambda descriptor: (self._count("fsync", descriptor), fsync(descriptor))[1]
         from adlm import files
@@ -53,8 +53,8 @@ class Operations:
         exchange = files._exchange
         files._exchange = lambda one, other: (self._count("exchange", one), exchange(one, other))[1]
 
-    def _hear(self, event: str, values: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(values[2], int) and values[2] & WRITES:
+    def _audit(self, event: str, values: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(values[2], int) and values[2] & WRITE_FLAGS:
             self._count(event, values[0])
         for path, descriptor in EVENTS.get(event, ()):
             if self._count(event, values[path], -1 if descriptor is None else values[descriptor]):
@@ -62,51 +62,51 @@ class Operations:
 
     def _count(self, event: str, path: Any, folder: int = -1) -> bool:
         if isinstance(path, int):
-            place = os.readlink(f"/proc/self/fd/{path}")
+            location = os.readlink(f"/proc/self/fd/{path}")
         else:
-            above = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
-            place = os.path.normpath(os.path.join(above, os.fsdecode(path)))
-        if not place.startswith(f"{self.folder}/"):
+            parent = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
+            location = os.path.normpath(os.path.join(parent, os.fsdecode(path)))
+        if not location.startswith(f"{self.folder}/"):
             return False
-        self.names.append(f"{event} {place.removeprefix(self.folder)}")
+        self.names.append(f"{event} {location.removeprefix(self.folder)}")
         if len(self.names) == self.fatal:
             os.kill(os.getpid(), signal.SIGKILL)
         return True
 
 
-def _command(words: Sequence[str], folder: Path, fatal: int, counted: Path | None) -> None:
-    """In a child: the command, its operations counted."""
+def _command(words: Sequence[str], folder: Path, fatal: int, report: Path | None) -> None:
+    """In a child: run the command and write the names of its operations to `report`."""
     import torch
 
     torch.set_num_threads(1)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    ctypes.CDLL(None)  # imported before anything is counted
+    ctypes.CDLL(None)  # loaded before operations are counted
     from adlm.cli.main import main
 
     operations = Operations(folder, fatal)
     code = main(list(words))
-    if counted is not None:
-        counted.write_text(json.dumps(operations.names))
+    if report is not None:
+        report.write_text(json.dumps(operations.names))
     os._exit(code)
 
 
 def contents(folder: Path, normal: Mapping[str, Callable[[bytes], bytes]] | None = None) -> Files:
-    """Every file below a folder by its name, folders with a / at their end; `normal` takes clocks out of a file."""
-    found = {}
+    """Every file below a folder by its name, folders with a trailing /; `normal` removes timings from a file."""
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_dir():
-            found[f"{name}/"] = b""
+            files[f"{name}/"] = b""
         else:
-            found[name] = (normal or {}).get(path.name, bytes)(path.read_bytes())
-    return found
+            files[name] = (normal or {}).get(path.name, bytes)(path.read_bytes())
+    return files
 
 
-def without_clocks(metrics: bytes) -> bytes:
-    """metrics.jsonl without what depends on the machine and the hour."""
+def without_timings(metrics: bytes) -> bytes:
+    """metrics.jsonl without the metrics that depend on the machine."""
     lines = [json.loads(line) for line in metrics.splitlines()]
-    return json.dumps([{name: line[name] for name in line if name not in CLOCKS} for line in lines]).encode()
+    return json.dumps([{name: line[name] for name in line if name not in TIMING_METRICS} for line in lines]).encode()
 
 
 def check_kills(
@@ -114,32 +114,32 @@ def check_kills(
     folder: Path,
     normal: Mapping[str, Callable[[bytes], bytes]] | None = None,
     stride: int = 1,
-    begin: Callable[[], None] = lambda: None,
+    set_up: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Kill a command before every `stride`-th operation below `folder`, run it again, compare; its operations by name.
+    """Kill a command before every `stride`-th operation below `folder`, rerun it and compare; returns all operations.
 
-    `folder` is emptied before each, and `begin` puts into it what is there when the command starts.
+    `folder` is emptied before each, and `set_up` creates the files that exist when the command starts.
     """
-    counted = folder.with_name(f"{folder.name}.counted")
+    report = folder.with_name(f"{folder.name}.operations")
 
-    def start(fatal: int = 0, names: Path | None = None) -> int:
-        return forked(_command, list(words), folder, fatal, names)
+    def start(fatal: int = 0, report: Path | None = None) -> int:
+        return forked(_command, list(words), folder, fatal, report)
 
-    def afresh() -> None:
+    def reset() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        begin()
+        set_up()
 
-    afresh()
-    assert start(names=counted) == 0
-    operations = json.loads(counted.read_text())
-    unbroken = contents(folder, normal)
+    reset()
+    assert start(report=report) == 0
+    operations = json.loads(report.read_text())
+    uninterrupted = contents(folder, normal)
     for number in range(1, len(operations) + 1, stride):
-        afresh()
-        at = f"killed before operation {number} of {len(operations)}: {operations[number - 1]}"
-        assert start(number) == -signal.SIGKILL, at
-        assert start() == 0, at
+        reset()
+        message = f"killed before operation {number} of {len(operations)}: {operations[number - 1]}"
+        assert start(number) == -signal.SIGKILL, message
+        assert start() == 0, message
         now = contents(folder, normal)
-        assert now.keys() == unbroken.keys(), at
-        assert [name for name in now if now[name] != unbroken[name]] == [], at
+        assert now.keys() == uninterrupted.keys(), message
+        assert [name for name in now if now[name] != uninterrupted[name]] == [], message
     return operations

@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: a corpus of two-word rhymes, knobs for a network of nothing, and processes."""
+"""Small runs for the tests of training: a corpus of word pairs, options for a tiny network, child processes."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
 from adlm.training import train as training
-from adlm.training.metrics import CLOCKS, read_metrics
+from adlm.training.metrics import TIMING_METRICS, read_metrics
 from adlm.training.train import TrainOutcome, train
 
 SMALL = (
@@ -50,29 +50,29 @@ SMALL = (
 
 Cases = Mapping[str, tuple[Path, Sequence[str]]]
 
-# What a method needs beside its name.
+# Options that a method needs besides its name.
 NEEDS = {"sedd": ("schedule.eps=1e-3", "model.time_conditioning=true"), "d3pm": ("schedule.eps=1e-3", "time.steps=20")}
 
 
 def corpus(folder: Path, lines: int = 400) -> Path:
-    """A prepared folder of bytes: lines of words, each followed by the one that belongs to it."""
+    """A prepared folder with byte tokens: lines of word pairs, in which the first word determines the second."""
     pairs = ["sun moon", "king queen", "war peace", "law order", "day night"]
-    chance = random.Random(0)
+    rng = random.Random(0)
     text = folder / "rhymes.txt"
-    text.write_text("\n".join(" ".join(chance.choices(pairs, k=3)) for _ in range(lines)))
+    text.write_text("\n".join(" ".join(rng.choices(pairs, k=3)) for _ in range(lines)))
     words = [f"data.path={text}", "data.boundary=line", "data.held_out=0.1", "tokenizer=bytes", "length=16"]
     prepare(resolve(words), folder / "prepared")
     return folder / "prepared"
 
 
-class Quiet:
-    """A screen that remembers."""
+class RecordingReporter:
+    """A reporter that records the messages."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, sentence: str) -> None:
-        self.said.append(sentence)
+        self.messages.append(sentence)
 
     def start(self, start: Any) -> None:
         pass
@@ -87,15 +87,15 @@ class Quiet:
         pass
 
 
-def run(prepared: Path, out: Path, *words: str, screen: Quiet | None = None) -> TrainOutcome:
-    """A small run to its end, in this process."""
-    return train(resolve([*SMALL, f"data.prepared={prepared}", *words]), out, screen or Quiet())
+def run(prepared: Path, out: Path, *words: str, reporter: RecordingReporter | None = None) -> TrainOutcome:
+    """A complete small run in this process."""
+    return train(resolve([*SMALL, f"data.prepared={prepared}", *words]), out, reporter or RecordingReporter())
 
 
 def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
     torch.set_num_threads(1)
     limits = [int(word.removeprefix("limit=")) for word in words if word.startswith("limit=")]
-    if limits:  # bytes that no file may exceed
+    if limits:  # maximal file size in bytes
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0], limits[0]))
     words = [word for word in words if not word.startswith("limit=")]
@@ -108,21 +108,21 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
 
 
 def _context() -> Any:
-    """Children of a server that has torch imported already: they are there at once."""
+    """A fork server that has imported torch already, so that children start quickly."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp", "adlm.cli.main", "adlm.cli.train"])
     return context
 
 
 def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
-    """The same run in a process of its own, which can be killed."""
+    """The same run in a child process, which can be killed."""
     process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
     process.start()
     return process
 
 
 def forked(target: Callable[..., None], *values: Any) -> int:
-    """What a function does in a process of its own; its exit code, or minus the signal that ended it."""
+    """Call a function in a child process; its exit code, or minus the signal that ended it."""
     process = _context().Process(target=target, args=values)
     process.start()
     process.join()
@@ -131,7 +131,7 @@ def forked(target: Callable[..., None], *values: Any) -> int:
 
 
 def without_reader(words: Sequence[str]) -> None:
-    """In a child: the command, its standard error a pipe that nobody reads, as after `2>&1 >/dev/null | head -2`."""
+    """In a child: the command with standard error a pipe without a reader, as after `2>&1 >/dev/null | head -2`."""
     reader, writer = os.pipe()
     os.dup2(writer, 2)
     os.close(reader)
@@ -140,7 +140,7 @@ def without_reader(words: Sequence[str]) -> None:
 
 
 def with_closed_terminal(words: Sequence[str], signals: Sequence[int]) -> None:
-    """In a child: the command on a terminal of its own, which is closed after the third step, as ssh closes one."""
+    """In a child: the command on its own terminal, which is closed after the third step, as when ssh disconnects."""
     os.setsid()
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
@@ -172,12 +172,12 @@ def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Case
 
 
 def run_on_two(prepared: Path, cases: Cases) -> None:
-    """Runs over two processes, one after the other, as torchrun would start them."""
+    """Runs on two processes each, one run after the other, as torchrun starts them."""
     ports = [_free_port() for _ in cases]
-    both = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
-    for process in both:
+    ranks = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
+    for process in ranks:
         process.start()
-    for process in both:
+    for process in ranks:
         process.join(300)
         assert process.exitcode == 0
 
@@ -193,9 +193,9 @@ def weights(out: Path, which: str = "model") -> dict[str, torch.Tensor]:
 
 
 def logged(out: Path) -> list[dict[str, Any]]:
-    """The logbook without clocks and rates."""
+    """metrics.jsonl without timings."""
     lines = read_metrics(out / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
+    return [{name: value for name, value in line.items() if name not in TIMING_METRICS} for line in lines]
 
 
 def card(out: Path, step: int) -> dict[str, Any]:

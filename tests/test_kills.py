@@ -1,6 +1,6 @@
 """Commands killed at every file operation resume to the files and bytes of an uninterrupted run.
 
-Every operation: ADLM_KILLS=1. In the suite, of training every so many-th, since each costs two runs.
+ADLM_KILLS=1 tests every operation. By default only every n-th one is tested, since each costs two runs.
 """
 
 import os
@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from kills import check_kills, without_clocks
+from kills import check_kills, without_timings
 from small_runs import SMALL, corpus
 
 STRIDE = int(os.environ.get("ADLM_KILLS", "0"))
-NORMAL = {"metrics.jsonl": without_clocks}
+NORMAL = {"metrics.jsonl": without_timings}
 SHORT = (
     "train.steps=4",
     "train.snapshot_every=2",
@@ -37,7 +37,7 @@ def own_text(folder: Path) -> list[str]:
 
 
 @pytest.mark.processes
-def test_training_on_its_own_text_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
+def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
     words = ["train", *SMALL, *SHORT, "train.steps=3", *own_text(tmp_path), "train.samples=1"]
     operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", NORMAL, STRIDE or 47)
     assert len(operations) > 150
@@ -52,10 +52,10 @@ def test_prepare_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path
 
         assert main(["prepare", *words, "--out", str(old)]) == 0
 
-    def begin() -> None:
+    def set_up() -> None:
         if replacing:
             shutil.copytree(old, tmp_path / "out" / "prepared")
 
     more = ["data.seed=5", "--out", str(tmp_path / "out" / "prepared")]
-    operations = check_kills(["prepare", *words, *more], tmp_path / "out", {}, STRIDE or 13, begin)
+    operations = check_kills(["prepare", *words, *more], tmp_path / "out", {}, STRIDE or 13, set_up)
     assert len(operations) > 40

@@ -1,1 +1,1 @@
-"""Training and sampling speed."""
+"""Benchmarks of training and sampling speed."""

@@ -1,4 +1,4 @@
-"""How fast a model samples: whole walks from nothing but masks, timed. Knows no text.
+"""Sampling speed: time and memory of sampling from fully masked canvases. Uses no dataset.
 
 Shapes: B sequences, L tokens.
 """
@@ -32,34 +32,35 @@ from adlm.sampling.steps import steps_of
 
 @dataclass(frozen=True)
 class SamplingSpeed:
-    """One measurement: B canvases of L masks become text, side by side."""
+    """One measurement: a batch of B fully masked canvases of L tokens is sampled."""
 
     device: str
     dtype: str
-    """Of products in the network."""
+    """Of the matrix products in the network."""
     graphs: bool
-    """Whether CUDA graphs are replayed."""
+    """Whether CUDA graphs are used."""
     plain: bool
+    """Whether the reference sampler and the training network were measured."""
     method: str
     sampler: str
     steps: int
     batch: int
     length: int
     network_calls: int
-    """Of one walk."""
+    """Of one sampling run."""
     seconds: float
-    """Of one walk: the median."""
+    """Of one sampling run: the median."""
     seconds_per_sequence: float
-    """The same, shared out over its rows."""
+    """`seconds` divided by the batch size."""
     milliseconds_a_call: float
-    """A walk's time by its network calls: drawing and all else included."""
+    """Time of a run divided by its network calls; includes drawing tokens and everything else."""
     tokens_per_second: float
     peak_gib: float | None
-    """Most memory ever held at once on the device, weights included."""
+    """Peak memory allocated on the GPU, including the weights; None on a CPU."""
 
 
-class Counted(FrozenNetwork):
-    """A frozen network that counts how often it is read."""
+class CountingNetwork(FrozenNetwork):
+    """A frozen network that counts its calls."""
 
     calls = 0
 
@@ -67,9 +68,9 @@ class Counted(FrozenNetwork):
         self.calls += 1
         return super().hidden(z, sigma, pad)
 
-    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: KVCache, *given: Tensor | None) -> Result:
+    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: KVCache, *args: Tensor | None) -> Result:
         self.calls += 1
-        return super().read_and(make, ids, cache, *given)
+        return super().read_and(make, ids, cache, *args)
 
 
 def measure_sampling(
@@ -79,39 +80,41 @@ def measure_sampling(
     length: int,
     repeats: int,
     plain: bool,
-    watch: SpeedProgress,
+    progress: SpeedProgress,
     seed: int = 0,
 ) -> SamplingSpeed:
-    """The same walk over and over, after one that is not timed: it records what is replayed later.
+    """Time `repeats` identical sampling runs, after an untimed one that captures the CUDA graphs.
 
-    `plain` calls the network as it is trained, all of its logits: step by step through the full posterior or, left to
-    right, with all that was read read again. In bf16 on a GPU, like the fast form.
+    `plain` measures the reference: the training network computes all logits and every step samples the full posterior;
+    autoregressive methods recompute the whole prefix. In bf16 on a GPU, like the optimized form.
     """
     device = next(lm.network.parameters()).device
     canvas = torch.full((batch, length), lm.mask_id, device=device)
     check_canvas(lm.config, canvas, sampling)
-    network = lm.network if plain else Counted(lm.network)
-    count = _counter(network)
-    most = length if lm.method.exact else sampling.steps  # steps of a walk, where none is left out
+    network = lm.network if plain else CountingNetwork(lm.network)
+    num_calls = _call_counter(network)
+    max_steps = length if lm.method.exact else sampling.steps  # a sampler may skip steps
 
-    def once(number: int) -> float:
+    def sample_once(number: int) -> float:
         start = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16) if plain and device.type == "cuda" else nullcontext():
-            frames = _walk(lm, network, canvas, sampling, RowRng(seed, range(batch)), plain)
-            last_frame(_watched(frames, watch, number * most, (repeats + 1) * most) if device.type == "cpu" else frames)
+            frames = _sample(lm, network, canvas, sampling, RowRng(seed, range(batch)), plain)
+            if device.type == "cpu":
+                frames = _reporting_frames(frames, progress, number * max_steps, (repeats + 1) * max_steps)
+            last_frame(frames)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    once(0)
-    calls = count()
+    sample_once(0)
+    calls = num_calls()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = statistics.median(once(number) for number in range(1, repeats + 1))
-    lowered = torch.bfloat16 if device.type == "cuda" else next(lm.network.parameters()).dtype
+    seconds = statistics.median(sample_once(number) for number in range(1, repeats + 1))
+    plain_dtype = torch.bfloat16 if device.type == "cuda" else next(lm.network.parameters()).dtype
     return SamplingSpeed(
         device=device_name(device),
-        dtype=str(network.dtype if isinstance(network, FrozenNetwork) else lowered).removeprefix("torch."),
+        dtype=str(network.dtype if isinstance(network, FrozenNetwork) else plain_dtype).removeprefix("torch."),
         graphs=isinstance(network, FrozenNetwork) and network.recorder is not None,
         plain=plain,
         method=lm.config.method,
@@ -128,44 +131,47 @@ def measure_sampling(
     )
 
 
-def _watched(frames: Iterator[Frame], watch: SpeedProgress, done: int, most: int) -> Iterator[Frame]:
-    """The same frames; after the first step of the first walk, how long all of them take at the most."""
+def _reporting_frames(
+    frames: Iterator[Frame], progress: SpeedProgress, num_done: int, total_steps: int
+) -> Iterator[Frame]:
+    """The same frames, with progress reports; the first step of the first run gives the estimate of the total time."""
     start = time.perf_counter()
     for number, frame in enumerate(frames):
-        if number == 1 and done == 0:
-            watch.begin(most, most * (time.perf_counter() - start))
+        if number == 1 and num_done == 0:
+            progress.begin(total_steps, total_steps * (time.perf_counter() - start))
         if number:
-            watch.step(done + number)
+            progress.step(num_done + number)
         yield frame
 
 
-def _counter(network: nn.Module | Counted) -> Callable[[], int]:
-    """How often the network was called so far."""
-    if isinstance(network, Counted):
+def _call_counter(network: nn.Module | CountingNetwork) -> Callable[[], int]:
+    """A function that returns the number of network calls so far."""
+    if isinstance(network, CountingNetwork):
         return lambda: network.calls
     calls: list[None] = []
     network.register_forward_hook(lambda *_: calls.append(None))
     return lambda: len(calls)
 
 
-def _walk(
+def _sample(
     lm: LanguageModel,
     network: nn.Module | FrozenNetwork,
     canvas: Tensor,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     plain: bool,
 ) -> Iterator[Frame]:
-    own = {"ar", "a2r", "d3pm"} | ({"sedd"} if sampling.sampler == "analytic" else set())  # whose walk is plain anyway
-    if not plain or lm.config.method in own:
-        return lm.method.generate(network, canvas, sampling, draws)
+    # Methods whose only sampler already is the reference form.
+    always_plain = {"ar", "a2r", "d3pm"} | ({"sedd"} if sampling.sampler == "analytic" else set())
+    if not plain or lm.config.method in always_plain:
+        return lm.method.generate(network, canvas, sampling, rng)
     if (
         SAMPLERS[sampling.sampler] not in (sample_positions_first, sample_analytic)
         or sampling.sampler == "semi-autoregressive"
     ):
         raise UserError(
-            f"--plain is the full posterior at every step, and sampling.sampler {sampling.sampler} has none; try "
-            "ancestral"
+            f"--plain samples the full posterior at every step, which sampling.sampler {sampling.sampler} does not "
+            "have; try ancestral"
         )
     steps, mask_id = steps_of(schedule_of(lm.config), sampling), lm.mask_id
     logits = logits_everywhere(lm.config, network, None)
@@ -173,5 +179,5 @@ def _walk(
     def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
         return subs(logits(z, alpha), z, mask_id)
 
-    one_step = reference_transition(beliefs, mask_id, steps, sampling)
-    return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, draws)
+    transition = reference_transition(beliefs, mask_id, steps, sampling)
+    return sample_reference(transition, beliefs, canvas, mask_id, steps, sampling, rng)

@@ -1,4 +1,4 @@
-"""How fast a training step is, and where its time goes. Knows no data: its tokens are drawn by Zipf's law.
+"""Training speed: time, memory and FLOPs of a training step, with a profile. Uses random tokens (Zipf), no dataset.
 
 Shapes: B sequences, L tokens.
 """
@@ -23,24 +23,24 @@ from adlm.training.compilation import compile_trunks
 from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, StepReport, count_tokens, train_step
-from adlm.training.throughput import DATASHEET, count_flops, zipf
+from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
-WARM_UP = 5
-PROFILED = 3
+WARM_UP_STEPS = 5
+PROFILED_STEPS = 3
 
-# Where a kernel belongs, by the first of these that its name holds.
-KINDS = {
+# Categories of kernels: a kernel belongs to the first one that has a substring of its name.
+KERNEL_CATEGORIES = {
     "attention": ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq", "attention"),
     "matrix products": ("nvjet", "gemm", "cutlass", "splitKreduce", "gemv", "addmm", "::mm", "::bmm", "linear"),
     "cross-entropy": ("logit_gradients_kernel", "logsumexp"),
-    "optimiser, norm and average": ("multi_tensor_apply", "_fused_adamw", "lerp"),
+    "optimizer, norm and EMA": ("multi_tensor_apply", "_fused_adamw", "lerp"),
     "fused elementwise": ("triton_",),
 }
 
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """One measurement: the whole step, noise to average."""
+    """One measurement of the full step, from drawing noise to updating the EMA."""
 
     device: str
     tokens_a_step: int
@@ -48,57 +48,64 @@ class TrainingSpeed:
     """Of a step: the median."""
     tokens_per_second: float
     peak_gib: float | None
-    """Most memory ever held at once on the device."""
+    """Peak memory allocated on the GPU; None on a CPU."""
     tflop_a_step: float
-    """Matrix products and attention that the step runs, forth and back, as torch counts them, in 10^12 operations."""
+    """10^12 operations of the step's matrix products and attention, forward and backward, as torch counts them."""
     product_tflops: float
-    """What one large matrix product reaches here, in the precision of the step."""
+    """TFLOP/s of one large matrix product on this device, in the precision of the step."""
     of_product: float
-    """The step's operations a second as a share of that."""
+    """The step's FLOP/s divided by those of the large product."""
     of_datasheet: float | None
-    """The same as a share of the maker's figure, where we know it: what is usually called MFU."""
+    """MFU: the step's FLOP/s divided by the datasheet's peak; None for unlisted devices."""
     compiled: bool
     remark: str
-    """Why it is not compiled, where that was wanted."""
+    """Why the network is not compiled although that was requested; else empty."""
     profile: tuple[tuple[str, float], ...] = ()
-    """Milliseconds a step by kind of work, if asked for."""
+    """Milliseconds per step by kernel category, if requested."""
 
 
 class SpeedProgress(Protocol):
-    """Who waits for a measurement."""
+    """Receives the progress of a measurement on a CPU. A measurement on a GPU is short and reports nothing."""
 
     def begin(self, steps: int, seconds: float) -> None:
-        """So many steps follow, and take about so long. On a GPU nobody is told: that is over in a moment."""
+        """`steps` steps follow, which take about `seconds` in all."""
         ...
 
-    def step(self, done: int) -> None: ...
+    def step(self, done: int) -> None:
+        """`done` steps are done."""
+        ...
 
 
 def measure_training(
-    config: Config, batch: int, steps: int, compiled: bool, device: torch.device, profiled: bool, watch: SpeedProgress
+    config: Config,
+    batch: int,
+    steps: int,
+    compiled: bool,
+    device: torch.device,
+    profiled: bool,
+    progress: SpeedProgress,
 ) -> TrainingSpeed:
-    """Steps on one drawn batch, over and over, after a warm-up."""
-    step_on, network = _prepare(config, batch, device)
-    num_steps = 1 + WARM_UP + steps + PROFILED * profiled
-    step = step_on(batch, config.length)
+    """Time `steps` steps on the same random batch, after a warm-up."""
+    make_step, network = _prepare(config, batch, device)
+    num_steps = 1 + WARM_UP_STEPS + steps + PROFILED_STEPS * profiled
+    step = make_step(batch, config.length)
     if device.type == "cpu":
-        watch.begin(num_steps, num_steps * _estimate(step_on, batch, config.length))
-        step = _counted(step, watch)
+        progress.begin(num_steps, num_steps * _estimate_seconds(make_step, batch, config.length))
+        step = _reporting_step(step, progress)
     tflop = count_flops(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = statistics.median(_timed(step, steps, device))
+    seconds = statistics.median(_time_steps(step, steps, device))
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    table = _where(step, device) if profiled else ()
-    product = _product(device)
-    name = device_name(device)
-    datasheet = next((rate for part, rate in DATASHEET.items() if part in name), None)
+    categories = _profile(step, device) if profiled else ()
+    product = _product_flops(device)
+    datasheet = datasheet_flops(device)
     return TrainingSpeed(
-        device=name,
+        device=device_name(device),
         tokens_a_step=batch * config.length,
         milliseconds=1e3 * seconds,
         tokens_per_second=batch * config.length / seconds,
@@ -109,7 +116,7 @@ def measure_training(
         of_datasheet=None if datasheet is None else tflop * 1e12 / seconds / datasheet,
         compiled=compiled and not remark,
         remark=remark,
-        profile=table,
+        profile=categories,
     )
 
 
@@ -117,49 +124,49 @@ Step = Callable[[], StepReport]
 
 
 def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[int, int], Step], nn.Module]:
-    """A step on the first so many rows, and tokens of each, of one drawn batch; and the network that it trains."""
+    """A function that makes a step on the first `rows` rows and `length` tokens of a random batch; and the network."""
     method = method_of(config)
     network = fresh_network(method, device).train()
     optimizer = build_optimizer(network, config.train)
-    average = EMA(network, config.train.ema) if config.train.ema > 0 else None
+    ema = EMA(network, config.train.ema) if config.train.ema > 0 else None
     x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
-    lowered = torch.bfloat16 if device.type == "cuda" else None
+    autocast_dtype = torch.bfloat16 if device.type == "cuda" else None
 
-    def step_on(rows: int, length: int) -> Step:
+    def make_step(rows: int, length: int) -> Step:
         batches = [MicroBatch(x[:rows, :length])]
         tokens = count_tokens(method, batches)
-        draws = torch.Generator(device).manual_seed(config.train.seed)
-        return lambda: train_step(method, network, optimizer, average, batches, tokens, 1.0, draws, lowered)
+        generator = torch.Generator(device).manual_seed(config.train.seed)
+        return lambda: train_step(method, network, optimizer, ema, batches, tokens, 1.0, generator, autocast_dtype)
 
-    return step_on, network
+    return make_step, network
 
 
-def _estimate(step_on: Callable[[int, int], Step], batch: int, length: int) -> float:
-    """About how many seconds a step takes, by one on part of a row, or on 8 rows where that is quick."""
+def _estimate_seconds(make_step: Callable[[int, int], Step], batch: int, length: int) -> float:
+    """Estimated seconds per step, from a step on part of a row, then on 8 rows if that takes less than a second."""
     seconds = 0.0
     for rows, tokens in ((1, min(length, 128)), (min(batch, 8), length)):
         if seconds < 1:
             start = time.perf_counter()
-            step_on(rows, tokens)()
+            make_step(rows, tokens)()
             seconds = time.perf_counter() - start
-            whole = seconds * batch * length / (rows * tokens)
-    return whole
+            estimate = seconds * batch * length / (rows * tokens)
+    return estimate
 
 
-def _counted(step: Step, watch: SpeedProgress) -> Step:
-    """The same step, and every one that is done is told."""
+def _reporting_step(step: Step, progress: SpeedProgress) -> Step:
+    """The same step, reporting how many are done."""
     numbers = count(1)
 
-    def counted() -> StepReport:
+    def step_and_report() -> StepReport:
         report = step()
-        watch.step(next(numbers))
+        progress.step(next(numbers))
         return report
 
-    return counted
+    return step_and_report
 
 
 def fresh_network(method: Method, device: torch.device) -> nn.Module:
-    """A new network whose heads say something: they start at zero, and no product is timed on zeros."""
+    """A new network with random head weights: heads are initialized to zero, and zeros distort timings."""
     torch.manual_seed(method.config.train.seed)
     with device:
         network = method.build()
@@ -169,14 +176,14 @@ def fresh_network(method: Method, device: torch.device) -> nn.Module:
     return network
 
 
-def _timed(step: Callable[[], StepReport], steps: int, device: torch.device) -> list[float]:
-    """Seconds of each step; on a GPU by its own clock, without waiting between steps."""
+def _time_steps(step: Callable[[], StepReport], steps: int, device: torch.device) -> list[float]:
+    """Seconds of each step; on a GPU measured with CUDA events, without synchronizing between steps."""
     if device.type != "cuda":
-        moments = [time.perf_counter()]
+        times = [time.perf_counter()]
         for _ in range(steps):
             step().check()
-            moments.append(time.perf_counter())
-        return [end - start for start, end in pairwise(moments)]
+            times.append(time.perf_counter())
+        return [end - start for start, end in pairwise(times)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
     events[0].record()
     for event in events[1:]:
@@ -187,8 +194,8 @@ def _timed(step: Callable[[], StepReport], steps: int, device: torch.device) -> 
     return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
-def _product(device: torch.device) -> float:
-    """Operations a second of one large square product, in bf16 on a GPU."""
+def _product_flops(device: torch.device) -> float:
+    """FLOP/s of one large square matrix product: bf16 on a GPU, float32 on a CPU."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = []
@@ -201,9 +208,9 @@ def _product(device: torch.device) -> float:
     return 2 * size**3 / statistics.median(seconds[3:])
 
 
-def _where(step: Callable[[], StepReport], device: torch.device) -> tuple[tuple[str, float], ...]:
-    """Milliseconds a step by kind of work, longest first; on a GPU with the time it stood idle."""
-    steps, on_gpu = PROFILED, device.type == "cuda"
+def _profile(step: Callable[[], StepReport], device: torch.device) -> tuple[tuple[str, float], ...]:
+    """Milliseconds per step by kernel category, longest first; on a GPU including idle time."""
+    steps, on_gpu = PROFILED_STEPS, device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
         for _ in range(steps):
             step()
@@ -211,11 +218,13 @@ def _where(step: Callable[[], StepReport], device: torch.device) -> tuple[tuple[
             torch.cuda.synchronize(device)
     spent: dict[str, float] = defaultdict(float)
     events = [event for event in trace.events() or [] if not on_gpu or event.device_type.name == "CUDA"]
-    events = [event for event in events if not event.name.startswith("Optimizer.")]  # a label around kernels, no kernel
+    events = [event for event in events if not event.name.startswith("Optimizer.")]  # labels, not kernels
     for event in events:
-        kind = next((kind for kind, parts in KINDS.items() if any(part in event.name for part in parts)), "other")
-        spent[kind] += (event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total) / 1e3 / steps
+        matches = (kind for kind, parts in KERNEL_CATEGORIES.items() if any(part in event.name for part in parts))
+        spent[next(matches, "other")] += (
+            (event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total) / 1e3 / steps
+        )
     if on_gpu:
-        whole = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
-        spent["idle"] = whole / 1e3 / steps - sum(spent.values())
+        elapsed = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
+        spent["idle"] = elapsed / 1e3 / steps - sum(spent.values())
     return tuple(sorted(spent.items(), key=lambda row: -row[1]))

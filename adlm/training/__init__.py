@@ -1,1 +1,1 @@
-"""How a network is trained. Knows methods by their verbs, never by name, and nothing of what a trained one is for."""
+"""Training: the loop and its parts. Works through the `Method` protocol, for any method."""

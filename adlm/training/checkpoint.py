@@ -5,8 +5,8 @@ has the run's config, the size and checksum of every other file, and a checksum 
 written under a temporary name and renamed, so it is complete or absent. Every rank writes its own shards; any number of
 ranks can read them.
 
-torch would unpickle the description of the tensors (`.metadata`) and any other object as it comes. `TensorReader`
-allows only the records that describe tensors and reads no other object, so a tampered checkpoint cannot execute code.
+torch's own reader unpickles the tensor metadata (`.metadata`) without restrictions. `TensorReader` unpickles only the
+classes that describe tensors, so a tampered checkpoint cannot execute code.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from adlm.training.ema import EMA
 from adlm.training.metrics import Counters, parse_counters
 from adlm.training.sharding import Processes
 
-ALLOWED = {
+ALLOWED_CLASSES = {
     ("torch.distributed.checkpoint.metadata", name)
     for name in (
         "Metadata",
@@ -54,26 +54,26 @@ ALLOWED = {
 }
 
 
-class _Description(pickle.Unpickler):
+class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        named = getattr(torch, name, None) if module == "torch" else None
-        if (module, name) in ALLOWED or isinstance(named, torch.dtype):
+        attribute = getattr(torch, name, None) if module == "torch" else None
+        if (module, name) in ALLOWED_CLASSES or isinstance(attribute, torch.dtype):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a description of tensors")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in tensor metadata")
 
 
 class TensorReader(FileSystemReader):
-    """torch's reader of a folder, for tensors alone."""
+    """torch's FileSystemReader, restricted to tensors."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The description; raises UnpicklingError where it is none."""
+        """The tensor metadata; UnpicklingError if the file holds anything else."""
         with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata = _Description(file).load()
+            metadata = _MetadataUnpickler(file).load()
         if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError("it is no description of tensors")
+            raise pickle.UnpicklingError(".metadata does not hold tensor metadata")
         for name, entry in metadata.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
-                raise pickle.UnpicklingError(f"{name} is no tensor")
+                raise pickle.UnpicklingError(f"{name} is not a tensor")
         return metadata
 
 
@@ -83,39 +83,39 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole snapshot, found."""
+    """An intact checkpoint on disk."""
 
     folder: Path
     counters: Counters
     config: Mapping[str, Any]
-    """Of the run when it was saved, as nested dicts."""
+    """Of the run when the checkpoint was saved, as nested dicts."""
     damaged: tuple[Path, ...] = ()
-    """Later snapshots that are not whole."""
+    """Later checkpoints, which are damaged."""
 
 
 class _Writer(FileSystemWriter):
-    """torch's writer of a folder, without the random id and the path: the same tensors are the same bytes."""
+    """torch's FileSystemWriter without the random id and the path, so that equal tensors give equal bytes."""
 
     def storage_meta(self) -> StorageMeta | None:
         return None
 
 
-def tensors_of(network: nn.Module, optimizer: torch.optim.Optimizer, average: EMA | None) -> dict[str, Tensor]:
-    """All tensors of a run by name, to be saved or to be filled; an optimiser that has not moved yet gets its state."""
+def named_tensors(network: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> dict[str, Tensor]:
+    """All tensors of a run by name, to save or to load into; creates the optimizer state if there is none yet."""
     if not optimizer.state:
-        _begin(optimizer)
+        _create_state(optimizer)
     tensors = {}
     for name, weight in network.named_parameters():
         tensors[f"weights.{name}"] = weight.detach()
         for kind, value in optimizer.state[weight].items():
             tensors[f"optimizer.{name}.{kind}"] = value
-    if average is not None:
-        tensors |= {f"average.{name}": weight for name, weight in average.weights.items()}
+    if ema is not None:
+        tensors |= {f"average.{name}": weight for name, weight in ema.weights.items()}
     return tensors
 
 
-def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimiser make its state by a step of rate 0 along a gradient of 0; its count is then 0 again."""
+def _create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the optimizer state by a step with learning rate 0 and zero gradients, then reset the step count to 0."""
     rates = [group["lr"] for group in optimizer.param_groups]
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for group in optimizer.param_groups:
@@ -138,194 +138,199 @@ def save_checkpoint(
     config: Mapping[str, Any],
     processes: Processes,
 ) -> None:
-    """Write a snapshot of this step, whole or not at all. Every process must call.
+    """Write a checkpoint of this step atomically. A collective call: every process must make it.
 
-    `nats` is the validation bound, where it was measured at this step.
+    `nats` is the validation bound, if it was computed at this step.
     """
-    place = folder / checkpoint_name(counters.step)
-    part = folder / f".{place.name}.new{PART}"  # the same for all processes
-    with _told(place, part):
-        if processes.first:
+    path = folder / checkpoint_name(counters.step)
+    part = folder / f".{path.name}.new{PART}"  # the same on all processes
+    with _write_errors_as_user_errors(path, part):
+        if processes.is_main_process:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-        with _quietly():
+        with _without_warnings():
             save(tensors, storage_writer=_Writer(str(part), sync_files=True), no_dist=processes.mesh is None)
-        if processes.first:
-            files = {path.name: _described(path) for path in sorted(part.iterdir())}
-            finite = nats if nats is not None and math.isfinite(nats) else None
-            card = {"format": FORMAT, "counters": asdict(counters), "nats": finite, "config": config, "files": files}
-            write_card(part / MANIFEST, card)
+        if processes.is_main_process:
+            manifest = {
+                "format": FORMAT,
+                "counters": asdict(counters),
+                "nats": nats if nats is not None and math.isfinite(nats) else None,
+                "config": config,
+                "files": {file.name: _size_and_checksum(file) for file in sorted(part.iterdir())},
+            }
+            write_manifest(part / MANIFEST, manifest)
             _sync(part)
-            move_folder(part, place)
+            move_folder(part, path)
             shutil.rmtree(part, ignore_errors=True)
             _sync(folder)
-    processes.same(None)  # nobody goes on before it is there
+    processes.broadcast(None)  # a barrier: no process continues before the checkpoint exists
 
 
-def write_card(path: Path, card: Mapping[str, Any]) -> None:
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """snapshot.json, with the checksum of its content."""
     with path.open("w", encoding="utf-8") as file:
-        json.dump({**card, "sha256": _sum_of(card)}, file, indent=1, allow_nan=False)
+        json.dump({**manifest, "sha256": _checksum(manifest)}, file, indent=1, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sum_of(card: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def load_tensors(snapshot: Checkpoint, tensors: dict[str, Tensor], processes: Processes) -> None:
-    """Fill the tensors with what the snapshot holds, however many processes wrote it. Every process must call."""
-    with _quietly():
+def load_tensors(checkpoint: Checkpoint, tensors: dict[str, Tensor], processes: Processes) -> None:
+    """Load the checkpoint into the tensors, however many processes wrote it. A collective call."""
+    with _without_warnings():
         try:
-            load(tensors, storage_reader=TensorReader(str(snapshot.folder)), no_dist=processes.mesh is None)
+            load(tensors, storage_reader=TensorReader(str(checkpoint.folder)), no_dist=processes.mesh is None)
         except (CheckpointException, pickle.UnpicklingError, RuntimeError, ValueError, OSError) as error:
             raise UserError(
-                f"{snapshot.folder} does not fit this run: {_cause(error)}; was it made by another version of adlm?"
+                f"{checkpoint.folder} does not fit this run: {_root_cause(error)}; was it written by another version "
+                "of adlm?"
             ) from None
 
 
-def find_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole snapshot, or None where none was ever made; damaged ones after it are reported. Changes nothing.
+def find_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest intact checkpoint, or None if there are no checkpoints. Later, damaged ones are reported.
 
-    `tidy` sets the damaged ones aside.
+    Changes nothing on disk: `set_damaged_aside` renames the damaged ones.
     """
-    places = _places(folder)[::-1]
-    for number, place in enumerate(places):
+    paths = _checkpoint_paths(folder)[::-1]
+    for number, path in enumerate(paths):
         try:
-            found = _checked(place)
+            checkpoint = _verify(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = error.strerror if isinstance(error, OSError) and error.strerror else error
-            say(f"snapshot {place} is damaged ({problem}); going back to the one before it")
+            report(f"checkpoint {path} is damaged ({problem}); using the one before it")
             continue
-        return replace(found, damaged=tuple(places[:number]))
-    if places:
+        return replace(checkpoint, damaged=tuple(paths[:number]))
+    if paths:
         raise UserError(
-            f"{folder} has {len(places)} snapshot(s) and every one is damaged; put one back, or move {folder} away to "
-            "begin again"
+            f"{folder} has {len(paths)} checkpoint(s), all of them damaged; restore one, or move {folder} away to "
+            "start again"
         )
     return None
 
 
-def tidy(found: Checkpoint, keep: int) -> None:
-    """Rename damaged snapshots after the one that is resumed, and delete what an interrupted run had still to."""
-    for damaged in found.damaged:
-        aside = damaged.with_name(f"{damaged.name}.damaged")
+def set_damaged_aside(checkpoint: Checkpoint) -> None:
+    """Rename the damaged checkpoints that are later than this one."""
+    for path in checkpoint.damaged:
+        aside = path.with_name(f"{path.name}.damaged")
         if aside.exists():
             remove_folder(aside)
-        damaged.rename(aside)
-    prune_checkpoints(found.folder.parent, keep)
+        path.rename(aside)
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Delete all snapshots but the last `keep` and the one with the lowest validation bound."""
-    places = _places(folder)
-    bounds = {place: nats for place in places if (nats := _nats(place)) is not None}
-    kept = {*places[-keep:], *([min(bounds, key=lambda place: bounds[place])] if bounds else [])}
-    for place in places:
-        if place not in kept:
-            remove_folder(place)
+    """Delete all checkpoints but the last `keep` and the one with the lowest validation bound."""
+    paths = _checkpoint_paths(folder)
+    bounds = {path: nats for path in paths if (nats := _validation_nats(path)) is not None}
+    retained = {*paths[-keep:], *([min(bounds, key=lambda path: bounds[path])] if bounds else [])}
+    for path in paths:
+        if path not in retained:
+            remove_folder(path)
 
 
-def _places(folder: Path) -> list[Path]:
-    """The snapshots, by their names, in order."""
+def _checkpoint_paths(folder: Path) -> list[Path]:
+    """In the order of their steps."""
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal())
 
 
 def describe_last(folder: Path) -> str:
-    """For sentences: what a run goes on from."""
-    places = _places(folder)
-    return f"the last snapshot is {places[-1]}" if places else "there is no snapshot yet"
+    """For error messages: the checkpoint that a run would resume from."""
+    paths = _checkpoint_paths(folder)
+    return f"the last checkpoint is {paths[-1]}" if paths else "there is no checkpoint yet"
 
 
 def checkpoint_name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def _nats(place: Path) -> float | None:
+def _validation_nats(path: Path) -> float | None:
     try:
-        nats = _card(place)["nats"]
+        nats = _read_manifest(path)["nats"]
     except (OSError, ValueError, KeyError):
         return None
     return float(nats) if isinstance(nats, (int, float)) else None
 
 
-def _card(place: Path) -> dict[str, Any]:
-    """The content of snapshot.json; ValueError where it is not what was written."""
-    if not (place / MANIFEST).is_file():
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The content of snapshot.json; ValueError if its checksum differs."""
+    if not (path / MANIFEST).is_file():
         raise ValueError(f"{MANIFEST} is missing")
     try:
-        card = parse_json(read_bytes(place / MANIFEST))
+        manifest = parse_json(read_bytes(path / MANIFEST))
     except ValueError:
         raise ValueError(f"{MANIFEST} cannot be read") from None
-    if not isinstance(card, dict) or card.pop("sha256", None) != _sum_of(card):
-        raise ValueError(f"{MANIFEST} is not what was written: its checksum differs")
-    return card
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _checksum(manifest):
+        raise ValueError(f"{MANIFEST} was modified: its checksum differs")
+    return manifest
 
 
-def _checked(place: Path) -> Checkpoint:
-    """The snapshot, if every file is what was written; else an error that says which is not."""
-    card = _card(place)
-    if card["format"] != FORMAT:
-        raise ValueError(f"it is of format {card['format']}, and this version reads {FORMAT}")
-    counters = parse_counters(card["counters"])
-    files: Mapping[str, dict[str, Any]] = card["files"]
+def _verify(path: Path) -> Checkpoint:
+    """The checkpoint, if every file has its recorded size and checksum; else an error that names the file."""
+    manifest = _read_manifest(path)
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"its format is {manifest['format']}, and this version reads format {FORMAT}")
+    counters = parse_counters(manifest["counters"])
+    files: Mapping[str, dict[str, Any]] = manifest["files"]
     for name, entry in files.items():
-        if not (place / name).is_file():
+        if not (path / name).is_file():
             raise ValueError(f"{name} is missing")
-        size = (place / name).stat().st_size
+        size = (path / name).stat().st_size
         if size != entry["bytes"]:
-            raise ValueError(f"{name} has {size:,} bytes and had {entry['bytes']:,}")
+            raise ValueError(f"{name} has {size:,} bytes instead of {entry['bytes']:,}")
     with ThreadPoolExecutor() as threads:
-        for name, now in zip(files, threads.map(lambda name: _described(place / name), files), strict=True):
-            if now != files[name]:
-                raise ValueError(f"{name} is not what was written: its checksum differs")
-    return Checkpoint(place, counters, dict(card["config"]))
+        entries = threads.map(lambda name: _size_and_checksum(path / name), files)
+        for name, entry in zip(files, entries, strict=True):
+            if entry != files[name]:
+                raise ValueError(f"{name} was modified: its checksum differs")
+    return Checkpoint(path, counters, dict(manifest["config"]))
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _size_and_checksum(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 @contextmanager
-def _told(place: Path, part: Path) -> Iterator[None]:
-    """What the disk refuses, as a user error; what was written so far is deleted."""
+def _write_errors_as_user_errors(path: Path, part: Path) -> Iterator[None]:
+    """If writing fails, delete the partial checkpoint and raise a UserError."""
     try:
         yield
     except (CheckpointException, OSError, RuntimeError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise UserError(
-            f"snapshot {place} cannot be written: {_cause(error)}; make room or make the folder writable, then run the "
-            f"same command again: {describe_last(place.parent)}"
+            f"checkpoint {path} cannot be written: {_root_cause(error)}; free disk space or make the folder writable, "
+            f"then rerun the same command: {describe_last(path.parent)}"
         ) from None
 
 
-def _cause(error: BaseException) -> str:
-    """The first thing that went wrong, without torch's wrapping."""
+def _root_cause(error: BaseException) -> str:
+    """The message of the original error, without torch's wrapping."""
     if isinstance(error, CheckpointException):
         failure = next(iter(error.failures.values()))
-        return _cause(failure[0] if isinstance(failure, tuple) else failure)
-    within: BaseException | None = error
-    while within is not None:
-        if isinstance(within, OSError) and within.strerror:
-            return within.strerror
-        within = within.__cause__ or within.__context__
+        return _root_cause(failure[0] if isinstance(failure, tuple) else failure)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
     return str(error).partition("\n")[0]
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """torch warns that one process alone is one process alone."""
+def _without_warnings() -> Iterator[None]:
+    """Hides torch's warning that there is no process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _sync(folder: Path) -> None:
-    """The renaming itself is on the disk when this returns."""
-    handle = os.open(folder, os.O_RDONLY)
+    """fsync the folder, so that renames in it are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

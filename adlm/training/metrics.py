@@ -1,9 +1,8 @@
-"""The metrics of a run: counters, the line of a logged step, and where lines are written (metrics.jsonl, TensorBoard,
-W&B).
+"""Metrics of a run: counters, the line of a logged step, and its destinations (metrics.jsonl, TensorBoard, W&B).
 
 A line of metrics.jsonl is one logged step. A resumed run first removes the lines of later steps, so that the file is
-what an uninterrupted run would have written, except for timings. The report of a step is read one step late, when its
-numbers have arrived, so that the host never waits for the GPU.
+what an uninterrupted run would have written, except for timings. The report of a step is read after the next step is
+launched, so that the CPU does not wait for the GPU.
 """
 
 import importlib.util
@@ -32,14 +31,14 @@ from adlm.training.validation import ValidationResult
 
 @dataclass(frozen=True)
 class Counters:
-    """After `step` steps. All of it is a function of the steps done, so a resumed run counts on as if never broken."""
+    """State of a run after `step` steps. Stored in checkpoints, so that a resumed run continues exactly."""
 
     step: int = 0
     epoch: int = 0
     row: int = 0
-    """With `epoch`, where the next batch begins: see `data.loader.Position`."""
+    """With `epoch`, the position of the next batch: see `data.rows.loader.Position`."""
     tokens: int = 0
-    """Trained on, over all processes."""
+    """Tokens trained on, over all processes."""
     skipped: int = 0
     """Steps whose loss or gradient was not finite."""
     skipped_in_a_row: int = 0
@@ -47,7 +46,7 @@ class Counters:
     """The lowest validation bound so far."""
     best_step: int | None = None
     window: Mapping[str, float] = field(default_factory=dict)
-    """Sums since the last line of the logbook: of each part of the loss over tokens, of the norm over steps."""
+    """Sums since the last logged line: of each loss term over tokens, of the gradient norm over steps."""
 
     @property
     def num_updates(self) -> int:
@@ -60,25 +59,25 @@ class Counters:
 
 
 def parse_counters(raw: Mapping[str, Any]) -> Counters:
-    """Counters as JSON gives them back; TypeError where they are none."""
+    """Counters from JSON; TypeError if they are invalid."""
     counters = Counters(**raw)
-    whole = (counters.step, counters.epoch, counters.row, counters.tokens, counters.skipped, counters.skipped_in_a_row)
-    if not all(type(value) is int and value >= 0 for value in whole) or not isinstance(counters.window, dict):
+    counts = (counters.step, counters.epoch, counters.row, counters.tokens, counters.skipped, counters.skipped_in_a_row)
+    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(counters.window, dict):
         raise TypeError("its counters are not numbers")
     return counters
 
 
 MetricsLine = Mapping[str, float | int | None]
 
-LIMIT = 2**36
-"""Bytes of the largest metrics.jsonl that is read."""
+MAX_BYTES = 2**36
+"""Size of the largest metrics.jsonl that is read."""
 
-# What depends on the machine and the hour, not on the run.
-CLOCKS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
+# Metrics that depend on the machine, and differ when the same run is repeated.
+TIMING_METRICS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
 
 
-class Sink(Protocol):
-    """Somewhere lines go."""
+class MetricsSink(Protocol):
+    """A destination of metrics lines."""
 
     def write(self, line: MetricsLine) -> None: ...
 
@@ -86,17 +85,17 @@ class Sink(Protocol):
 
 
 class Metrics:
-    """metrics.jsonl. What was written up to a snapshot is on the disk before the snapshot is."""
+    """Appends to metrics.jsonl. `sync` is called before a checkpoint, so the file is never behind it."""
 
-    def __init__(self, path: Path, step: int, say: Callable[[str], None]):
+    def __init__(self, path: Path, step: int, report: Callable[[str], None]):
         self.path = path
-        _take_back(path, step, say)
+        _truncate(path, step, report)
         with writing(path):
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
         with writing(self.path):
-            self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+            self._file.write(json.dumps(_without_infinities(line), allow_nan=False) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
@@ -104,45 +103,43 @@ class Metrics:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        with suppress(OSError):  # what a full disk refused was told when it was written
+        with suppress(OSError):  # a full disk was reported by `write`
             self._file.close()
 
 
-def _take_back(path: Path, step: int, say: Callable[[str], None]) -> None:
-    """Keep the lines up to a step. A file with lines that cannot be read is kept beside it, before they are dropped."""
+def _truncate(path: Path, step: int, report: Callable[[str], None]) -> None:
+    """Remove the lines after a step and invalid lines; a file with invalid lines is first copied to *.damaged."""
     lines, num_damaged = scan_metrics(path)
     if num_damaged:
-        content, place, number = read_bytes(path, LIMIT), path.with_name(f"{path.name}.damaged"), 1
-        while place.exists() and read_bytes(place, LIMIT) != content:  # another one, or a start that was killed here
+        content, copy, number = read_bytes(path, MAX_BYTES), path.with_name(f"{path.name}.damaged"), 1
+        while copy.exists() and read_bytes(copy, MAX_BYTES) != content:  # keep earlier, different copies
             number += 1
-            place = path.with_name(f"{path.name}.damaged-{number}")
-        write_file(place, content)
-        say(f"{path} has {num_damaged} damaged line(s); it is kept as {place}, and its good lines are used")
+            copy = path.with_name(f"{path.name}.damaged-{number}")
+        write_file(copy, content)
+        report(f"{path} has {num_damaged} damaged line(s), which are removed; the original is copied to {copy}")
     text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
-    if not path.exists() or read_bytes(path, LIMIT) != text.encode():
+    if not path.exists() or read_bytes(path, MAX_BYTES) != text.encode():
         write_file(path, text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The good lines of a metrics.jsonl; none where there is no such file."""
+    """The valid lines of a metrics.jsonl; an empty list if there is no such file."""
     return scan_metrics(path)[0]
 
 
 def scan_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The good lines of a metrics.jsonl, and how many are damaged; an unfinished last line is not counted."""
+    """The valid lines of a metrics.jsonl and the number of damaged ones, without counting an incomplete last line."""
     if not path.exists():
         return [], 0
-    *rows, rest = read_bytes(path, LIMIT).split(b"\n")
-    found = [_line_of(row) for row in rows]
-    last = _line_of(rest)
-    lines = [line for line in found if line is not None]
-    return [*lines, *([last] if last is not None else [])], len(found) - len(lines)
+    *complete, last = [_parse_line(line) for line in read_bytes(path, MAX_BYTES).split(b"\n")]
+    lines = [line for line in (*complete, last) if line is not None]
+    return lines, sum(line is None for line in complete)
 
 
-def _line_of(row: bytes) -> dict[str, Any] | None:
-    """A line: numbers by name, one of them the step; None where it is none."""
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """A metrics line: finite numbers by name, including the step; None if it is invalid."""
     try:
-        line = parse_json(row)
+        line = parse_json(text)
     except ValueError:
         return None
     if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
@@ -151,53 +148,53 @@ def _line_of(row: bytes) -> dict[str, Any] | None:
     return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None
 
 
-def _plain(line: MetricsLine) -> dict[str, float | int | None]:
-    """JSON has no infinity."""
+def _without_infinities(line: MetricsLine) -> dict[str, float | int | None]:
+    """Infinities and NaN as None: JSON has neither."""
     return {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
 
 
 @dataclass(frozen=True)
 class MetricsLogger:
-    """One line to everywhere."""
+    """Writes every line to metrics.jsonl and to all other sinks."""
 
     metrics: Metrics
-    others: Sequence[Sink]
+    sinks: Sequence[MetricsSink]
 
     def write(self, line: MetricsLine) -> None:
-        for sink in (self.metrics, *self.others):
+        for sink in (self.metrics, *self.sinks):
             sink.write(line)
 
     def close(self) -> None:
-        for sink in (*self.others, self.metrics):
+        for sink in (*self.sinks, self.metrics):
             sink.close()
 
 
-class Speaker(Sink, Protocol):
-    """A sink that can also say a sentence."""
+class MessageSink(MetricsSink, Protocol):
+    """A sink that also takes messages."""
 
     def say(self, sentence: str) -> None: ...
 
 
-def open_metrics(place: Path, config: Config, step: int, screen: Speaker) -> MetricsLogger:
-    """The logbook of a run that stands at `step`."""
-    others: list[Sink] = [screen]
+def open_metrics(folder: Path, config: Config, step: int, reporter: MessageSink) -> MetricsLogger:
+    """The logger of a run that has done `step` steps."""
+    sinks: list[MetricsSink] = [reporter]
     if config.train.tensorboard:
-        others.append(TensorBoard(place / "tensorboard", step))
+        sinks.append(TensorBoard(folder / "tensorboard", step))
     if config.train.wandb != "off":
-        others.append(Wandb(place, config))
-    return MetricsLogger(Metrics(place / "metrics.jsonl", step, screen.say), others)
+        sinks.append(Wandb(folder, config))
+    return MetricsLogger(Metrics(folder / "metrics.jsonl", step, reporter.say), sinks)
 
 
-def _needed(package: str, knob: str) -> None:
+def _require_package(package: str, option: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{knob} needs the package {package}, which is not installed; try pip install {package}")
+        raise UserError(f"{option} needs the package {package}, which is not installed; try pip install {package}")
 
 
 class TensorBoard:
-    """Events in the run's folder; those of steps that are done again are purged."""
+    """TensorBoard events in the run folder; on resuming, events of later steps are purged."""
 
     def __init__(self, folder: Path, step: int):
-        _needed("tensorboard", "train.tensorboard true")
+        _require_package("tensorboard", "train.tensorboard true")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
@@ -212,21 +209,21 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases; offline writes into the run's folder only. A resumed run goes on under its old id."""
+    """Weights & Biases; `offline` writes into the run folder only. A resumed run keeps its id."""
 
-    def __init__(self, place: Path, config: Config):
-        _needed("wandb", f"train.wandb {config.train.wandb}")
+    def __init__(self, folder: Path, config: Config):
+        _require_package("wandb", f"train.wandb {config.train.wandb}")
         wandb: Any = importlib.import_module("wandb")
-        marker = place / "wandb-id"
-        if not marker.is_file():
-            write_file(marker, secrets.token_hex(4))
+        id_file = folder / "wandb-id"
+        if not id_file.is_file():
+            write_file(id_file, secrets.token_hex(4))
         self._run = wandb.init(
             project="adlm",
-            name=place.name,
-            id=marker.read_text(encoding="utf-8"),
+            name=folder.name,
+            id=id_file.read_text(encoding="utf-8"),
             resume="allow",
             mode=config.train.wandb,
-            dir=str(place),
+            dir=str(folder),
             config=to_mapping(config),
         )
 
@@ -237,45 +234,45 @@ class Wandb:
         self._run.finish()
 
 
-STEPS, TOKENS, NORM = "steps", "tokens", "gradient_norm"  # names in a window that are no parts of the loss
+STEPS, TOKENS, NORM = "steps", "tokens", "gradient_norm"  # entries of Counters.window that are not loss terms
 
 
 @dataclass(frozen=True)
 class PendingReport:
-    """A step, its report not read yet."""
+    """The report of a step that has not been read from the device yet."""
 
     report: StepReport
     tokens: int
-    """Of all processes."""
+    """Over all processes."""
 
 
-def add_report(counters: Counters, taken: PendingReport, config: Config, last: str) -> Counters:
-    """The counters with what the step reported; too many steps that were not finite end the run."""
-    report = taken.report
+def add_report(counters: Counters, pending: PendingReport, config: Config, resume_hint: str) -> Counters:
+    """Add the report of a step to the counters; UserError after too many consecutive steps that were not finite."""
+    report = pending.report
     names = ("loss", "nats", *report.parts)
-    values = [report.total, report.nats, *report.parts.values(), report.norm, report.finite]
-    *sums, norm, finite = torch.stack([value.detach().double() for value in values]).tolist()
+    values = [report.total, report.nats, *report.parts.values(), report.gradient_norm, report.finite]
+    *means, norm, finite = torch.stack([value.detach().double() for value in values]).tolist()
     if not finite:
         counters = replace(counters, skipped=counters.skipped + 1, skipped_in_a_row=counters.skipped_in_a_row + 1)
         if counters.skipped_in_a_row > config.train.skip_limit:
             raise UserError(
                 f"the loss or its gradient was not finite at {counters.skipped_in_a_row} steps in a row, the last of "
-                f"them step {counters.step} (loss {sums[0]:.4g}, gradient norm {norm:.4g}), and train.skip_limit is "
-                f"{config.train.skip_limit}; none of them moved the weights. {last[0].upper()}{last[1:]}. Try a lower "
-                "train.learning_rate or a longer train.warm_up_steps in a new run"
+                f"them step {counters.step} (loss {means[0]:.4g}, gradient norm {norm:.4g}), and train.skip_limit is "
+                f"{config.train.skip_limit}; none of them changed the weights. {resume_hint[0].upper()}"
+                f"{resume_hint[1:]}. Try a lower train.learning_rate or a longer train.warm_up_steps in a new run"
             )
         return counters
     window = dict(counters.window)
-    more = {name: value * taken.tokens for name, value in zip(names, sums, strict=True)}
-    for name, value in {**more, NORM: norm, TOKENS: taken.tokens, STEPS: 1}.items():
+    sums = {name: value * pending.tokens for name, value in zip(names, means, strict=True)}
+    for name, value in {**sums, NORM: norm, TOKENS: pending.tokens, STEPS: 1}.items():
         window[name] = window.get(name, 0) + value
     return replace(counters, skipped_in_a_row=0, window=window)
 
 
 def metrics_line(
-    counters: Counters, config: Config, measured: ValidationResult | None, clocks: Mapping[str, float | None]
+    counters: Counters, config: Config, measured: ValidationResult | None, timings: Mapping[str, float | None]
 ) -> MetricsLine:
-    """What a logged step says: means since the last line, a token or a step, and what was measured."""
+    """The metrics of a logged step: means since the last line, per token or per step, and the validation result."""
     window, train = dict(counters.window), config.train
     line: dict[str, float | int | None] = {"step": counters.step}
     steps, tokens = window.pop(STEPS, 0), window.pop(TOKENS, 0)
@@ -284,8 +281,8 @@ def metrics_line(
         line |= {name: value / tokens for name, value in window.items()}
         line["gradient_norm"] = norm
     if "anchor" in window:
-        done = (counters.step - 1) / train.steps
-        line["gamma"] = anchor_gamma(config.anchor.gamma, done, config.anchor.warm_up)
+        progress = (counters.step - 1) / train.steps
+        line["gamma"] = anchor_gamma(config.anchor.gamma, progress, config.anchor.warm_up)
     line["learning_rate"] = learning_rate(train, counters.step - 1)
     line |= {"tokens": counters.tokens, "epoch": counters.epoch, "skipped": counters.skipped}
     if measured is not None:
@@ -295,7 +292,7 @@ def metrics_line(
             "valid_perplexity": perplexity(measured.nats),
             "valid_tokens": measured.tokens,
         }
-    return {**line, **clocks}
+    return {**line, **timings}
 
 
 def perplexity(nats: float) -> float:

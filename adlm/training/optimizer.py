@@ -1,4 +1,4 @@
-"""AdamW as the recipe has it, and the learning rate as a function of the step. Knows nothing of losses or batches."""
+"""AdamW and the learning-rate schedule. Independent of losses and batches."""
 
 import math
 from collections.abc import Callable
@@ -11,17 +11,18 @@ from adlm.config.schema import Train
 from adlm.errors import UserError
 
 DECAYS: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-    "linear": lambda done: 1 - done,
-    "trapezoid": lambda done: min(1.0, (1 - done) / 0.4),
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "trapezoid": lambda progress: min(1.0, (1 - progress) / 0.4),
 }
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """The rate of the update after `step` others: from 0 in a line over the warm-up, then as `train.decay` says.
+    """The learning rate after `step` updates: a linear warm-up from 0, then the schedule `train.decay`.
 
-    cosine, linear and trapezoid reach 0 when all of `train.steps` are done. The very first rate is 0, as published.
+    cosine, linear and trapezoid reach 0 at `train.steps`. The rate of the very first update is 0, as in the published
+    code.
     """
     warm_up = train.num_warm_up_steps
     if step < warm_up:
@@ -31,7 +32,7 @@ def learning_rate(train: Train, step: int) -> float:
 
 
 def check_warm_up(train: Train) -> None:
-    """Refuse a warm-up that does not end within the run. Checked for training only: a trained model loads anyway."""
+    """UserError if the warm-up does not end within the run. Checked by training only: a model loads regardless."""
     if train.num_warm_up_steps >= train.steps:
         raise UserError(
             f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
@@ -40,15 +41,14 @@ def check_warm_up(train: Train) -> None:
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:
-    """AdamW over all weights, those of a bridge at `train.bridge_rate` times the others' rate.
+    """AdamW over all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
 
-    Fused: one kernel reads weights, gradients and both moments, scales the gradients by what clips them, and leaves
-    all as it was where they are not finite (`step.py`).
+    The fused kernel also clips the gradients, and skips the update if they are not finite (see `step.py`).
     """
     bridge = [weight for name, weight in network.named_parameters() if "bridge" in name.split(".")]
-    at_the_bridge = set(bridge)
-    others = [weight for weight in network.parameters() if weight not in at_the_bridge]
-    groups = [{"params": others, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
+    in_bridge = set(bridge)
+    rest = [weight for weight in network.parameters() if weight not in in_bridge]
+    groups = [{"params": rest, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
     return AdamW(
         [group for group in groups if group["params"]],
         lr=train.learning_rate,
@@ -60,6 +60,6 @@ def build_optimizer(network: nn.Module, train: Train) -> AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """`rate` for every group, times the group's own multiple."""
+    """Set `rate` times the group's multiple in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["multiple"]

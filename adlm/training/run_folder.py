@@ -1,9 +1,11 @@
-"""The folder of a run: what lies where, whose it is now, and whether a config may go on in it. Knows no tensors.
+"""The folder of a run: its layout, its lock, and whether a config can resume the run in it. No tensors.
 
-RUN/config.yaml     the run, resolved: itself a preset
-RUN/model           the averaged weights of the last snapshot, a model folder; RUN/best those of the lowest bound
-RUN/snapshots       to resume from
-RUN/metrics.jsonl   the logbook; RUN/samples texts; RUN/data the shards, where the run prepared its own
+RUN/config.yaml     the resolved config, usable as a preset
+RUN/model           model folder with the EMA weights of the last checkpoint; RUN/best of the lowest validation bound
+RUN/snapshots       checkpoints
+RUN/metrics.jsonl   metrics of the logged steps
+RUN/samples         generated texts
+RUN/data            prepared data, if the run prepared its own
 """
 
 import fcntl
@@ -21,9 +23,9 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import PART, remove_parts, write_file, writing
 
-CONFIG, TEXT = "config.yaml", "text.sha256"
+CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
 
-# What may differ when a run goes on: how it is carried out and watched, how long it is, and where the text lies.
+# Options that may change when a run is resumed: execution, logging, the number of steps, and the location of the data.
 MAY_CHANGE = {
     "train.steps",
     "train.micro_batch",
@@ -47,112 +49,112 @@ MAY_CHANGE = {
     "data.root",
     "data.path",
     "data.prepared",
-    "tokenizer",  # its ids are held to by `vocabulary`
+    "tokenizer",  # `vocabulary` must stay the same
 }
-# What only the text says: known when it is open.
-OF_THE_TEXT = {"vocabulary", "data.packing", "data.name", "data.hub"}
+# Options that are filled in when the data is opened.
+DATA_OPTIONS = {"vocabulary", "data.packing", "data.name", "data.hub"}
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    place: Path
+    path: Path
 
     @property
     def snapshots(self) -> Path:
-        return self.place / "snapshots"
-
-    @property
-    def metrics(self) -> Path:
-        return self.place / "metrics.jsonl"
+        return self.path / "snapshots"
 
     @property
     def samples(self) -> Path:
-        return self.place / "samples"
+        return self.path / "samples"
 
     @property
     def config(self) -> Config | None:
-        """Of the run that is there."""
-        return load_config(self.place / CONFIG) if (self.place / CONFIG).is_file() else None
+        """The saved config; None for a new run."""
+        return load_config(self.path / CONFIG) if (self.path / CONFIG).is_file() else None
 
 
 @contextmanager
-def held(place: Path) -> Iterator[RunFolder]:
-    """The folder, made where there is none, and nobody else's as long as we are in it."""
-    with writing(place):
-        if place.is_dir() and not (place / CONFIG).is_file() and _foreign(place):
-            raise UserError(f"{place} is no run of adlm and is not empty; give another --out")
-        if (place / WEIGHTS).is_file():
-            raise UserError(f"{place} is a model folder, not a run; give another --out")
-        began_here = not place.exists()
-        place.mkdir(parents=True, exist_ok=True)
-        lock = (place / "lock").open("a")
+def open_run_folder(path: Path) -> Iterator[RunFolder]:
+    """Create the folder if necessary and lock it, so that only one process trains in it."""
+    with writing(path):
+        if path.is_dir() and not (path / CONFIG).is_file() and _has_foreign_files(path):
+            raise UserError(f"{path} is not a run of adlm and is not empty; give another --out")
+        if (path / WEIGHTS).is_file():
+            raise UserError(f"{path} is a model folder, not a run; give another --out")
+        is_new = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("a")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{place} is being trained by another process; wait for it, or stop it") from None
-        run = RunFolder(place)
-        for folder in (place, run.snapshots, run.samples, place / "data"):
+            raise UserError(f"another process is training in {path}; wait for it, or stop it") from None
+        run = RunFolder(path)
+        for folder in (path, run.snapshots, run.samples, path / "data"):
             remove_parts(folder)
         try:
             yield run
         except UserError:
-            if began_here and [entry.name for entry in place.iterdir()] == ["lock"]:
-                shutil.rmtree(place)  # what was refused before it began leaves nothing behind
+            if is_new and [entry.name for entry in path.iterdir()] == ["lock"]:
+                shutil.rmtree(path)  # a run that is rejected before it starts leaves no folder
             raise
 
 
-def _foreign(place: Path) -> bool:
-    ours = {"lock", "data", "data.preparing", TEXT}  # a run that was stopped while it prepared its text
-    return any(entry.name not in ours and not entry.name.endswith(PART) for entry in place.iterdir())
+def _has_foreign_files(path: Path) -> bool:
+    run_files = {"lock", "data", "data.preparing", FINGERPRINT}  # of a run that was stopped while preparing its data
+    return any(entry.name not in run_files and not entry.name.endswith(PART) for entry in path.iterdir())
 
 
-def check_knobs(run: RunFolder, before: Mapping[str, Any], config: Config, of_text: bool = True) -> list[str]:
-    """Refuse a config that is not the run's, with the difference; what may differ and does, as lines to be said.
+def check_options(
+    run: RunFolder, previous: Mapping[str, Any], config: Config, include_data_options: bool = True
+) -> list[str]:
+    """UserError if an option differs that must not change on resuming; otherwise the changes, one message each.
 
-    `before` is the config of the snapshot that is resumed, or that of the folder. Without `of_text`, the knobs that the
-    text decides are not compared yet.
+    `previous` is the config of the checkpoint, or of the folder if there is none. `include_data_options` False skips
+    the options that are unknown before the data is opened.
     """
-    changed = differences(before, mapping_of(config))
-    refused = {
-        knob: values
-        for knob, values in changed.items()
-        if knob not in MAY_CHANGE and (of_text or (knob not in OF_THE_TEXT and not knob.startswith("vocabulary.")))
+    changed = differences(previous, config_as_json(config))
+    rejected = {
+        option: values
+        for option, values in changed.items()
+        if option not in MAY_CHANGE
+        and (include_data_options or (option not in DATA_OPTIONS and not option.startswith("vocabulary.")))
     }
-    if refused:
-        told = ", ".join(f"{knob} {was} -> {now}" for knob, (was, now) in refused.items())
+    if rejected:
+        changes = ", ".join(f"{option} {old} -> {new}" for option, (old, new) in rejected.items())
         raise UserError(
-            f"{run.place} holds a run with another config ({told}); give the same knobs to resume it, or another "
+            f"{run.path} holds a run with another config ({changes}); give the same options to resume it, or another "
             "--out for a new run"
         )
-    return [f"{knob} {was} -> {now}" for knob, (was, now) in changed.items()]
+    return [f"{option} {old} -> {new}" for option, (old, new) in changed.items()]
 
 
-def check_text(run: RunFolder, fingerprint: str) -> None:
-    """Refuse a text that is not the run's."""
-    text = run.place / TEXT
-    if text.is_file() and text.read_bytes().strip() != fingerprint.encode():
+def check_fingerprint(run: RunFolder, fingerprint: str) -> None:
+    """UserError if the training text is not the one the run was started with."""
+    path = run.path / FINGERPRINT
+    if path.is_file() and path.read_bytes().strip() != fingerprint.encode():
         raise UserError(
-            f"{run.place} holds a run on another text: this is not what it was trained on; put that back, or give "
-            "another --out for a new run"
+            f"{run.path} holds a run on another text: the training text has changed; restore it, or give another "
+            "--out for a new run"
         )
 
 
-def check_steps(run: RunFolder, config: Config, done: int) -> None:
-    if config.train.steps < done:
+def check_steps(run: RunFolder, config: Config, num_done: int) -> None:
+    """UserError if the run has already done more than `train.steps` steps."""
+    if config.train.steps < num_done:
         raise UserError(
-            f"train.steps {config.train.steps} is less than the {done} steps that {run.place} has done; give more, or "
-            f"resume it as it is by `adlm train --out {run.place}`"
+            f"train.steps {config.train.steps} is less than the {num_done} steps that {run.path} has done; give more, "
+            f"or resume it unchanged with `adlm train --out {run.path}`"
         )
 
 
-def keep(run: RunFolder, config: Config, fingerprint: str) -> None:
-    """Write down what the run is, after everything was checked."""
-    write_file(run.place / TEXT, f"{fingerprint}\n")
+def save_run(run: RunFolder, config: Config, fingerprint: str) -> None:
+    """Write the config and the fingerprint of the text, after all checks have passed."""
+    write_file(run.path / FINGERPRINT, f"{fingerprint}\n")
     if run.config != config:
-        save_config(config, run.place / CONFIG)
+        save_config(config, run.path / CONFIG)
 
 
-def mapping_of(config: Config) -> dict[str, Any]:
-    """The config as a snapshot keeps it: nested dicts of what JSON knows."""
+def config_as_json(config: Config) -> dict[str, Any]:
+    """The config as nested dicts of JSON types, as stored in a checkpoint."""
     return dict(json.loads(json.dumps(to_mapping(config))))

@@ -1,4 +1,4 @@
-"""A few texts of the network as it is now, into a file. Knows no method by name."""
+"""Writes a few samples of the network to a file during training. Independent of the method."""
 
 from pathlib import Path
 
@@ -14,19 +14,19 @@ from adlm.training.sharding import Processes
 from adlm.training.train_state import TrainState
 
 
-def write_samples(trainee: TrainState, supply: TrainingData, folder: Path, step: int, processes: Processes) -> None:
-    """folder/step-00005000.txt. Every process walks the same way, because weights are gathered together."""
-    config = trainee.method.config
+def write_samples(state: TrainState, data: TrainingData, folder: Path, step: int, processes: Processes) -> None:
+    """Write folder/step-00005000.txt. Every process samples, because gathering sharded weights is collective."""
+    config = state.method.config
     vocabulary, train = vocabulary_of(config), config.train
     canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
-    if vocabulary.bos_id is None and supply.num_held_out:
-        canvas[:, 0] = supply.read(0, 1)[0][0, 0]  # left to right needs a first token
-    draws = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
-    with trainee.with_ema():
-        last = last_frame(trainee.method.generate(trainee.network, canvas, config.sampling, draws))
-    if processes.first:
-        texts = [supply.tokenizer.decode(row, special_tokens=False) for row in last.ids.tolist()]
-        ruled = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
+    if vocabulary.bos_id is None and data.num_held_out:
+        canvas[:, 0] = data.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
+    rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
+    with state.with_ema():
+        frame = last_frame(state.method.generate(state.network, canvas, config.sampling, rng))
+    if processes.is_main_process:
+        texts = [data.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
+        content = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / f"step-{step:08}.txt", ruled)
+        write_file(folder / f"step-{step:08}.txt", content)

@@ -1,6 +1,6 @@
-"""One optimiser step over micro-batches. Knows no method's name, no data source and no rank.
+"""One optimizer step over micro-batches. Independent of the method, the data source and the rank.
 
-Nothing here waits for a GPU: what a step has to say comes back as tensors, and whoever reads them waits.
+Nothing here synchronizes with the GPU: the results of a step are returned as tensors on the device.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
@@ -25,43 +25,42 @@ from adlm.training.ema import EMA
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes through the network at once, still on the host where it can be: looking at it there is free."""
+    """Rows that pass through the network at once, on the CPU if possible: checking them there needs no GPU sync."""
 
     x: Tensor
     """(B, L), clean ids."""
     pad: Tensor | None = None
     """(B, L), True at padding."""
-    portion: BatchSlice | None = None
-    """Which rows of the step's whole batch these are; empty draws for them alone, after what was drawn before."""
+    batch_slice: BatchSlice | None = None
+    """Which rows of the global batch these are; None draws noise for these rows alone, continuing the generator."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step says of itself, a token, of all processes' batches. On the device until it is read."""
+    """Loss and gradient of a step: means per token over all processes, on the device."""
 
     total: Tensor
-    """What was differentiated."""
+    """The loss that was differentiated."""
     nats: Tensor
     """The estimate of the bound, without the anchor term."""
     parts: dict[str, Tensor]
     """The terms of `total` by name."""
-    norm: Tensor
-    """Of the gradient, before it was clipped."""
+    gradient_norm: Tensor
+    """Before clipping."""
     finite: Tensor
-    """Whether loss and gradient were finite. If not, weights, moments and EMA are as they were."""
+    """Whether loss and gradient were finite. If not, the step left weights, moments and EMA unchanged."""
 
     def check(self) -> None:
-        """Raises where the loss or the gradient was not finite. This waits for the device."""
+        """Raise UserError if the loss or the gradient was not finite. Synchronizes with the device."""
         if not self.finite:
             raise UserError(
-                f"the loss is {float(self.total):.4g} and the norm of its gradient {float(self.norm):.4g}; the weights "
-                "were left as they were before this step. Try a lower train.learning_rate or a longer "
-                "train.warm_up_steps"
+                f"the loss is {float(self.total):.4g} and its gradient norm {float(self.gradient_norm):.4g}; this step "
+                "did not change the weights. Try a lower train.learning_rate or a longer train.warm_up_steps"
             )
 
 
 def count_tokens(method: Method, batches: Sequence[MicroBatch]) -> int:
-    """How many tokens the nats of these batches are of."""
+    """The number of predicted tokens: the nats per token of these batches are means over them."""
     return sum(int(method.predicted(batch.x, batch.pad).sum()) for batch in batches)
 
 
@@ -69,80 +68,80 @@ def train_step(
     method: Method,
     network: nn.Module,
     optimizer: AdamW,
-    average: EMA | None,
+    ema: EMA | None,
     batches: Sequence[MicroBatch],
     num_tokens: float,
     progress: float,
     generator: torch.Generator,
-    lowered: torch.dtype | None = None,
-    over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
+    autocast_dtype: torch.dtype | None = None,
+    mean_over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> StepReport:
-    """Loss and gradient of all micro-batches, summed and divided once by `num_tokens`; clip; AdamW; average.
+    """Sum loss and gradient over the micro-batches, divide once by `num_tokens`, clip, apply AdamW, update the EMA.
 
-    `num_tokens` is that of `count_tokens` over the whole step. Where gradients are averaged over P processes, as FSDP2
-    does, it is 1/P of all processes' tokens. `lowered` is autocast's precision; empty runs in the weights' own. The
-    learning rate is whatever the optimizer's groups hold. `over_processes` is the mean over them of what each has
-    summed, so that all report the same and agree on whether it is finite.
+    `num_tokens` is `count_tokens` of the whole step. Where gradients are averaged over P processes, as FSDP2 does, it
+    is 1/P of the tokens of all processes. `autocast_dtype` None computes in the dtype of the weights. The learning rate
+    is the one set in the optimizer's parameter groups. `mean_over_processes` averages the loss sums of all processes,
+    so that they all report the same values and agree on whether these are finite.
     """
     optimizer.zero_grad(set_to_none=True)
     device = next(network.parameters()).device
     sums: dict[str, Tensor] = {}
     start = generator.get_state()
     for number, batch in enumerate(batches, 1):
-        if batch.portion is not None:
-            generator.set_state(start)  # every part draws for the whole batch, and keeps its rows
+        if batch.batch_slice is not None:
+            generator.set_state(start)  # every micro-batch draws the noise of the global batch and uses its own rows
         if isinstance(network, FSDPModule):
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
-        x, pad = _moved(batch.x, device), None if batch.pad is None else _moved(batch.pad, device)
-        with _precision(device, lowered), fast_attention(device), check_once():
-            loss = method.loss(network, x, pad, progress, generator, batch.portion)
+        x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
+        with _autocast(device, autocast_dtype), fast_attention(device), check_once():
+            loss = method.loss(network, x, pad, progress, generator, batch.batch_slice)
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
-        told = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
-        sums = {name: sums[name] + value if sums else value for name, value in told.items()}
-    sums = dict(zip(sums, over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
+        values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
+        sums = {name: sums[name] + value if sums else value for name, value in values.items()}
+    sums = dict(zip(sums, mean_over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
     norm = gradient_norm(network)
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
     _update(optimizer, norm, finite, method.config.train.clip)
-    if average is not None:
-        average.update(network, finite)
+    if ema is not None:
+        ema.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
     return StepReport(means.pop("total"), means.pop("nats"), means, norm, finite)
 
 
 def gradient_norm(network: nn.Module) -> Tensor:
-    """The Euclidean norm of all gradients together, over all shards where they are sharded."""
+    """The Euclidean norm of all gradients together, over all shards."""
     gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None:
-    """AdamW on gradients divided by max(1, norm / clip), and nothing at all where they are not finite.
+    """AdamW on gradients divided by max(1, norm / clip); no update at all if they are not finite.
 
-    Both go into the fused kernel as tensors, by the two attributes with which torch's own GradScaler speaks to it: no
-    pass over the gradients, and no word from the device.
+    Scale and flag are passed to the fused kernel as tensors, through the two attributes that torch's GradScaler uses:
+    no extra pass over the gradients, and no synchronization with the device.
     """
-    too_long = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
-    optimizer.grad_scale, optimizer.found_inf = too_long.float(), (~finite).float()  # type: ignore[attr-defined]
+    scale = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
+    optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device; by way of pinned memory, so that the copy does not wait for the work before it."""
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, through pinned memory so that the copy is asynchronous."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def _precision(device: torch.device, lowered: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if lowered is None else torch.autocast(device.type, lowered)
+def _autocast(device: torch.device, autocast_dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
 
 @contextmanager
 def fast_attention(device: torch.device) -> Iterator[None]:
-    """Inside, attention prefers cuDNN on Hopper: forth and back it took a third less time than torch's first choice."""
+    """Prefer cuDNN attention on Hopper: forward and backward take a third less time than in torch's default order."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         yield
         return

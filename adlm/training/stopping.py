@@ -1,4 +1,4 @@
-"""Being told to stop, and running out of memory: what comes from outside a run. Knows nothing of what is running."""
+"""Graceful shutdown on signals, and user errors for out-of-memory and compiler failures. Independent of training."""
 
 import os
 import signal
@@ -18,85 +18,89 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop:
-    """Whether we were told to stop, and by which signal."""
+    """The signal that asked the run to stop; 0 if none did."""
 
     def __init__(self) -> None:
         self.signal = 0
 
 
 @contextmanager
-def stop_on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Inside, SIGTERM, SIGINT or SIGHUP is answered and asks to stop after the step.
+def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
+    """Inside, SIGTERM, SIGINT or SIGHUP is reported and requests a stop after the current step.
 
-    The same signal again ends the process, but not SIGHUP: a closed terminal sends it more than once, and perhaps
-    SIGTERM after it. Where SIGHUP is ignored (nohup), it stays so.
-    Python runs signal handlers between two bytecodes of the main thread, so not before a long backward pass returns.
-    The wakeup descriptor is written to at once, and a thread answers it.
+    The same signal a second time ends the process at once, except SIGHUP: a closing terminal sends it more than once,
+    possibly followed by SIGTERM. If SIGHUP is ignored (nohup), it stays ignored.
+
+    Python runs signal handlers between two bytecodes of the main thread, that is, only after a long backward pass has
+    returned. The wakeup file descriptor is written to immediately, so a thread that reads it handles the signals.
     """
     stop = Stop()
-    received, sent = socket.socketpair()
-    sent.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    before = {number: signal.signal(number, _wake_up_only) for number in SIGNALS if number not in ignored}
-    descriptor = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
-    watch = threading.Thread(target=_watch, args=(received, stop, say), daemon=True)
-    watch.start()
+    previous_handlers = {number: signal.signal(number, _do_nothing) for number in SIGNALS if number not in ignored}
+    previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=_handle_signals, args=(receiver, stop, report), daemon=True)
+    thread.start()
     try:
         yield stop
     finally:
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in before.items():
+        signal.set_wakeup_fd(previous_descriptor)
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-        sent.close()
-        watch.join()
-        received.close()
+        sender.close()
+        thread.join()
+        receiver.close()
 
 
-def _wake_up_only(number: int, frame: FrameType | None) -> None:
-    """A handler of our own, so that signals reach the wakeup descriptor."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Python writes to the wakeup descriptor only for signals that have a Python handler."""
 
 
-def _watch(received: socket.socket, stop: Stop, say: Callable[[str], None]) -> None:
-    """Answer signals, by their numbers, until the other end is closed."""
+def _handle_signals(receiver: socket.socket, stop: Stop, report: Callable[[str], None]) -> None:
+    """Handle the signal numbers that arrive, until the sender is closed."""
     seen: set[int] = set()
-    while number := int.from_bytes(received.recv(1)):
+    while number := int.from_bytes(receiver.recv(1)):
         if number not in SIGNALS:
             continue
         if number in seen and number != signal.SIGHUP:
-            os._exit(128 + number)  # the main thread may be busy for minutes; what is on the disk is whole
+            os._exit(128 + number)  # the main thread may be busy for minutes; files on disk are complete
         seen.add(number)
         if stop.signal:
             continue
         stop.signal = number
         again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
-        quits = "" if number == signal.SIGHUP else f"; {again} to quit now, without saving"
-        say(f"{signal.Signals(number).name}: finishing this step, then saving{quits}")
+        quit_hint = "" if number == signal.SIGHUP else f"; {again} to quit now, without saving"
+        report(f"{signal.Signals(number).name}: finishing this step, then saving{quit_hint}")
 
 
 @contextmanager
-def explain_out_of_memory(config: Config, rows: int, step: int, last: str) -> Iterator[None]:
-    """Where memory runs out or compiling fails, which knob to turn. `rows` sequences are passed through at once."""
+def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: str) -> Iterator[None]:
+    """Turn out-of-memory and compiler errors into a UserError that names the options to change.
+
+    `rows` is the number of sequences in a micro-batch.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
-        _tell(config, rows, step, last)
+        raise _out_of_memory_error(config, rows, step, resume_hint) from None
     except RuntimeError as error:
         if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
             raise UserError(
-                f"torch.compile failed ({str(error).strip().partition(chr(10))[0]}); delete its cache, which a process "
-                f"that was killed may have damaged ({cache_dir()}), or add train.compile=off; {last}"
+                f"torch.compile failed ({str(error).strip().partition(chr(10))[0]}); delete its cache, which a "
+                f"killed process may have damaged ({cache_dir()}), or add train.compile=off; {resume_hint}"
             ) from None
         if "can't allocate memory" not in str(error) and "not enough memory" not in str(error):
             raise
-        _tell(config, rows, step, last)
+        raise _out_of_memory_error(config, rows, step, resume_hint) from None
 
 
-def _tell(config: Config, rows: int, step: int, last: str) -> None:
+def _out_of_memory_error(config: Config, rows: int, step: int, resume_hint: str) -> UserError:
     train = config.train
     remedies = [f"train.micro_batch={rows // 2} (now {rows}; the result is the same)"] if rows > 1 else []
     remedies += [] if train.recompute else ["train.recompute=true"]
     remedies += [f"more processes with train.shard={train.shard * 2}", "a smaller model or length"]
-    raise UserError(
+    return UserError(
         f"out of memory in step {step + 1} with {rows} sequences of {config.length} tokens at once; try "
-        f"{', or '.join(remedies)}; {last}"
-    ) from None
+        f"{', or '.join(remedies)}; {resume_hint}"
+    )

@@ -1,6 +1,7 @@
-"""The recipe of a run, for every method: text in, model folder out, and nothing lost on the way.
+"""The training loop, for every method: prepare the data, build or resume the state, train, validate, checkpoint.
 
-Knows no method by name and no console: what happens is told to a Screen. Every process runs this; the first one writes.
+Independent of any particular method and of the console: progress goes to a `Reporter`. Every process runs this code;
+only the main process (rank 0) writes files and reports.
 """
 
 import math
@@ -22,8 +23,7 @@ from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
-from adlm.training import checkpoint as snapshot
-from adlm.training import run_folder
+from adlm.training import checkpoint, run_folder
 from adlm.training.data import TrainingData, log_frequencies, open_training_data
 from adlm.training.metrics import (
     Counters,
@@ -42,41 +42,45 @@ from adlm.training.sharding import Processes, default_threads, micro_batches, tr
 from adlm.training.step import MicroBatch, count_tokens, train_step
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
 from adlm.training.throughput import ThroughputMeter
-from adlm.training.train_state import TrainState, build
+from adlm.training.train_state import TrainState, build_train_state
 from adlm.training.validation import ValidationResult, validate
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run is about to do."""
+    """Facts about a run that are reported before its first step."""
 
     device: str
     threads: int | None
-    """CPU threads; empty on a GPU."""
+    """CPU threads; None on a GPU."""
     num_parameters: int
     num_rows: int | None
-    """Of the training text; empty for a stream."""
+    """Of the training text; None for a stream."""
     num_tokens: int | None
     num_held_out: int
-    """Rows that are measured."""
+    """Rows used for validation."""
     step: int
-    """Where it stands: 0, or where it is resumed."""
+    """Steps already done: 0 for a new run."""
     exact: bool
-    """Whether held-out nats are exact, and not an upper bound."""
+    """Whether the validation loss is exact rather than an upper bound."""
 
 
 class Reporter(Protocol):
-    """Who reads along."""
+    """Receives the progress of a run."""
 
-    def say(self, sentence: str) -> None: ...
+    def say(self, sentence: str) -> None:
+        """One message, as a line of text."""
+        ...
 
     def start(self, start: RunStart) -> None: ...
 
     def step(self, step: int) -> None:
-        """So many steps are done."""
+        """`step` steps are done."""
         ...
 
-    def write(self, line: MetricsLine) -> None: ...
+    def write(self, line: MetricsLine) -> None:
+        """The metrics of a logged step."""
+        ...
 
     def close(self) -> None: ...
 
@@ -88,225 +92,229 @@ class TrainOutcome:
     folder: Path
     counters: Counters
     measured: ValidationResult | None
-    """Nats of held-out rows at the end; empty where nothing is held out or the run was stopped."""
+    """Final validation; None where nothing is held out or the run was stopped early."""
     exact: bool
-    """Whether those nats are exact, and not an upper bound."""
+    """Whether the validation loss is exact rather than an upper bound."""
     signal: int = 0
-    """That stopped it before its end; 0 where it came to its end."""
+    """The signal that stopped the run early; 0 where the run is complete."""
 
 
 @dataclass(frozen=True)
 class TrainContext:
-    """All that stays the same from step to step."""
+    """Everything that stays the same from step to step."""
 
     config: Config
     processes: Processes
     run: RunFolder
-    supply: TrainingData
-    trainee: TrainState
-    logbook: MetricsLogger | None
-    """The first process's."""
-    screen: Reporter | None
-    """The first process's."""
+    data: TrainingData
+    state: TrainState
+    logger: MetricsLogger | None
+    """None except in the main process."""
+    reporter: Reporter | None
+    """None except in the main process."""
     stop: Stop
 
 
-def train(config: Config, out: Path, screen: Reporter) -> TrainOutcome:
-    """Train what the config says into the folder `out`, from where a run there has got to."""
+def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
+    """Train `config` into the folder `out`, resuming the run there if there is one."""
     with training_processes(config.train) as processes:
-        say = screen.say if processes.first else _nothing
-        with run_folder.held(out) if processes.first else nullcontext(RunFolder(out)) as run:
+        main = processes.is_main_process
+        report = reporter.say if main else _ignore
+        with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
             check_warm_up(config.train)
             config = _with_threads(_with_warm_up(config, run), run, processes)
-            found = _found(run, processes, say)
-            before = _before(run, found)
-            if before is not None:
-                run_folder.check_knobs(run, before, config, of_text=False)
-            supply = open_training_data(config, run, processes, say)
-            config = supply.config
-            method_of(config)  # what it refuses must not be kept as the run's config
+            latest = _find_checkpoint(run, processes, report)
+            previous = _previous_config(run, latest)
+            if previous is not None:
+                run_folder.check_options(run, previous, config, include_data_options=False)
+            data = open_training_data(config, run, processes, report)
+            config = data.config
+            method_of(config)  # raises for an invalid config before it is saved as the run's config
             check_training(config, processes.device, processes.num_ranks)
-            changes = [] if before is None else run_folder.check_knobs(run, before, config)
-            if found is not None:
-                run_folder.check_text(run, supply.fingerprint)
-                run_folder.check_steps(run, config, found.counters.step)
-            frequencies = log_frequencies(supply, processes) if config.train.unigram_start else None
-            trainee = build(config, processes, say, frequencies)
-            counters = _resume(found, trainee, processes, say)
-            if processes.first:  # nothing was written before this line: a refused resume leaves the run as it was
+            changes = [] if previous is None else run_folder.check_options(run, previous, config)
+            if latest is not None:
+                run_folder.check_fingerprint(run, data.fingerprint)
+                run_folder.check_steps(run, config, latest.counters.step)
+            frequencies = log_frequencies(data, processes) if config.train.unigram_start else None
+            state = build_train_state(config, processes, report, frequencies)
+            counters = _resume(latest, state, processes, report)
+            if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
                 for change in changes:
-                    say(change)
-                run_folder.keep(run, config, supply.fingerprint)
-                if found is not None:
-                    snapshot.tidy(found, config.train.keep)
-            logbook = open_metrics(out, config, counters.step, screen) if processes.first else None
+                    report(change)
+                run_folder.save_run(run, config, data.fingerprint)
+                if latest is not None:
+                    checkpoint.set_damaged_aside(latest)
+                    checkpoint.prune_checkpoints(run.snapshots, config.train.keep)
+            logger = open_metrics(out, config, counters.step, reporter) if main else None
             try:
-                with stop_on_signals(
-                    say
-                ) as stop:  # what came before can be cut off at any moment: it is resumed or redone
-                    watching = screen if processes.first else None
-                    shop = TrainContext(config, processes, run, supply, trainee, logbook, watching, stop)
-                    return _training_loop(shop, counters)
+                with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
+                    main_reporter = reporter if main else None
+                    context = TrainContext(config, processes, run, data, state, logger, main_reporter, stop)
+                    return _training_loop(context, counters)
             finally:
-                if logbook is not None:
-                    logbook.close()
+                if logger is not None:
+                    logger.close()
 
 
-def _nothing(sentence: str) -> None:
+def _ignore(message: str) -> None:
     pass
 
 
 def _with_warm_up(config: Config, run: RunFolder) -> Config:
-    """The config with its warm-up steps written out: those asked for, those the run began with, or the default.
+    """The config with `train.warm_up_steps` resolved: as given, else as the run was started with, else the default.
 
-    So extending a run does not warm up again.
+    So extending a run does not lengthen its warm-up.
     """
-    begun = run.config
-    wanted = config.train.warm_up_steps
-    if wanted is None and begun is not None:
-        wanted = begun.train.warm_up_steps
-    steps = config.train.num_warm_up_steps if wanted is None else wanted
-    return replace(config, train=replace(config.train, warm_up_steps=steps))
+    saved = run.config
+    warm_up_steps = config.train.warm_up_steps
+    if warm_up_steps is None and saved is not None:
+        warm_up_steps = saved.train.warm_up_steps
+    if warm_up_steps is None:
+        warm_up_steps = config.train.num_warm_up_steps
+    return replace(config, train=replace(config.train, warm_up_steps=warm_up_steps))
 
 
 def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:
-    """The config with the CPU threads of the run: those asked for, those it began with, or the default.
+    """The config with `train.threads` resolved: as given, else as the run was started with, else the default.
 
-    They change results in the last bits, so a run keeps them, and resumes to the bits of an unbroken one.
+    The number of CPU threads changes results in the last bits, so a run keeps it and resumes bit-identically.
     """
     if processes.device.type != "cpu":
         return config
-    begun = run.config
-    wanted = config.train.threads or (begun.train.threads if begun is not None else None)
-    threads = processes.same(wanted or default_threads())
+    saved = run.config
+    threads = config.train.threads or (saved.train.threads if saved is not None else None)
+    threads = processes.broadcast(threads or default_threads())
     torch.set_num_threads(threads)
     return replace(config, train=replace(config.train, threads=threads))
 
 
-def _found(run: RunFolder, processes: Processes, say: Callable[[str], None]) -> snapshot.Checkpoint | None:
-    """The snapshot to resume from."""
-    found = snapshot.find_checkpoint(run.snapshots, say) if processes.first else None
-    return cast(snapshot.Checkpoint | None, processes.same(found))
+def _find_checkpoint(
+    run: RunFolder, processes: Processes, report: Callable[[str], None]
+) -> checkpoint.Checkpoint | None:
+    """The checkpoint to resume from, the same on every process."""
+    latest = checkpoint.find_checkpoint(run.snapshots, report) if processes.is_main_process else None
+    return cast(checkpoint.Checkpoint | None, processes.broadcast(latest))
 
 
-def _before(run: RunFolder, found: snapshot.Checkpoint | None) -> Mapping[str, Any] | None:
-    """The config that the run was trained with so far, or was begun with; None for a new run."""
-    if found is not None:
-        return found.config
-    begun = run.config
-    return None if begun is None else run_folder.mapping_of(begun)
+def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Mapping[str, Any] | None:
+    """The config of the checkpoint, else of the run folder; None for a new run."""
+    if latest is not None:
+        return latest.config
+    saved = run.config
+    return None if saved is None else run_folder.config_as_json(saved)
 
 
 def _resume(
-    found: snapshot.Checkpoint | None, trainee: TrainState, processes: Processes, say: Callable[[str], None]
+    latest: checkpoint.Checkpoint | None, state: TrainState, processes: Processes, report: Callable[[str], None]
 ) -> Counters:
-    """The trainee as the snapshot has it, or as it was built."""
-    if found is None:
+    """Load the checkpoint, if there is one, into the state."""
+    if latest is None:
         return Counters()
-    tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
-    snapshot.load_tensors(found, tensors, processes)
-    if trainee.average is not None:
-        trainee.average.num_updates.fill_(found.counters.num_updates)
-    say(f"going on from step {found.counters.step:,}: {found.folder}")
-    return found.counters
+    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
+    checkpoint.load_tensors(latest, tensors, processes)
+    if state.ema is not None:
+        state.ema.num_updates.fill_(latest.counters.num_updates)
+    report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
+    return latest.counters
 
 
-def _training_loop(shop: TrainContext, counters: Counters) -> TrainOutcome:
-    """Step after step to the end, or until told to stop."""
-    config, processes, began = shop.config, shop.processes, counters.step
-    batches = shop.supply.training.batches(counters.position)
-    clock = ThroughputMeter(counters, processes.device, shop.trainee.flop_a_token, processes.num_ranks)
-    taken: PendingReport | None = None  # the last step, its report not read yet
+def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
+    """Steps until `train.steps` are done or a signal asks to stop."""
+    config, processes, first_step = context.config, context.processes, counters.step
+    batches = context.data.training.batches(counters.position)
+    meter = ThroughputMeter(counters, processes.device, context.state.flops_per_token, processes.num_ranks)
+    pending: PendingReport | None = None  # the last step's report, which may still be computed on the device
     measured: ValidationResult | None = None
-    if shop.screen is not None:
-        shop.screen.start(_start(shop, counters.step))
+    if context.reporter is not None:
+        context.reporter.start(_run_start(context, counters.step))
     while counters.step < config.train.steps:
-        batch = _next(batches)
+        batch = _next_batch(batches)
         tokens, stopped, failed = processes.sum(
-            [_num_tokens(shop, batch), shop.stop.signal != 0, isinstance(batch, UserError)]
+            [_num_tokens(context, batch), context.stop.signal != 0, isinstance(batch, UserError)]
         )
         if stopped or failed:
-            return _stop_early(shop, _with_report(shop, counters, taken), batch, failed > 0, began)
+            return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
         assert isinstance(batch, Batch)
-        now = _step(shop, counters, batch, int(tokens))
-        counters = _with_report(shop, counters, taken)
-        counters, taken = _counted(counters, batch, int(tokens)), now
-        if shop.screen is not None:
-            shop.screen.step(counters.step)
-        if _due(config, counters.step):
-            counters, taken = _with_report(shop, counters, taken), None
-            counters, measured = _validate_and_checkpoint(shop, counters, clock)
-            clock.start(counters)
-    if counters.step == began:  # RUN/model may be older than the snapshot: the process can end between the two
-        _save_model(shop, shop.run.place / "model")
-    return TrainOutcome(shop.run.place, counters, measured or _measured(shop), shop.trainee.method.exact)
+        report = _step(context, counters, batch, int(tokens))
+        counters = _add_pending(context, counters, pending)
+        counters, pending = _count_step(counters, batch, int(tokens)), report
+        if context.reporter is not None:
+            context.reporter.step(counters.step)
+        if _is_due(config, counters.step):
+            counters, pending = _add_pending(context, counters, pending), None
+            counters, measured = _validate_and_checkpoint(context, counters, meter)
+            meter.start(counters)
+    if counters.step == first_step:  # the run may have been killed after the checkpoint, before RUN/model was written
+        _save_model(context, context.run.path / "model")
+    return TrainOutcome(context.run.path, counters, measured or _validate(context), context.state.method.exact)
 
 
-def _start(shop: TrainContext, step: int) -> RunStart:
-    config, supply = shop.config, shop.supply
+def _run_start(context: TrainContext, step: int) -> RunStart:
+    config, data = context.config, context.data
     return RunStart(
-        device_name(shop.processes.device),
-        config.train.threads if shop.processes.device.type == "cpu" else None,
-        num_parameters(shop.trainee.network),
-        supply.num_rows,
-        supply.num_tokens,
-        supply.num_held_out,
+        device_name(context.processes.device),
+        config.train.threads if context.processes.device.type == "cpu" else None,
+        num_parameters(context.state.network),
+        data.num_rows,
+        data.num_tokens,
+        data.num_held_out,
         step,
-        shop.trainee.method.exact,
+        context.state.method.exact,
     )
 
 
-def _next(batches: Iterator[Batch]) -> Batch | UserError:
-    """The next batch, or why there is none: the other processes must hear of it before anybody leaves."""
+def _next_batch(batches: Iterator[Batch]) -> Batch | UserError:
+    """The next batch, or the error: all processes must know of it before one of them exits."""
     try:
         return next(batches)
     except UserError as error:
         return error
 
 
-def _micro_batches(shop: TrainContext, batch: Batch) -> list[MicroBatch]:
-    """This process's share of a global batch in its parts, each with its place in the whole."""
-    train, processes = shop.config.train, shop.processes
+def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
+    """This process's part of the global batch, split into micro-batches."""
+    train, processes = context.config.train, context.processes
     num, size = micro_batches(train, processes.num_ranks)
-    first = processes.rank * num * size
+    first_row = processes.rank * num * size
     return [
         MicroBatch(
             batch.x[start : start + size],
             None if batch.pad is None else batch.pad[start : start + size],
-            BatchSlice(first + start, train.batch_size),
+            BatchSlice(first_row + start, train.batch_size),
         )
         for start in range(0, num * size, size)
     ]
 
 
-def _num_tokens(shop: TrainContext, batch: Batch | UserError) -> int:
-    return 0 if isinstance(batch, UserError) else count_tokens(shop.trainee.method, _micro_batches(shop, batch))
+def _num_tokens(context: TrainContext, batch: Batch | UserError) -> int:
+    return 0 if isinstance(batch, UserError) else count_tokens(context.state.method, _micro_batches(context, batch))
 
 
-def _step(shop: TrainContext, counters: Counters, batch: Batch, tokens: int) -> PendingReport:
-    """One optimiser step, every draw of it fixed by its number."""
-    train, trainee, processes = shop.config.train, shop.trainee, shop.processes
-    parts = _micro_batches(shop, batch)
-    set_learning_rate(trainee.optimizer, learning_rate(train, counters.step))
+def _step(context: TrainContext, counters: Counters, batch: Batch, tokens: int) -> PendingReport:
+    """One optimizer step. All its randomness is derived from the seed and the step number."""
+    train, state, processes = context.config.train, context.state, context.processes
+    parts = _micro_batches(context, batch)
+    set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    with explain_out_of_memory(shop.config, len(parts[0].x), counters.step, snapshot.describe_last(shop.run.snapshots)):
+    resume_hint = checkpoint.describe_last(context.run.snapshots)
+    with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
         report = train_step(
-            trainee.method,
-            trainee.network,
-            trainee.optimizer,
-            trainee.average,
+            state.method,
+            state.network,
+            state.optimizer,
+            state.ema,
             parts,
             tokens / processes.num_ranks,
             counters.step / train.steps,
             generator_of(train.seed, "noise", counters.step),
-            trainee.lowered,
+            state.autocast_dtype,
             processes.mean,
         )
     return PendingReport(report, tokens)
 
 
-def _counted(counters: Counters, batch: Batch, tokens: int) -> Counters:
+def _count_step(counters: Counters, batch: Batch, tokens: int) -> Counters:
     return replace(
         counters,
         step=counters.step + 1,
@@ -316,103 +324,102 @@ def _counted(counters: Counters, batch: Batch, tokens: int) -> Counters:
     )
 
 
-def _with_report(shop: TrainContext, counters: Counters, taken: PendingReport | None) -> Counters:
-    if taken is None:
+def _add_pending(context: TrainContext, counters: Counters, pending: PendingReport | None) -> Counters:
+    if pending is None:
         return counters
-    return add_report(counters, taken, shop.config, snapshot.describe_last(shop.run.snapshots))
+    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.snapshots))
 
 
-def _every(steps: int, step: int) -> bool:
-    return steps > 0 and step % steps == 0
+def _is_multiple(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
 
 
-def _due(config: Config, step: int) -> bool:
-    """Whether anything but training is to be done after this step."""
+def _is_due(config: Config, step: int) -> bool:
+    """Whether logging, validation, sampling or a checkpoint is due after this step."""
     train = config.train
     intervals = (train.log_every, train.valid_every, train.sample_every, train.snapshot_every)
-    return step == train.steps or any(_every(interval, step) for interval in intervals)
+    return step == train.steps or any(_is_multiple(step, interval) for interval in intervals)
 
 
 def _validate_and_checkpoint(
-    shop: TrainContext, counters: Counters, clock: ThroughputMeter
+    context: TrainContext, counters: Counters, meter: ThroughputMeter
 ) -> tuple[Counters, ValidationResult | None]:
-    """Measure, write down, sample and save, each where it is due. A snapshot comes last: it holds all that was done."""
-    train, step = shop.config.train, counters.step
-    clocks = clock.read(counters)
-    last, measured = step == train.steps, None
-    if last or _every(train.valid_every, step):
-        measured = _measured(shop)
-        counters = _with_best(shop, counters, measured)
-    if last or measured is not None or _every(train.log_every, step):
-        if shop.logbook is not None:
-            shop.logbook.write(metrics_line(counters, shop.config, measured, clocks))
+    """Validate, log, sample and checkpoint, each if due. The checkpoint comes last, so that it includes the others."""
+    train, step = context.config.train, counters.step
+    timings = meter.read(counters)
+    is_last, measured = step == train.steps, None
+    if is_last or _is_multiple(step, train.valid_every):
+        measured = _validate(context)
+        counters = _save_if_best(context, counters, measured)
+    if is_last or measured is not None or _is_multiple(step, train.log_every):
+        if context.logger is not None:
+            context.logger.write(metrics_line(counters, context.config, measured, timings))
         counters = replace(counters, window={})
-    if last or _every(train.sample_every, step):
-        write_samples(shop.trainee, shop.supply, shop.run.samples, step, shop.processes)
-    if last or _every(train.snapshot_every, step):
-        _save(shop, counters, measured)
+    if is_last or _is_multiple(step, train.sample_every):
+        write_samples(context.state, context.data, context.run.samples, step, context.processes)
+    if is_last or _is_multiple(step, train.snapshot_every):
+        _save_checkpoint(context, counters, measured)
     return counters, measured
 
 
-def _measured(shop: TrainContext) -> ValidationResult | None:
-    """The bound on held-out rows, with the weights that are kept."""
-    if not shop.supply.num_held_out:
+def _validate(context: TrainContext) -> ValidationResult | None:
+    """The bound on the held-out rows, with the EMA weights."""
+    if not context.data.num_held_out:
         return None
-    _, size = micro_batches(shop.config.train, shop.processes.num_ranks)
-    with shop.trainee.with_ema():
-        return validate(shop.trainee.method, shop.trainee.network, shop.supply, size, shop.processes)
+    _, size = micro_batches(context.config.train, context.processes.num_ranks)
+    with context.state.with_ema():
+        return validate(context.state.method, context.state.network, context.data, size, context.processes)
 
 
-def _with_best(shop: TrainContext, counters: Counters, measured: ValidationResult | None) -> Counters:
-    """Keep a model that is better than all before it."""
+def _save_if_best(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> Counters:
+    """Write RUN/best if the validation bound is the lowest so far."""
     if measured is None or (counters.best_nats is not None and measured.nats >= counters.best_nats):
         return counters
     if not math.isfinite(measured.nats):
-        if shop.screen is not None:
-            shop.screen.say(
-                f"the bound on the held-out rows is {measured.nats} at step {counters.step:,}, so RUN/best stays as it "
-                "is; training goes on"
+        if context.reporter is not None:
+            context.reporter.say(
+                f"the bound on the held-out rows is {measured.nats} at step {counters.step:,}, so RUN/best is not "
+                "updated; training continues"
             )
         return counters
-    _save_model(shop, shop.run.place / "best")
+    _save_model(context, context.run.path / "best")
     return replace(counters, best_nats=measured.nats, best_step=counters.step)
 
 
-def _save(shop: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
-    """A snapshot to go on from, and the model folder of this moment."""
-    trainee, processes, snapshots = shop.trainee, shop.processes, shop.run.snapshots
-    if shop.logbook is not None:
-        shop.logbook.metrics.sync()
-    tensors = snapshot.tensors_of(trainee.network, trainee.optimizer, trainee.average)
-    nats, config = None if measured is None else measured.nats, run_folder.mapping_of(shop.config)
-    snapshot.save_checkpoint(snapshots, tensors, counters, nats, config, processes)
-    if processes.first:
-        snapshot.prune_checkpoints(snapshots, shop.config.train.keep)
-    _save_model(shop, shop.run.place / "model")
+def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
+    """Write a checkpoint and RUN/model of this step."""
+    state, processes, snapshots = context.state, context.processes, context.run.snapshots
+    if context.logger is not None:
+        context.logger.metrics.sync()
+    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
+    nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
+    checkpoint.save_checkpoint(snapshots, tensors, counters, nats, config, processes)
+    if processes.is_main_process:
+        checkpoint.prune_checkpoints(snapshots, context.config.train.keep)
+    _save_model(context, context.run.path / "model")
 
 
-def _save_model(shop: TrainContext, place: Path) -> None:
-    """Write the model folder. It is shared, so its config does not name the folder of this machine's shards."""
-    weights = shop.trainee.model_weights()
-    if shop.processes.first:
-        config = replace(shop.config, data=replace(shop.config.data, prepared=""))
-        replace_model_folder(ModelFolder(config, weights, shop.supply.tokenizer), place)
+def _save_model(context: TrainContext, path: Path) -> None:
+    """Write a model folder. Model folders are shared, so its config leaves out the local path `data.prepared`."""
+    weights = context.state.model_weights()
+    if context.processes.is_main_process:
+        config = replace(context.config, data=replace(context.config.data, prepared=""))
+        replace_model_folder(ModelFolder(config, weights, context.data.tokenizer), path)
 
 
 def _stop_early(
-    shop: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, began: int
+    context: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
-    """Leave before the end, by a signal or because there is no more text to read: whole, and saved."""
-    place = shop.run.snapshots / snapshot.checkpoint_name(counters.step)
-    if counters.step and not shop.processes.same(place.is_dir()):
-        _save(shop, counters, None)
-    elif counters.step and counters.step == began:
-        _save_model(shop, shop.run.place / "model")
+    """Checkpoint and stop, after a signal or because the data cannot be read."""
+    path = context.run.snapshots / checkpoint.checkpoint_name(counters.step)
+    if counters.step and not context.processes.broadcast(path.is_dir()):
+        _save_checkpoint(context, counters, None)
+    elif counters.step and counters.step == first_step:
+        _save_model(context, context.run.path / "model")
     if failed:
         problem = batch if isinstance(batch, UserError) else "another process could not read its text"
-        saved = (
-            f"; the {counters.step:,} steps done are saved, and the same command resumes from there once the text is "
-            "as it was when the run began"
-        )
+        saved = f"; the first {counters.step:,} steps are saved: restore the text and rerun the same command to resume"
         raise UserError(f"{problem}{saved if counters.step else ''}")
-    return TrainOutcome(shop.run.place, counters, None, shop.trainee.method.exact, shop.stop.signal or signal.SIGTERM)
+    return TrainOutcome(
+        context.run.path, counters, None, context.state.method.exact, context.stop.signal or signal.SIGTERM
+    )

@@ -1,7 +1,4 @@
-"""What is trained: a method's network, spread over the processes, with its optimiser and its averaged weights.
-
-Knows nothing of text, steps or files.
-"""
+"""TrainState: a method's network, sharded over the processes, with its optimizer and EMA. No data, steps or files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +17,7 @@ from adlm.training.compilation import compile_trunks
 from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.rng import seed_of
-from adlm.training.sharding import Processes, gather_tensor, keep_gathered, recompute_blocks, shard_network
+from adlm.training.sharding import Processes, gather_tensor, recompute_blocks, reshard, shard_network
 from adlm.training.throughput import flops_per_token
 
 
@@ -29,40 +26,40 @@ class TrainState:
     method: Method
     network: Any
     optimizer: AdamW
-    average: EMA | None
-    """Empty where `train.ema` is 0: then the weights themselves are what is kept."""
-    lowered: torch.dtype | None
-    """The precision of autocast; empty runs in the weights' own."""
-    flop_a_token: float | None = None
-    """Arithmetic of training, where a share of the device's can be told."""
+    ema: EMA | None
+    """None where `train.ema` is 0: then the model consists of the weights themselves."""
+    autocast_dtype: torch.dtype | None
+    """None computes in the dtype of the weights."""
+    flops_per_token: float | None = None
+    """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
 
     @contextmanager
     def with_ema(self) -> Iterator[None]:
-        """Inside, the network has the weights that are kept, to be measured and asked, in training's precision."""
+        """Inside, the network has the EMA weights and runs under training's autocast, for validation and sampling."""
         device = next(self.network.parameters()).device
         autocast: AbstractContextManager[Any] = nullcontext()
-        if self.lowered is not None:
-            autocast = torch.autocast(device.type, self.lowered)
-        averaged = nullcontext() if self.average is None else self.average.in_place_of_weights(self.network)
-        with averaged:
+        if self.autocast_dtype is not None:
+            autocast = torch.autocast(device.type, self.autocast_dtype)
+        ema_weights = nullcontext() if self.ema is None else self.ema.in_place_of_weights(self.network)
+        with ema_weights:
             try:
                 with autocast:
                     yield
             finally:
-                keep_gathered(self.network)
+                reshard(self.network)
 
     def model_weights(self) -> dict[str, Tensor]:
-        """The weights that are kept, whole and on the host. Every process must ask."""
-        weights = self.network.named_parameters() if self.average is None else self.average.weights.items()
+        """The EMA weights, unsharded and on the CPU. A collective call: every process must make it."""
+        weights = self.network.named_parameters() if self.ema is None else self.ema.weights.items()
         return {name: gather_tensor(weight) for name, weight in weights}
 
 
-def build(
-    config: Config, processes: Processes, say: Callable[[str], None], log_frequencies: Tensor | None = None
+def build_train_state(
+    config: Config, processes: Processes, report: Callable[[str], None], log_frequencies: Tensor | None = None
 ) -> TrainState:
-    """A fresh network, the same on every process and for any number of them, then spread over them.
+    """A new network, initialized identically on every process and for any number of them, then sharded.
 
-    Its heads begin at `log_frequencies` (V,), where they are given.
+    The output heads start at `log_frequencies` (V,), if given.
     """
     train, method = config.train, method_of(config)
     torch.manual_seed(seed_of(train.seed, "weights"))
@@ -72,18 +69,18 @@ def build(
     network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()
-    flop = flops_per_token(method, network, processes.device)
+    flops = flops_per_token(method, network, processes.device)
     if train.recompute:
         recompute_blocks(network)
     compiled = train.compile == "on" or (train.compile == "auto" and processes.device.type == "cuda")
     if compiled and (problem := compile_trunks(network)):
-        say(problem)
+        report(problem)
     shard_network(network, processes)
-    average = EMA(network, train.ema) if train.ema > 0 else None
-    lowered = _lowered(train, processes.device)
-    return TrainState(method, network.train(), build_optimizer(network, train), average, lowered, flop)
+    ema = EMA(network, train.ema) if train.ema > 0 else None
+    autocast_dtype = _autocast_dtype(train, processes.device)
+    return TrainState(method, network.train(), build_optimizer(network, train), ema, autocast_dtype, flops)
 
 
-def _lowered(train: Train, device: torch.device) -> torch.dtype | None:
-    wanted = train.precision
-    return torch.bfloat16 if wanted == "bfloat16" or (wanted == "auto" and device.type == "cuda") else None
+def _autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
+    precision = train.precision
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and device.type == "cuda") else None

@@ -1,6 +1,6 @@
-"""The bound on held-out rows, with its standard error, shared among processes. Knows no method by name.
+"""The validation bound with its standard error, computed by all processes together. Independent of the method.
 
-Rows and draws are the same every time, so two measurements of a run differ by the weights alone.
+Rows and noise are the same every time, so two validations of a run differ only in the weights.
 """
 
 import math
@@ -19,49 +19,54 @@ from adlm.training.sharding import Processes
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Nats per token of the text, over `tokens` tokens of `rows` rows; the rows' bos and eos are paid, not counted."""
+    """Nats per token of the text, over `tokens` tokens in `rows` rows.
+
+    The nats of the rows' bos and eos are included in the sum, but the tokens themselves are not counted.
+    """
 
     nats: float
     stderr: float
-    """Of the mean over rows, each with its draw, as if rows were independent: those of one document are not."""
+    """Standard error of the mean over rows and noise, as if rows were independent; rows of one document are not."""
     tokens: int
     rows: int
 
 
-def validate(method: Method, network: Any, supply: TrainingData, size: int, processes: Processes) -> ValidationResult:
-    """The mean bound a token over all held-out rows, `size` rows of each process at a time.
+def validate(method: Method, network: Any, data: TrainingData, size: int, processes: Processes) -> ValidationResult:
+    """The mean bound per token over all held-out rows, `size` rows per process at a time.
 
-    Every process takes part in every round, because gathering weights is done together; one that has no rows left
-    measures some again and does not count them.
+    Every process takes part in every round, because gathering sharded weights is a collective operation; a process
+    without rows in the last round evaluates the last batch again and discards the result.
     """
     seed, estimator = method.config.train.seed, ESTIMATORS[default_estimator(method)].of(method)
-    nats, tokens, nats_squared, mixed, tokens_squared, rows = (torch.zeros((), dtype=torch.float64) for _ in range(6))
-    pieces = supply.held_out(size)
-    while some := list(islice(pieces, processes.num_ranks)):
-        piece = some[min(processes.rank, len(some) - 1)]
-        x = piece.x.to(processes.device)
-        pad = None if piece.pad is None else piece.pad.to(processes.device)
-        draws = generator_of(seed, "validation", piece.group)
-        paid = estimator(network, x, pad, draws, piece.portion).double().sum(dim=1).cpu()
-        if processes.rank >= len(some):
+    nats, tokens, nats_squared, nats_tokens, tokens_squared, rows = (
+        torch.zeros((), dtype=torch.float64) for _ in range(6)
+    )
+    batches = data.held_out_batches(size)
+    while round_batches := list(islice(batches, processes.num_ranks)):
+        batch = round_batches[min(processes.rank, len(round_batches) - 1)]
+        x = batch.x.to(processes.device)
+        pad = None if batch.pad is None else batch.pad.to(processes.device)
+        generator = generator_of(seed, "validation", batch.group)
+        row_nats = estimator(network, x, pad, generator, batch.batch_slice).double().sum(dim=1).cpu()
+        if processes.rank >= len(round_batches):
             continue
-        counted = (piece.counted & method.predicted(piece.x, piece.pad)).sum(dim=1).double()
-        nats += paid.sum()
-        tokens += counted.sum()
-        nats_squared += (paid * paid).sum()
-        mixed += (paid * counted).sum()
-        tokens_squared += (counted * counted).sum()
-        rows += len(paid)
-    sums = processes.sum([float(value) for value in (nats, tokens, nats_squared, mixed, tokens_squared, rows)])
-    return _measured(*sums)
+        row_tokens = (batch.is_counted & method.predicted(batch.x, batch.pad)).sum(dim=1).double()
+        nats += row_nats.sum()
+        tokens += row_tokens.sum()
+        nats_squared += (row_nats * row_nats).sum()
+        nats_tokens += (row_nats * row_tokens).sum()
+        tokens_squared += (row_tokens * row_tokens).sum()
+        rows += len(row_nats)
+    sums = processes.sum([float(value) for value in (nats, tokens, nats_squared, nats_tokens, tokens_squared, rows)])
+    return _ratio_of_sums(*sums)
 
 
-def _measured(
-    nats: float, tokens: float, nats_squared: float, mixed: float, tokens_squared: float, rows: float
+def _ratio_of_sums(
+    nats: float, tokens: float, nats_squared: float, nats_tokens: float, tokens_squared: float, rows: float
 ) -> ValidationResult:
-    """The ratio of two sums and its standard error: of rows i, sum (nats_i - mean tokens_i)^2 / tokens^2."""
+    """mean = sum_i nats_i / sum_i tokens_i over rows i; variance = sum_i (nats_i - mean tokens_i)^2 / tokens^2."""
     mean = nats / tokens
-    spread = max(0.0, nats_squared - 2 * mean * mixed + mean * mean * tokens_squared)
+    spread = max(0.0, nats_squared - 2 * mean * nats_tokens + mean * mean * tokens_squared)
     correction = rows / (rows - 1) if rows > 1 else math.inf
     stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
     return ValidationResult(mean, stderr, int(tokens), int(rows))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from adlm.training.metrics import CLOCKS, read_metrics
+from adlm.training.metrics import TIMING_METRICS, read_metrics
 
 KNOBS = Path(__file__).parent / "small.yaml"
 
@@ -34,7 +34,7 @@ def command(source: Path, out: Path) -> list[str]:
 
 def logged(out: Path) -> list[dict[str, object]]:
     lines = read_metrics(out / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
+    return [{name: value for name, value in line.items() if name not in TIMING_METRICS} for line in lines]
 
 
 def step_of(out: Path) -> int:

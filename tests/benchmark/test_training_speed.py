@@ -1,4 +1,4 @@
-"""Laws of the measurement: what it draws and what it counts."""
+"""Properties of the training benchmark: the random text it uses and the operations it counts."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from adlm.methods import METHODS
 from adlm.training.throughput import zipf
 
 
-class Watched:
-    """Remembers what is announced and what is done."""
+class RecordedProgress:
+    """Records what is announced and what is done."""
 
     def __init__(self) -> None:
         self.announced, self.done = None, []
@@ -26,10 +26,10 @@ class Watched:
         self.done.append(done)
 
 
-NOBODY = Watched()
+IGNORED = RecordedProgress()
 
 
-def test_drawn_text_never_holds_the_mask_and_its_tokens_fall_off_as_one_over_rank(tiny_config):
+def test_random_text_never_contains_the_mask_and_follows_zipfs_law(tiny_config):
     config = replace(tiny_config, vocabulary=Vocabulary(size=6, mask_id=2), length=60_000)
     shares = torch.bincount(zipf(config, 1, seeded())[0], minlength=6) / 60_000
     expected = torch.tensor([1, 1 / 2, 0, 1 / 3, 1 / 4, 1 / 5])
@@ -41,7 +41,7 @@ def test_drawn_text_never_holds_the_mask_and_its_tokens_fall_off_as_one_over_ran
 def test_every_method_can_be_measured(tiny_config, name):
     schedule, steps = replace(tiny_config.schedule, eps=1e-3), 20 if name == "d3pm" else 0
     config = replace(tiny_config, method=name, schedule=schedule, time=replace(tiny_config.time, steps=steps))
-    speed = measure_training(config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=NOBODY)
+    speed = measure_training(config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, progress=IGNORED)
     assert speed.tokens_a_step == 16
     assert speed.tokens_per_second == pytest.approx(16e3 / speed.milliseconds)
     assert speed.of_product == pytest.approx(1e3 * speed.tflop_a_step / speed.milliseconds / speed.product_tflops)
@@ -53,14 +53,15 @@ def test_the_operations_are_counted_not_guessed(tiny_config):
     counted = []
     for size in (12, 13):
         config = replace(tiny_config, method="ar", vocabulary=Vocabulary(size, 7), anchor=Anchor(gamma=0.0))
-        speed = measure_training(config, 4, 1, compiled=False, device=torch.device("cpu"), profiled=False, watch=NOBODY)
+        cpu = torch.device("cpu")
+        speed = measure_training(config, 4, 1, compiled=False, device=cpu, profiled=False, progress=IGNORED)
         counted.append(speed.tflop_a_step)
     assert 1e12 * (counted[1] - counted[0]) == pytest.approx(3 * 2 * 16 * 28)
 
 
 def test_every_step_is_announced_before_the_first_and_then_counted(tiny_config):
-    watch = Watched()
-    measure_training(tiny_config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, watch=watch)
-    steps, seconds = watch.announced
-    assert watch.done == list(range(1, steps + 1))
+    progress = RecordedProgress()
+    measure_training(tiny_config, 2, 2, compiled=False, device=torch.device("cpu"), profiled=True, progress=progress)
+    steps, seconds = progress.announced
+    assert progress.done == list(range(1, steps + 1))
     assert seconds > 0

@@ -31,7 +31,7 @@ def test_own_text_becomes_a_model_in_one_command_and_in_a_folder_of_the_presets_
     assert load(tmp_path / "runs" / "own").config.train.num_warm_up_steps == 0
     config = (tmp_path / "runs" / "own" / "config.yaml").read_text()
     assert main(words) == 0
-    assert "going on from step 6" in capsys.readouterr().err
+    assert "resuming from step 6" in capsys.readouterr().err
     assert (tmp_path / "runs" / "own" / "config.yaml").read_text() == config
 
 
@@ -85,7 +85,7 @@ def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
     capsys.readouterr()
     assert main(["train", "--out", str(out), "train.steps=14", "--json"]) == 0
     told = capsys.readouterr()
-    assert "going on from step 10" in told.err
+    assert "resuming from step 10" in told.err
     assert json.loads(told.out)["step"] == 14
     assert [line["step"] for line in logged(out)] == [2, 4, 6, 8, 10, 12, 14]
     assert main(["train", "--out", str(out), "anchor.gamma=0.5"]) == 2
@@ -124,7 +124,7 @@ def test_an_empty_warm_up_ends_within_a_short_run_and_is_the_published_one_in_a_
         (["own", "data.path=nowhere.txt"], "nowhere.txt does not exist"),
         (
             ["own", "data.path=short.txt", "tokenizer=bytes"],
-            "the text to train on has 7 tokens, which do not fill one row",
+            "the training text has 7 tokens, less than one row",
         ),
     ],
 )

@@ -275,14 +275,14 @@ def test_an_address_that_does_not_exist_and_a_port_that_is_taken_are_user_errors
 
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "no.where.invalid", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"MASTER_ADDR 'no.where.invalid' and MASTER_PORT 1 are no address"):
+    with pytest.raises(ValueError, match=r"MASTER_ADDR 'no.where.invalid' and MASTER_PORT 1 are not an address"):
         process_group().__enter__()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        with pytest.raises(ValueError, match=r"the 2 processes do not find each other at 127\.0\.0\.1"):
+        with pytest.raises(ValueError, match=r"the 2 processes cannot connect to each other at 127\.0\.0\.1"):
             process_group().__enter__()
 
 

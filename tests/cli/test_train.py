@@ -29,7 +29,7 @@ def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
     assert "held out <= " in told.err, "diffusion has an upper bound"
     assert "bound" not in told.err, "what is printed in training is none"
     assert main(["train", "--out", str(out)]) == 0  # as it is: there is nothing left to do
-    assert "going on from step 20" in capsys.readouterr().err
+    assert "resuming from step 20" in capsys.readouterr().err
     pytest.importorskip("matplotlib")
     assert main(["train", "--plot", str(out)]) == 0
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -73,7 +73,7 @@ def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys
         ),
         (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
         (["train.shard=2", "data.path=x.txt", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
-        (["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"], "train.device cuda is not here"),
+        (["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"], "train.device cuda is not available"),
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
     ],
 )
@@ -142,10 +142,13 @@ def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x in the environment is no number; unset RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x in the environment is no number"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\u00b2"}, "LOCAL_RANK=\u00b2 in the environment is no number"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "no MASTER_ADDR; start the command by torchrun, or unset RANK"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x in the environment is not a number; unset RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x in the environment is not a number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\u00b2"},
+            "LOCAL_RANK=\u00b2 in the environment is not a number",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "no MASTER_ADDR; start the command with torchrun, or unset RANK"),
         ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 in the environment does not fit WORLD_SIZE=2"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot be reached"),
     ],

@@ -1,4 +1,4 @@
-"""Laws of compiling: the same numbers where it works, one sentence where it cannot."""
+"""Properties of compilation: the same numbers if it works, one message if it does not."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from worlds import seeded, wake
 
 from adlm.config.schema import Schedule
 from adlm.methods import method_of
-from adlm.models import logit_gradients as slopes
-from adlm.training import compilation as compiling
+from adlm.models import logit_gradients
+from adlm.training import compilation
 from adlm.training.compilation import compile_trunks, why_not_compile
 
 
-def test_without_a_compiler_the_network_stays_as_it_is_and_one_sentence_says_why(tiny_config, monkeypatch):
+def test_without_a_compiler_the_network_is_unchanged_and_a_message_says_why(tiny_config, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
     network = method_of(tiny_config).build()
     assert "no C++ compiler (no-such-compiler)" in compile_trunks(network)
@@ -21,28 +21,28 @@ def test_without_a_compiler_the_network_stays_as_it_is_and_one_sentence_says_why
     network(torch.zeros(1, 8, dtype=torch.int64))
 
 
-def test_a_compiler_that_fails_is_found_out_on_something_small(monkeypatch):
+def test_a_failing_compiler_is_detected_on_a_small_function(monkeypatch):
     def failing(function):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compiling, "_why_no_cpp", lambda: "")
+    monkeypatch.setattr(compilation, "_why_no_cpp", lambda: "")
     monkeypatch.setattr("torch.compile", failing)
-    assert "failed on something small (RuntimeError)" in why_not_compile(torch.device("cpu"))
+    assert "failed on a small function (RuntimeError)" in why_not_compile(torch.device("cpu"))
 
 
 def test_triton_needs_a_c_compiler(monkeypatch):
-    slopes.why_no_triton.cache_clear()
+    logit_gradients.why_no_triton.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setenv("CC", "no-such-compiler")
     try:
-        assert "no C compiler (no-such-compiler)" in compiling.why_not_compile(torch.device("cuda"))
+        assert "no C compiler (no-such-compiler)" in compilation.why_not_compile(torch.device("cuda"))
     finally:
-        slopes.why_no_triton.cache_clear()
+        logit_gradients.why_no_triton.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_compiled_is_two_graphs_and_their_answers_stay(tiny_config):
-    """A block, of which all are alike, and what follows the last. By the compiler's front end: no code is built."""
+def test_a_network_compiles_to_two_graphs_with_the_same_results(tiny_config):
+    """One graph for all blocks, one for the final layers. The eager backend generates no code."""
     network = wake(method_of(tiny_config).build().double()).eval()
     ids = torch.randint(7, (2, 8), generator=seeded())
     expected = network(ids)
@@ -56,9 +56,9 @@ def test_what_is_compiled_is_two_graphs_and_their_answers_stay(tiny_config):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["adlm", "sedd", "ar"])  # one condition for all, one a row, none
-def test_compiled_on_a_gpu_the_loss_and_gradients_are_those_of_eager(tiny_config, name):
-    """Dropout too: its masks come from the same numbers."""
+@pytest.mark.parametrize("name", ["adlm", "sedd", "ar"])  # one condition per batch, one per row, none
+def test_on_a_gpu_compiled_loss_and_gradients_equal_eager_ones(tiny_config, name):
+    """Including dropout: a seed gives the same masks."""
     model = replace(tiny_config.model, dropout=0.2)
     method = method_of(replace(tiny_config, method=name, schedule=Schedule(eps=1e-3), model=model))
     x = torch.randint(7, (6, 8), generator=seeded()).cuda()

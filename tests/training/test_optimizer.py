@@ -1,4 +1,4 @@
-"""Laws of the optimiser and its rate."""
+"""Properties of the optimizer and the learning rate."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,27 +12,27 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.training.optimizer import DECAYS, build_optimizer, check_warm_up, learning_rate, set_learning_rate
 
-RECIPE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
+SCHEDULE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
 
 
-def test_the_rate_rises_in_a_line_from_zero_and_then_holds():
-    rates = [learning_rate(RECIPE, step) for step in range(1_001)]
+def test_the_rate_warms_up_linearly_from_zero_and_is_then_constant():
+    rates = [learning_rate(SCHEDULE, step) for step in range(1_001)]
     assert rates[:101] == pytest.approx([2e-3 * step / 100 for step in range(101)])
     assert set(rates[100:]) == {2e-3}
 
 
 @pytest.mark.parametrize(("decay", "halfway"), [("cosine", 1e-3), ("linear", 1e-3), ("trapezoid", 2e-3)])
 def test_a_decaying_rate_never_rises_again_and_ends_at_zero(decay, halfway):
-    rates = [learning_rate(replace(RECIPE, decay=decay), step) for step in range(1_201)]
+    rates = [learning_rate(replace(SCHEDULE, decay=decay), step) for step in range(1_201)]
     assert rates[100] == 2e-3
     assert rates[550] == pytest.approx(halfway)
     assert all(later <= earlier for earlier, later in pairwise(rates[100:]))
     assert rates[1_000:] == pytest.approx([0] * 201)
 
 
-def test_a_cosine_is_slower_than_a_line_at_first_and_faster_later():
+def test_cosine_decay_is_above_linear_decay_first_and_below_it_later():
     cosine, linear = (
-        [learning_rate(replace(RECIPE, decay=decay), step) for step in (300, 800)] for decay in ("cosine", "linear")
+        [learning_rate(replace(SCHEDULE, decay=decay), step) for step in (300, 800)] for decay in ("cosine", "linear")
     )
     assert cosine[0] > linear[0]
     assert cosine[1] < linear[1]
@@ -40,14 +40,14 @@ def test_a_cosine_is_slower_than_a_line_at_first_and_faster_later():
 
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 2_000, 1_000_000])
-def test_a_default_warm_up_ends_and_the_rate_is_reached(decay, steps):
+def test_the_default_warm_up_reaches_the_learning_rate(decay, steps):
     train = Train(steps=steps, decay=decay)
     check_warm_up(train)
     assert learning_rate(train, train.num_warm_up_steps) == train.learning_rate
     assert (learning_rate(train, 0) == 0) == (steps >= 10)
 
 
-def test_a_warm_up_that_does_not_end_is_refused_with_one_that_does():
+def test_a_warm_up_that_does_not_end_is_rejected_with_a_remedy():
     with pytest.raises(UserError, match=r"warm_up_steps 2500 does not end within train.steps 2000.*warm_up_steps=200$"):
         check_warm_up(Train(steps=2_000, warm_up_steps=2_500))
     with pytest.raises(UserError, match="does not end"):
@@ -56,8 +56,8 @@ def test_a_warm_up_that_does_not_end_is_refused_with_one_that_does():
 
 
 @pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture"])
-def test_the_bridge_moves_at_its_own_rate_and_nothing_else_does(tiny_config, bridge):
-    """Adam's first step is the rate itself, whatever the gradient: how far a weight moved is its rate."""
+def test_only_the_bridge_has_its_own_learning_rate(tiny_config, bridge):
+    """Adam's first step has the size of the learning rate, whatever the gradient."""
     config = replace(tiny_config, model=replace(tiny_config.model, bridge=bridge))
     train = Train(bridge_rate=0.25, epsilon=1e-300)
     network = wake(method_of(config).build().double())
@@ -69,9 +69,9 @@ def test_the_bridge_moves_at_its_own_rate_and_nothing_else_does(tiny_config, bri
     optimizer.step()
     slowed = set()
     for name, weight in network.named_parameters():
-        moved = (weight - before[name]).abs()
-        slow = bool((moved < 5e-3).all())
-        torch.testing.assert_close(moved, torch.full_like(moved, 2.5e-3 if slow else 1e-2))
+        change = (weight - before[name]).abs()
+        slow = bool((change < 5e-3).all())
+        torch.testing.assert_close(change, torch.full_like(change, 2.5e-3 if slow else 1e-2))
         slowed |= {name} if slow else set()
     assert slowed == {name for name in before if name.startswith("denoiser.bridge.")} != set()
 
@@ -82,8 +82,8 @@ def test_without_a_bridge_every_weight_is_in_one_group(mdlm_config):
     assert len(group["params"]) == len(list(network.parameters()))
 
 
-def test_the_recipe_reaches_adamw(tiny_config):
-    """One step by hand: decoupled decay, both moments, epsilon."""
+def test_the_options_reach_adamw(tiny_config):
+    """Two steps by hand: decoupled decay, both moments, epsilon."""
     train = Train(beta1=0.8, beta2=0.7, epsilon=0.3, weight_decay=0.5)
     network = torch.nn.Linear(1, 1, bias=False).double()
     w, g, rate = float(network.weight.detach()), 0.4, 0.1
@@ -99,4 +99,4 @@ def test_the_recipe_reaches_adamw(tiny_config):
         expected -= rate * (mean / (1 - 0.8**n)) / ((square / (1 - 0.7**n)) ** 0.5 + 0.3)
     assert float(network.weight.detach()) == pytest.approx(
         expected, rel=1e-7, abs=1e-8
-    )  # the fused kernel takes its knobs in float32
+    )  # the fused kernel takes its options in float32

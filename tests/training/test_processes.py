@@ -1,4 +1,4 @@
-"""Laws of processes: two train like one, whatever they hold, and either goes on where the other stopped."""
+"""Properties of several processes: two train like one, however weights are sharded, and either resumes the other."""
 
 import pytest
 import torch
@@ -19,45 +19,45 @@ SEDD = ("method=sedd", "train.steps=4", *NEEDS["sedd"])
 D3PM = ("method=d3pm", "train.steps=4", *NEEDS["d3pm"])
 UNIGRAMS = ("train.unigram_start=true", "model.start=neighbours", "train.steps=4")
 
-# On two processes: the knobs, and the run of one process that it must equal.
+# On two processes: the options, and the single-process run that the result must equal.
 CASES = {
-    "replicate": (("train.replicate=2", "train.micro_batch=2"), "alone"),
-    "shard": (("train.shard=2", "train.micro_batch=2", "train.recompute=true"), "alone"),
-    "float32": (("train.shard=2", "train.precision=float32"), "alone in float32"),
-    "sedd": (("train.shard=2", *SEDD), "alone with sedd"),
-    "d3pm": (("train.shard=2", *D3PM), "alone with d3pm"),
-    "unigrams": (("train.replicate=2", "train.micro_batch=2", *UNIGRAMS), "alone from unigrams"),
-    "two then one": (("train.shard=2", "train.steps=10"), "alone"),
-    "one then two": (("train.shard=2",), "alone"),
+    "replicate": (("train.replicate=2", "train.micro_batch=2"), "single"),
+    "shard": (("train.shard=2", "train.micro_batch=2", "train.recompute=true"), "single"),
+    "float32": (("train.shard=2", "train.precision=float32"), "single in float32"),
+    "sedd": (("train.shard=2", *SEDD), "single with sedd"),
+    "d3pm": (("train.shard=2", *D3PM), "single with d3pm"),
+    "unigrams": (("train.replicate=2", "train.micro_batch=2", *UNIGRAMS), "single from unigrams"),
+    "two then one": (("train.shard=2", "train.steps=10"), "single"),
+    "one then two": (("train.shard=2",), "single"),
 }
-ORACLES = {
-    "alone": (),
-    "alone in float32": ("train.precision=float32",),
-    "alone with sedd": SEDD,
-    "alone from unigrams": UNIGRAMS,
-    "alone with d3pm": D3PM,
+REFERENCES = {
+    "single": (),
+    "single in float32": ("train.precision=float32",),
+    "single with sedd": SEDD,
+    "single from unigrams": UNIGRAMS,
+    "single with d3pm": D3PM,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_train_like_one(tmp_path):
-    """To 1e-10 after 20 steps in float64, to 1e-5 in float32; a snapshot of either goes on with the other."""
+    """To 1e-10 after 20 steps in float64, to 1e-5 in float32; each resumes checkpoints of the other."""
     prepared = corpus(tmp_path)
-    for name, words in ORACLES.items():
+    for name, words in REFERENCES.items():
         run(prepared, tmp_path / name, *EXACT, *words)
     run(prepared, tmp_path / "one then two", *EXACT, "train.steps=10")
     run_on_two(prepared, {name: (tmp_path / name, (*EXACT, *words)) for name, (words, _) in CASES.items()})
     run(prepared, tmp_path / "two then one", *EXACT)
-    for name, (_, oracle) in CASES.items():
+    for name, (_, reference) in CASES.items():
         tolerance = 1e-5 if name == "float32" else 1e-10
-        ours, theirs = weights(tmp_path / name), weights(tmp_path / oracle)
+        ours, theirs = weights(tmp_path / name), weights(tmp_path / reference)
         assert ours.keys() == theirs.keys()
         for key in ours:
             torch.testing.assert_close(ours[key], theirs[key], rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
-        theirs = {line["step"]: line for line in logged(tmp_path / oracle)}
+        theirs = {line["step"]: line for line in logged(tmp_path / reference)}
         for line in logged(tmp_path / name):
-            if "valid_nats" not in line or line["step"] == 20:  # a run that was to end at step 10 measured there too
+            if "valid_nats" not in line or line["step"] == 20:  # a run with train.steps=10 validated there as well
                 assert line == pytest.approx(theirs[line["step"]], rel=1e-4 if name == "float32" else 1e-6), name
 
 
@@ -71,24 +71,24 @@ def test_two_processes_train_like_one(tmp_path):
         (Train(replicate=2, shard=4), 8, (2, 4)),
     ],
 )
-def test_the_mesh_is_two_integers_whose_product_is_the_processes(train, processes, shape):
+def test_the_mesh_shape_multiplies_to_the_number_of_processes(train, processes, shape):
     assert mesh_shape(train, processes) == shape
 
 
 @pytest.mark.parametrize(
-    ("train", "processes", "sentence"),
+    ("train", "processes", "error"),
     [
         (Train(shard=3), 8, "train.shard 3 does not fit 8 processes"),
         (Train(replicate=2, shard=2), 8, "train.replicate 2 x train.shard 2 does not fit 8 processes"),
         (Train(shard=2), 1, "train.shard 2 does not fit 1 process:"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused(train, processes, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_a_mesh_that_does_not_fit_is_rejected(train, processes, error):
+    with pytest.raises(UserError, match=error):
         mesh_shape(train, processes)
 
 
-def test_a_batch_is_whole_micro_batches_on_every_process():
+def test_the_batch_size_is_a_multiple_of_the_micro_batch_on_every_process():
     assert micro_batches(Train(batch_size=512, micro_batch=32), 8) == (2, 32)
     assert micro_batches(Train(batch_size=512), 8) == (1, 64)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Properties of resuming: a refused resume changes nothing, and nothing damaged is used without a word."""
+"""Properties of resuming: a rejected resume changes nothing, and damage is always reported."""
 
 import json
 import math
@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import contents, without_clocks
-from small_runs import Quiet, corpus, logged, run, weights
+from kills import contents, without_timings
+from small_runs import RecordingReporter, corpus, logged, run, weights
 
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
-from adlm.training import checkpoint as snapshot
-from adlm.training import run_folder, train
+from adlm.training import checkpoint, run_folder, train
 from adlm.training.validation import ValidationResult
 
 SHORT = ("model.blocks=1", "train.steps=4", "train.snapshot_every=2", "train.valid_every=2")
@@ -40,38 +39,38 @@ def out(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    return contents(folder, {"metrics.jsonl": without_clocks})
+def files_of(folder: Path) -> dict[str, bytes]:
+    return contents(folder, {"metrics.jsonl": without_timings})
 
 
-def with_stale_model(out: Path) -> None:
-    """As if the process had been killed between the last snapshot and the model."""
+def make_model_stale(out: Path) -> None:
+    """As if the process had been killed between writing the last checkpoint and writing the model."""
     stale = out / "model" / "model.safetensors"
     stale.write_bytes(stale.read_bytes()[:-8] + bytes(8))
 
 
-def test_the_model_is_that_of_the_last_step_though_the_run_was_killed_after_its_last_snapshot(prepared, finished, out):
-    with_stale_model(out)
+def test_a_run_killed_between_its_last_checkpoint_and_its_model_writes_the_model_on_resuming(prepared, finished, out):
+    make_model_stale(out)
     assert run(prepared, out, *SHORT).counters.step == 4
-    assert everything(out) == everything(finished)
+    assert files_of(out) == files_of(finished)
 
 
-def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_snapshot(prepared, out, tmp_path, monkeypatch):
-    keep, walk, models = train._save_model, train._training_loop, []
+def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_checkpoint(prepared, out, tmp_path, monkeypatch):
+    save_model, training_loop, models = train._save_model, train._training_loop, []
 
-    def kept(shop, place):
-        keep(shop, place)
-        models.append((place.name, weights(place.parent, place.name)))
+    def recording_save_model(context, path):
+        save_model(context, path)
+        models.append((path.name, weights(path.parent, path.name)))
 
-    def stopped(shop, counters):
-        shop.stop.signal = signal.SIGTERM
-        return walk(shop, counters)
+    def stopped(context, counters):
+        context.stop.signal = signal.SIGTERM
+        return training_loop(context, counters)
 
-    monkeypatch.setattr(train, "_save_model", kept)
-    run(prepared, tmp_path / "unbroken", *SHORT)
+    monkeypatch.setattr(train, "_save_model", recording_save_model)
+    run(prepared, tmp_path / "uninterrupted", *SHORT)
     of_step_2 = next(model for name, model in models if name == "model")
     shutil.rmtree(out / "snapshots" / "step-00000004")
-    with_stale_model(out)
+    make_model_stale(out)
     monkeypatch.setattr(train, "_training_loop", stopped)
     outcome = run(prepared, out, *SHORT)
     assert (outcome.signal, outcome.counters.step) == (signal.SIGTERM, 2)
@@ -80,7 +79,7 @@ def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_snapshot(pr
 
 @pytest.fixture
 def own(tmp_path: Path) -> tuple[Path, Path, tuple[str, ...]]:
-    """A run on its own text, the text, and the knobs of the run."""
+    """A run that prepared its own text, the text, and the options of the run."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} is a number of the union\n" for number in range(60)))
     words = (
@@ -96,7 +95,7 @@ def own(tmp_path: Path) -> tuple[Path, Path, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "error"),
     [
         ("appended", r"text\.txt is not what .*data was prepared from; put it back.*data.prepared=.*data to resume"),
         ("deleted", r"does not exist.*add data.prepared=.*data to resume with the text as it was prepared"),
@@ -106,126 +105,125 @@ def own(tmp_path: Path) -> tuple[Path, Path, tuple[str, ...]]:
         ("data.seed=4", r"another config \(data.seed 0 -> 4\)"),
     ],
 )
-def test_a_refused_resume_leaves_the_run_and_its_text_as_they_were(own, change, sentence):
+def test_a_rejected_resume_leaves_the_run_and_its_text_unchanged(own, change, error):
     out, text, words = own
-    before = everything(out)
+    before = files_of(out)
     if change == "appended":
         text.write_text(text.read_text() + "one more line\n")
     elif change == "deleted":
         text.unlink()
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=error):
         run(Path(), out, *words, *([change] if "=" in change else []))
-    assert everything(out) == before
-    if change in ("appended", "deleted"):  # the remedy that is named
+    assert files_of(out) == before
+    if change in ("appended", "deleted"):  # the remedy in the error message
         more = [word for word in words if not word.startswith(("data.", "tokenizer"))]
         assert run(out / "data", out, *more, "data.held_out=0.1", "data.boundary=line").counters.step == 4
 
 
-def test_a_run_that_has_begun_never_prepares_its_text_anew(own):
+def test_a_run_that_has_started_never_prepares_its_text_again(own):
     out, _, words = own
     shutil.rmtree(out / "data")
     with pytest.raises(
-        UserError, match=r"there is no text in .*data; put it back, or give the folder of the same text"
+        UserError, match=r"there is no prepared data in .*data; restore it, or give a folder with the same data"
     ):
         run(Path(), out, *words)
     assert not (out / "data").exists()
 
 
-def test_a_stream_that_changed_is_told_with_what_can_be_done(tmp_path, monkeypatch):
+def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} is a number of the union\n" for number in range(100)))
     words = (*SHORT, f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0", "data.prepared=")
     stream = (*words, "data.streaming=true", "train.steps=200", "train.valid_every=0")
-    whole, step = text.read_text(), train.train_step
+    original, step = text.read_text(), train.train_step
 
     def appending(*values):
-        text.write_text(f"{whole} and more")
+        text.write_text(f"{original} and more")
         return step(*values)
 
     monkeypatch.setattr(train, "train_step", appending)
-    with pytest.raises(UserError, match=r"changed while .* steps done are saved, and the same command resumes .* once"):
+    error = r"changed while .* steps are saved: restore the text and rerun the same command"
+    with pytest.raises(UserError, match=error):
         run(Path(), tmp_path / "run", *stream)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"a run on another text: .* put that back"):
+    with pytest.raises(UserError, match=r"a run on another text: .* restore it"):
         run(Path(), tmp_path / "run", *stream)
-    text.write_text(whole)
-    done = snapshot.find_checkpoint(tmp_path / "run" / "snapshots", print)
-    assert done is not None
-    steps = done.counters.step
+    text.write_text(original)
+    latest = checkpoint.find_checkpoint(tmp_path / "run" / "snapshots", print)
+    assert latest is not None
+    steps = latest.counters.step
     assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
 
 
 @pytest.mark.parametrize("nats", [math.nan, math.inf])
-def test_a_held_out_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
-    measure, screen = train.validate, Quiet()
+def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
+    validate, reporter = train.validate, RecordingReporter()
     monkeypatch.setattr(train, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
-    outcome = run(prepared, tmp_path / "run", *SHORT, screen=screen)
+    outcome = run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
-    assert sum(f"held-out rows is {nats} at step" in sentence for sentence in screen.said) == 2
-    card = json.loads((tmp_path / "run/snapshots/step-00000004/snapshot.json").read_text())
-    assert card["nats"] is None
+    assert sum(f"held-out rows is {nats} at step" in message for message in reporter.messages) == 2
+    manifest = json.loads((tmp_path / "run/snapshots/step-00000004/snapshot.json").read_text())
+    assert manifest["nats"] is None
     assert logged(tmp_path / "run")[-1]["valid_nats"] is None
-    monkeypatch.setattr(train, "validate", measure)
+    monkeypatch.setattr(train, "validate", validate)
     outcome = run(prepared, tmp_path / "run", *SHORT, "train.steps=6")
     assert outcome.counters.best_step == 6
     assert (tmp_path / "run" / "best").is_dir()
 
 
-def test_shards_rewritten_at_the_same_size_are_refused(prepared, out, tmp_path):
+def test_shards_rewritten_with_the_same_size_are_rejected(prepared, out, tmp_path):
     text = tmp_path / "text"
     shutil.copytree(prepared, text)
     shard = text / "train" / "tokens-00000.bin"
     shard.write_bytes(shard.read_bytes()[:-2] + b"a\0")
-    for place in (out, tmp_path / "new"):
+    for path in (out, tmp_path / "new"):
         with pytest.raises(UserError, match=r"tokens-00000\.bin is not what was written \(its checksum differs\)"):
-            run(text, place, *SHORT)
+            run(text, path, *SHORT)
 
 
-def test_reading_many_shards_for_their_checksums_is_said(prepared, tmp_path, monkeypatch):
+def test_comparing_the_checksums_of_large_shards_is_reported(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.training.data.LARGE", 100)
-    screen = Quiet()
-    run(prepared, tmp_path / "run", *SHORT, screen=screen)
-    assert any("comparing the checksums of" in sentence for sentence in screen.said)
+    reporter = RecordingReporter()
+    run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
+    assert any("comparing the checksums of" in message for message in reporter.messages)
 
 
 @pytest.mark.parametrize("change", [("row", 8), ("step", "x"), ("window", [])])
-def test_a_changed_number_in_a_snapshot_is_found(change, prepared, finished, out):
-    place, screen = out / "snapshots" / "step-00000004" / "snapshot.json", Quiet()
-    card = json.loads(place.read_text())
-    card["counters"][change[0]] = change[1]
-    place.write_text(json.dumps(card, indent=1))
-    run(prepared, out, *SHORT, screen=screen)
-    assert any(
-        "step-00000004 is damaged (snapshot.json is not what was written" in sentence for sentence in screen.said
-    )
+def test_a_changed_number_in_a_checkpoint_is_detected(change, prepared, finished, out):
+    path, reporter = out / "snapshots" / "step-00000004" / "snapshot.json", RecordingReporter()
+    manifest = json.loads(path.read_text())
+    manifest["counters"][change[0]] = change[1]
+    path.write_text(json.dumps(manifest, indent=1))
+    run(prepared, out, *SHORT, reporter=reporter)
+    assert any("step-00000004 is damaged (snapshot.json was modified" in message for message in reporter.messages)
     shutil.rmtree(out / "snapshots" / "step-00000004.damaged")
-    assert everything(out) == everything(finished)
+    assert files_of(out) == files_of(finished)
 
 
 @pytest.mark.parametrize("content", ["[" * 10**5, "[]", "null", "3", "", "\xff", '{"format": 2}'])
-def test_a_snapshot_of_odd_content_is_damaged(content, out):
+def test_a_checkpoint_with_an_invalid_manifest_is_damaged(content, out):
     (out / "snapshots" / "step-00000004" / "snapshot.json").write_bytes(content.encode("latin-1"))
-    said: list[str] = []
-    found = snapshot.find_checkpoint(out / "snapshots", said.append)
-    assert found is not None
-    assert found.counters.step == 2
-    assert "step-00000004 is damaged" in said[0]
+    messages: list[str] = []
+    latest = checkpoint.find_checkpoint(out / "snapshots", messages.append)
+    assert latest is not None
+    assert latest.counters.step == 2
+    assert "step-00000004 is damaged" in messages[0]
 
 
-def test_an_edited_config_is_refused_or_said(prepared, out):
+def test_an_edited_config_is_rejected_or_reported(prepared, out):
     config = out / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("seed: 0\n", "seed: 1\n").replace("gamma: 0.1\n", "gamma: 0.2\n"))
-    before = everything(out)
+    before = files_of(out)
     with pytest.raises(UserError, match=r"another config \(.*anchor.gamma 0.1 -> 0.2"):
-        train.train(resolve([], run_folder.RunFolder(out).config), out, Quiet())
-    assert everything(out) == before
+        train.train(resolve([], run_folder.RunFolder(out).config), out, RecordingReporter())
+    assert files_of(out) == before
     config.write_text(text.replace("steps: 4\n", "steps: 6\n", 1))
-    screen = Quiet()
-    outcome = train.train(resolve([], run_folder.RunFolder(out).config), out, screen)
+    reporter = RecordingReporter()
+    outcome = train.train(resolve([], run_folder.RunFolder(out).config), out, reporter)
     assert outcome.counters.step == 6
-    assert "train.steps 4 -> 6" in screen.said
+    assert "train.steps 4 -> 6" in reporter.messages
 
 
 DAMAGE = [
@@ -238,32 +236,32 @@ DAMAGE = [
 ]
 
 
-def test_a_damaged_line_of_metrics_costs_that_line_alone(prepared, finished, out, capsys):
-    metrics, screen = out / "metrics.jsonl", Quiet()
+def test_a_damaged_line_of_metrics_loses_that_line_only(prepared, finished, out, capsys):
+    metrics, reporter = out / "metrics.jsonl", RecordingReporter()
     first, second = metrics.read_bytes().splitlines()
     damaged = b"\n".join((first, *DAMAGE, second, b'{"step": 9, "to'))
     metrics.write_bytes(damaged)
-    run(prepared, out, *SHORT, screen=screen)
+    run(prepared, out, *SHORT, reporter=reporter)
     assert logged(out) == logged(finished)
     assert (out / "metrics.jsonl.damaged").read_bytes() == damaged
-    assert sum(f"{len(DAMAGE)} damaged line" in sentence for sentence in screen.said) == 1
+    assert sum(f"{len(DAMAGE)} damaged line" in message for message in reporter.messages) == 1
     metrics.write_bytes(damaged)
     pytest.importorskip("matplotlib")
     assert main(["train", "--plot", str(out)]) == 0
     assert f"has {len(DAMAGE)} damaged line(s), which are left out" in capsys.readouterr().err
 
 
-def test_an_unfinished_last_line_of_metrics_is_dropped_without_a_word(prepared, finished, out):
-    metrics, screen = out / "metrics.jsonl", Quiet()
+def test_an_incomplete_last_line_of_metrics_is_dropped_without_a_message(prepared, finished, out):
+    metrics, reporter = out / "metrics.jsonl", RecordingReporter()
     metrics.write_bytes(metrics.read_bytes() + b'{"step": 6, "nats": 3.')
-    run(prepared, out, *SHORT, screen=screen)
+    run(prepared, out, *SHORT, reporter=reporter)
     assert logged(out) == logged(finished)
     assert not list(out.glob("metrics.jsonl.*"))
-    assert not any("damaged" in sentence for sentence in screen.said)
+    assert not any("damaged" in message for message in reporter.messages)
 
 
-def test_what_killed_processes_left_behind_is_no_obstacle_and_is_deleted(prepared, finished, tmp_path):
-    """Before the config is there, and everywhere in the folder."""
+def test_temporary_files_of_killed_processes_are_deleted(prepared, finished, tmp_path):
+    """Also before the config exists, and everywhere in the folder."""
     out = tmp_path / "run"
     for name in (
         ".text.sha256.new1",
@@ -279,7 +277,7 @@ def test_what_killed_processes_left_behind_is_no_obstacle_and_is_deleted(prepare
     shutil.rmtree(out / "snapshots")
     shutil.rmtree(out / "samples")
     run(prepared, out, *SHORT)
-    assert everything(out) == everything(finished)
+    assert files_of(out) == files_of(finished)
 
 
 def test_a_model_does_not_name_the_folder_of_the_shards_it_was_trained_on(prepared, finished):
@@ -295,11 +293,11 @@ def test_a_model_folder_is_not_trained_into(prepared, finished, tmp_path):
     assert contents(tmp_path / "model") == before
 
 
-def test_a_run_is_resumed_from_another_folder_though_its_text_was_given_relative(prepared, tmp_path, monkeypatch):
+def test_a_run_given_a_relative_data_path_resumes_from_another_folder(prepared, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared.parent)
     run(Path(prepared.name), tmp_path / "run", *SHORT)
     monkeypatch.chdir(tmp_path)
-    there = run_folder.RunFolder(tmp_path / "run").config
-    assert there is not None
-    assert os.path.isabs(there.data.prepared)
-    assert train.train(resolve(["train.steps=5"], there), tmp_path / "run", Quiet()).counters.step == 5
+    config = run_folder.RunFolder(tmp_path / "run").config
+    assert config is not None
+    assert os.path.isabs(config.data.prepared)
+    assert train.train(resolve(["train.steps=5"], config), tmp_path / "run", RecordingReporter()).counters.step == 5

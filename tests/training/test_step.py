@@ -1,4 +1,4 @@
-"""Laws of one optimiser step."""
+"""Properties of one optimizer step."""
 
 import socket
 from dataclasses import replace
@@ -26,7 +26,7 @@ CLEAN = torch.tensor([i for i in range(12) if i != MASK])
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-def settings(name: str, **train) -> Config:
+def config_of(name: str, **train) -> Config:
     return Config(
         method=name,
         vocabulary=Vocabulary(size=12, mask_id=MASK, bos_id=3),
@@ -47,71 +47,72 @@ def right_padding(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(8) >= 8 - torch.arange(len(x))[:, None]
 
 
-def take(config, batches, steps=3, fast=True):
-    """A few steps in float64 from the same weights and draws, ours or written out."""
+def take_steps(config, batches, steps=3, fused=True):
+    """A few steps in float64 from the same weights and noise: `train_step`, or plain torch operations."""
     method = method_of(config)
     network = wake(method.build().double()).train()
-    average, draws = EMA(network, 0.9), seeded(5)
-    if fast:
+    ema, generator = EMA(network, 0.9), seeded(5)
+    if fused:
         optimizer = build_optimizer(network, config.train)
         for _ in range(steps):
             tokens = count_tokens(method, batches)
-            report = train_step(method, network, optimizer, average, batches, tokens, 0.5, draws)
+            report = train_step(method, network, optimizer, ema, batches, tokens, 0.5, generator)
             report.check()
-        return network, average, report
+        return network, ema, report
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, foreach=False, fused=False
     )
     for _ in range(steps):
         optimizer.zero_grad()
-        losses = [method.loss(network, batch.x, batch.pad, 0.5, draws) for batch in batches]
+        losses = [method.loss(network, batch.x, batch.pad, 0.5, generator) for batch in batches]
         (sum(loss.total for loss in losses) / sum(int(loss.num_tokens) for loss in losses)).backward()
         norm = sum(float(weight.grad.square().sum()) for weight in network.parameters()) ** 0.5
         for weight in network.parameters():
             weight.grad *= min(1.0, config.train.clip / norm) if config.train.clip else 1.0
         optimizer.step()
-        average.update(network)
-    return network, average, None
+        ema.update(network)
+    return network, ema, None
 
 
-def same(ours, theirs, **tolerance):
+def assert_close(ours, theirs, **tolerance):
     for name, weight in theirs.items():
         torch.testing.assert_close(ours[name], weight, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
 
 
 @every_method
 @pytest.mark.parametrize("clip", [0.0, 0.01, 1e6])
-def test_the_fused_step_is_the_step_written_out(name, clip):
-    """Clipping inside AdamW's kernel, the division by tokens, the average: as torch's plain parts have them."""
+def test_the_fused_step_equals_the_step_in_plain_torch(name, clip):
+    """Clipping inside AdamW's kernel, the division by tokens and the EMA."""
     x = text()
     pad = None if name == "d3pm" else right_padding(x)
     batches = [MicroBatch(x, pad), MicroBatch(text(seed=1))]
-    ours, our_average, _ = take(settings(name, clip=clip), batches)
-    plain, plain_average, _ = take(settings(name, clip=clip), batches, fast=False)
-    rounding = {"rtol": 1e-6, "atol": 1e-7}  # the fused kernel takes its scale in float32, and moves by 1e-2 a step
-    same(ours.state_dict(), plain.state_dict(), **rounding)
-    same(our_average.weights, plain_average.weights, **rounding)
-    assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), our_average.weights.values(), strict=True))
+    ours, our_ema, _ = take_steps(config_of(name, clip=clip), batches)
+    plain, plain_ema, _ = take_steps(config_of(name, clip=clip), batches, fused=False)
+    # The fused kernel takes its scale in float32, and a step changes weights by 1e-2.
+    rounding = {"rtol": 1e-6, "atol": 1e-7}
+    assert_close(ours.state_dict(), plain.state_dict(), **rounding)
+    assert_close(our_ema.weights, plain_ema.weights, **rounding)
+    assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), our_ema.weights.values(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-def test_micro_batches_of_unlike_length_add_up_to_the_whole_batch(name):
-    """Nothing is drawn from left to right, so the two runs see the same losses: equal in float64."""
+def test_micro_batches_of_different_lengths_add_up_to_the_whole_batch(name):
+    """Autoregressive losses draw no noise, so the two runs have the same losses: equal in float64."""
     x = text()
     pad = right_padding(x)
-    whole, _, of_whole = take(settings(name), [MicroBatch(x, pad)])
-    parts, _, of_parts = take(settings(name), [MicroBatch(x[:1], pad[:1]), MicroBatch(x[1:], pad[1:])])
-    same(parts.state_dict(), whole.state_dict(), rtol=1e-10, atol=1e-12)
-    for field in ("total", "nats", "norm"):
+    whole, _, of_whole = take_steps(config_of(name), [MicroBatch(x, pad)])
+    parts, _, of_parts = take_steps(config_of(name), [MicroBatch(x[:1], pad[:1]), MicroBatch(x[1:], pad[1:])])
+    assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-10, atol=1e-12)
+    for field in ("total", "nats", "gradient_norm"):
         torch.testing.assert_close(getattr(of_parts, field), getattr(of_whole, field), rtol=1e-10, atol=1e-12)
     for part, value in of_whole.parts.items():
         torch.testing.assert_close(of_parts.parts[part], value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["adlm", "mdlm", "sedd"])
-def test_micro_batches_of_one_noising_add_up_too(name, monkeypatch):
-    """The same with masks and times that belong to the row."""
-    config, x = settings(name), text()
+def test_micro_batches_with_the_same_noise_add_up_to_the_whole_batch(name, monkeypatch):
+    """Masks and times are fixed per row."""
+    config, x = config_of(name), text()
     method = method_of(config)
     z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
     t = torch.linspace(0.2, 0.9, len(x)).double()
@@ -121,86 +122,86 @@ def test_micro_batches_of_one_noising_add_up_too(name, monkeypatch):
         return self.loss_at(network, rows, NoisedBatch(z[at], t[at]), pad)
 
     monkeypatch.setattr(type(method), "loss", loss)
-    whole, _, _ = take(config, [MicroBatch(x)])
-    parts, _, _ = take(config, [MicroBatch(x[:1]), MicroBatch(x[1:3]), MicroBatch(x[3:])])
-    same(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
+    whole, _, _ = take_steps(config, [MicroBatch(x)])
+    parts, _, _ = take_steps(config, [MicroBatch(x[:1]), MicroBatch(x[1:3]), MicroBatch(x[3:])])
+    assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["adlm", "sedd", "d3pm"])
-def test_micro_batches_that_know_their_place_draw_and_train_like_the_whole_batch(name):
-    config, x = settings(name), text()
-    whole, _, _ = take(config, [MicroBatch(x)])
-    places = [(0, 1), (1, 3), (3, len(x))]
-    parts, _, _ = take(config, [MicroBatch(x[a:b], portion=BatchSlice(a, len(x))) for a, b in places])
-    same(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
+def test_micro_batches_with_a_batch_slice_draw_and_train_like_the_whole_batch(name):
+    config, x = config_of(name), text()
+    whole, _, _ = take_steps(config, [MicroBatch(x)])
+    slices = [(0, 1), (1, 3), (3, len(x))]
+    parts, _, _ = take_steps(config, [MicroBatch(x[a:b], batch_slice=BatchSlice(a, len(x))) for a, b in slices])
+    assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
 
 
-def test_the_norm_is_that_of_the_mean_and_a_clipped_step_has_the_norm_of_the_clip():
-    """SGD's view of the step: with AdamW's moments fresh, m = (1 - beta1) g, clipped."""
-    config = settings("mdlm", clip=0.01)
+def test_the_reported_norm_is_before_clipping_and_the_clipped_gradient_has_the_norm_train_clip():
+    """After the first step, AdamW's first moment is (1 - beta1) g with the clipped gradient g."""
+    config = config_of("mdlm", clip=0.01)
     method = method_of(config)
     network = wake(method.build().double())
     optimizer = build_optimizer(network, config.train)
     report = train_step(method, network, optimizer, None, [MicroBatch(text())], 48, 0.0, seeded())
     moments = [optimizer.state[weight]["exp_avg"] for weight in network.parameters()]
-    assert report.norm > 0.01
+    assert report.gradient_norm > 0.01
     assert float(torch.nn.utils.get_total_norm(moments)) / 0.1 == pytest.approx(0.01, rel=1e-6)
 
 
 @every_method
-def test_a_loss_that_is_not_finite_moves_nothing_and_is_told(name):
-    config = settings(name)
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name):
+    config = config_of(name)
     method = method_of(config)
     network = wake(method.build())
     optimizer = build_optimizer(network, config.train)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
     train_step(method, network, optimizer, None, *arguments).check()
-    sick = next(weight for key, weight in network.named_parameters() if key.endswith("head.bias"))
-    sick.data[2] = torch.nan
+    bias = next(weight for key, weight in network.named_parameters() if key.endswith("head.bias"))
+    bias.data[2] = torch.nan
     before = {key: value.clone() for key, value in network.state_dict().items()}
     report = train_step(method, network, optimizer, None, *arguments)
     assert all(torch.equal(before[key], value) or key.endswith("bias") for key, value in network.state_dict().items())
     with pytest.raises(UserError, match=r"loss is nan.*train\.learning_rate"):
         report.check()
-    sick.data[2] = 0.0
-    train_step(method, network, optimizer, None, *arguments).check()  # and the run can go on
+    bias.data[2] = 0.0
+    train_step(method, network, optimizer, None, *arguments).check()  # and training can continue
 
 
-def test_a_skipped_step_leaves_the_average_and_its_count_as_they_were():
-    config = settings("mdlm")
+def test_a_skipped_step_leaves_the_ema_and_its_count_unchanged():
+    config = config_of("mdlm")
     method = method_of(config)
     network = wake(method.build())
-    optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9999)
+    optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9999)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
-    train_step(method, network, optimizer, average, *arguments).check()
-    before = {key: value.clone() for key, value in average.weights.items()}
+    train_step(method, network, optimizer, ema, *arguments).check()
+    before = {key: value.clone() for key, value in ema.weights.items()}
     hook = next(network.parameters()).register_hook(lambda gradient: gradient * torch.inf)
-    assert not train_step(method, network, optimizer, average, *arguments).finite
+    assert not train_step(method, network, optimizer, ema, *arguments).finite
     hook.remove()
-    assert int(average.num_updates) == 1
-    assert all(torch.equal(before[key], value) for key, value in average.weights.items())
+    assert int(ema.num_updates) == 1
+    assert all(torch.equal(before[key], value) for key, value in ema.weights.items())
 
 
-def test_the_mask_in_the_text_is_refused_where_the_text_enters():
-    config = settings("mdlm")
+def test_the_mask_in_the_text_is_rejected_by_the_step_and_by_the_loss():
+    config = config_of("mdlm")
     method = method_of(config)
     network = method.build()
     x = text()
     x[1, 2] = MASK
     with pytest.raises(UserError, match="mask id 7"):
         train_step(method, network, build_optimizer(network, config.train), None, [MicroBatch(x)], 48, 0.0, seeded())
-    with pytest.raises(UserError, match="mask id 7"):  # and outside a step the method still looks for itself
+    with pytest.raises(UserError, match="mask id 7"):  # outside a step, the method checks it
         method.loss(network, x, None, 0.0, seeded())
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units says so and goes on
-def test_a_step_under_autocast_leaves_the_weights_in_their_precision():
-    config = settings("adlm")
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a warning of CPUs without bf16 support
+def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
+    config = config_of("adlm")
     method = method_of(config)
     network = wake(method.build())
     optimizer = build_optimizer(network, config.train)
     report = train_step(
-        method, network, optimizer, None, [MicroBatch(text())], 48, 0.5, seeded(), lowered=torch.bfloat16
+        method, network, optimizer, None, [MicroBatch(text())], 48, 0.5, seeded(), autocast_dtype=torch.bfloat16
     )
     report.check()
     assert all(weight.dtype == torch.float32 == weight.grad.dtype for weight in network.parameters())
@@ -210,24 +211,24 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         mesh = init_device_mesh("cpu", (world,))
-        config = settings("a2r", clip=0.01)
+        config = config_of("a2r", clip=0.01)
         method = method_of(config)
         network = wake(method.build().double())
         for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
         register_fsdp_forward_method(network, "score")
-        optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
+        optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
         rows = text()[3 * rank : 3 * rank + 3]
         for _ in range(3):
-            report = train_step(method, network, optimizer, average, [MicroBatch(rows)], 42 / world, 0.5, seeded())
-        torch.testing.assert_close(report.norm, norm, rtol=1e-9, atol=1e-12)
+            report = train_step(method, network, optimizer, ema, [MicroBatch(rows)], 42 / world, 0.5, seeded())
+        torch.testing.assert_close(report.gradient_norm, norm, rtol=1e-9, atol=1e-12)
         for name, weight in network.named_parameters():
             assert isinstance(weight, DTensor)
-            assert isinstance(average.weights[name], DTensor)
+            assert isinstance(ema.weights[name], DTensor)
             torch.testing.assert_close(weight.full_tensor(), expected[name], rtol=1e-8, atol=1e-10)
-            torch.testing.assert_close(average.weights[name].full_tensor(), averaged[name], rtol=1e-8, atol=1e-10)
-        with average.in_place_of_weights(network):
+            torch.testing.assert_close(ema.weights[name].full_tensor(), averaged[name], rtol=1e-8, atol=1e-10)
+        with ema.in_place_of_weights(network):
             name, weight = next(iter(network.named_parameters()))
             torch.testing.assert_close(weight.full_tensor(), averaged[name], rtol=1e-8, atol=1e-10)
     finally:
@@ -237,41 +238,41 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_two_sharded_processes_step_like_one():
-    """FSDP2 averages gradients: each process divides by its share of the tokens. Norm, clip, AdamW, average."""
-    network, average, report = take(settings("a2r", clip=0.01), [MicroBatch(text())])
+    """FSDP2 averages gradients: each process divides by its share of the tokens. Norm, clip, AdamW, EMA."""
+    network, ema, report = take_steps(config_of("a2r", clip=0.01), [MicroBatch(text())])
     expected = {name: weight.detach() for name, weight in network.named_parameters()}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(sharded_worker, (2, port, expected, average.weights, report.norm), nprocs=2)
+    mp.spawn(sharded_worker, (2, port, expected, ema.weights, report.gradient_norm), nprocs=2)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_method
-def test_a_step_on_a_gpu_is_the_step_on_the_host(name):
-    config = settings(name)
+def test_a_step_on_a_gpu_equals_the_step_on_the_cpu(name):
+    config = config_of(name)
     method, steps = method_of(config), []
     for device in ("cpu", "cuda"):
         network = wake(method.build().double()).to(device)
-        optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
+        optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
         for _ in range(3):
-            train_step(method, network, optimizer, average, [MicroBatch(text())], 48, 0.5, seeded()).check()
+            train_step(method, network, optimizer, ema, [MicroBatch(text())], 48, 0.5, seeded()).check()
         steps.append({key: value.cpu() for key, value in network.state_dict().items()})
-    same(steps[1], steps[0], rtol=1e-4, atol=1e-5)  # times and noise enter in float32
+    assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-5)  # times and noise are float32
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_on_a_gpu_a_step_of_the_published_method_never_waits_for_the_device():
-    """But for the number of positions, which is asked for before the trunks and waited for after them."""
-    config = replace(settings("adlm"), anchor=replace(Config().anchor, gamma=0.1))
+def test_on_a_gpu_a_step_of_adlm_does_not_synchronize():
+    """Except for the number of positions, which is requested before the trunks and awaited after them."""
+    config = replace(config_of("adlm"), anchor=replace(Config().anchor, gamma=0.1))
     method = method_of(config)
     network = wake(method.build()).cuda()
-    optimizer, average = build_optimizer(network, config.train), EMA(network, 0.9)
-    draws = torch.Generator("cuda").manual_seed(0)
-    step = [method, network, optimizer, average, [MicroBatch(text())], 48, 0.5, draws, torch.bfloat16]
+    optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
+    generator = torch.Generator("cuda").manual_seed(0)
+    step = [method, network, optimizer, ema, [MicroBatch(text())], 48, 0.5, generator, torch.bfloat16]
     train_step(*step)
     torch.cuda.set_sync_debug_mode("error")
     try:

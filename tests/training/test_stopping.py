@@ -1,4 +1,4 @@
-"""Properties of being told to stop."""
+"""Properties of stopping on a signal."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ import pytest
 # One call that runs in C for seconds, as a backward pass does: no Python handler runs before it returns.
 BUSY = """
 import hashlib
-from adlm.training.stopping import told_to_stop
+from adlm.training.stopping import stop_on_signals
 
-with told_to_stop(lambda sentence: print(sentence, flush=True)) as stop:
+with stop_on_signals(lambda message: print(message, flush=True)) as stop:
     print("busy", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 40_000_000)
 """
@@ -21,7 +21,7 @@ with told_to_stop(lambda sentence: print(sentence, flush=True)) as stop:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_answered_at_once_and_a_second_quits_at_once(number):
+def test_a_signal_is_reported_at_once_and_a_second_one_quits_at_once(number):
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "busy\n"
@@ -33,14 +33,14 @@ def test_a_signal_is_answered_at_once_and_a_second_quits_at_once(number):
         assert time.monotonic() - sent < 3
 
 
-def test_handlers_are_as_before_afterwards():
+def test_signal_handlers_are_restored_afterwards():
     from adlm.training.stopping import stop_on_signals
 
-    before, said = signal.getsignal(signal.SIGTERM), []
-    with stop_on_signals(said.append) as stop:
+    handler, messages = signal.getsignal(signal.SIGTERM), []
+    with stop_on_signals(messages.append) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not said:
+        while not messages:
             time.sleep(0.01)
         assert stop.signal == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert signal.set_wakeup_fd(-1) == -1
