@@ -75,10 +75,11 @@ def test_the_d3pm_bound_is_never_below_the_likelihood_of_its_chain(steps):
         move = pairs.gather(-1, world.states[None, :, :, None].expand(len(world.states), -1, -1, 1))[..., 0].prod(-1)
         state = state @ move
         price = absorbing_divergence(log_right, told[..., world.mask_id].log(), alpha_s, alpha_t)
-        bound += (world.chance(alpha_t) * (price * masked).sum(dim=-1)).sum(dim=1)
+        bound += (world.forward_probabilities(alpha_t) * (price * masked).sum(dim=-1)).sum(dim=1)
     bound += (
-        world.chance(alpha[-1]) * -named[None].expand(len(x), -1, -1, -1).gather(-1, x[..., None])[..., 0].log().sum(-1)
+        world.forward_probabilities(alpha[-1])
+        * -named[None].expand(len(x), -1, -1, -1).gather(-1, x[..., None])[..., 0].log().sum(-1)
     ).sum(1)
-    likelihood = state @ world.last_word(named)
+    likelihood = state @ world.final_reveal(named)
     torch.testing.assert_close(likelihood.sum(), torch.ones((), dtype=torch.float64))
     assert (bound + likelihood.log() > -1e-12).all()

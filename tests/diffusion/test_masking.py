@@ -50,7 +50,7 @@ def test_remasking_up_to_the_ceiling_preserves_the_marginal(alpha_s, alpha_t, fr
     """sum over z_t of q(z_t | x) p(z_s | z_t, x) = q(z_s | x), for every state of two tokens."""
     world = World.random(words=2, length=2)
     sigma = fraction * remasking_ceiling(alpha_s, alpha_t)
-    at_s, at_t = world.chance(alpha_s), world.chance(alpha_t)
+    at_s, at_t = world.forward_probabilities(alpha_s), world.forward_probabilities(alpha_t)
     for text in range(len(world.texts)):
         truth = (
             torch.nn.functional.one_hot(world.texts[text], world.num_symbols).double().expand(len(world.states), -1, -1)

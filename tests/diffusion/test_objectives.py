@@ -33,16 +33,18 @@ def chain_likelihood(world: World, beliefs: Tensor, schedule: Schedule, steps: i
     for alpha_t, alpha_s in itertools.pairwise(alpha):
         remask = remasking_ceiling(alpha_s, alpha_t).clamp(max=sigma)
         state = state @ world.step(beliefs, alpha_s, alpha_t, remask)
-    return state @ world.last_word(beliefs)
+    return state @ world.final_reveal(beliefs)
 
 
 def discrete_bound(world: World, beliefs: Tensor, schedule: Schedule, steps: int, sigma: float = 0.0) -> Tensor:
     """The discrete-time NELBO in nats a text, both ends included, (X,)."""
     alpha, nats = alphas(schedule, steps), world.nats(beliefs)
-    total = (world.chance(alpha[-1]) * nats).sum(dim=1) + world.length * prior_nats(schedule, world.mask_id)
+    total = (world.forward_probabilities(alpha[-1]) * nats).sum(dim=1) + world.length * prior_nats(
+        schedule, world.mask_id
+    )
     for alpha_t, alpha_s in itertools.pairwise(alpha):
         weight = discrete_weight(alpha_s, alpha_t, steps, sigma) / steps
-        total = total + weight * (world.chance(alpha_t) * nats).sum(dim=1)
+        total = total + weight * (world.forward_probabilities(alpha_t) * nats).sum(dim=1)
     return total
 
 
@@ -50,9 +52,11 @@ def continuous_bound(world: World, beliefs: Tensor, schedule: Schedule) -> Tenso
     """The continuous-time NELBO in nats a text, both ends included, (X,)."""
     nats, total = world.nats(beliefs), torch.zeros(len(world.texts), dtype=torch.float64)
     for t, share in zip(*quadrature(200), strict=True):
-        total += share * continuous_weight(schedule, t) * (world.chance(schedule.alpha(t)) * nats).sum(dim=1)
+        total += (
+            share * continuous_weight(schedule, t) * (world.forward_probabilities(schedule.alpha(t)) * nats).sum(dim=1)
+        )
     alpha_0 = schedule.alpha(torch.zeros((), dtype=torch.float64))
-    total += (world.chance(alpha_0) * nats).sum(dim=1)
+    total += (world.forward_probabilities(alpha_0) * nats).sum(dim=1)
     return total + world.length * prior_nats(schedule, world.mask_id)
 
 
@@ -159,7 +163,7 @@ def anelbo(world: World, denoiser: Tensor, anchor_network: Tensor, gamma: float,
         weight = discrete_weight(alpha_s, alpha_t, steps) / steps
         at_anchors = anchor_weight(weight, anchors, masked, positions)
         price = (weight * masked * nats + gamma * at_anchors * anchor_nats).sum(dim=-1)
-        total += (world.chance(alpha_t) * price).sum(dim=1)
+        total += (world.forward_probabilities(alpha_t) * price).sum(dim=1)
     return total
 
 
