@@ -32,8 +32,8 @@ from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, check_once, vocabulary_of
-from adlm.methods.masked_diffusion import conditioning_sigma_of
 from adlm.methods.method import Method
+from adlm.methods.noising import conditioning_sigma_of
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.rng import RowRng

@@ -1,4 +1,4 @@
-"""Made-up walks over real English, for what looks at walks: a model that half knows a text, and frames that fill it."""
+"""Synthetic sampling runs over English text, for tests of traces: a fake model of one text, and frames that fill it."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def tokenizer_of(text: str, size: int = 640) -> Tokenizer:
 
 
 class Knowing:
-    """A model that knows one text, the better the more of it stands; its anchor network knows the long words first."""
+    """A fake model of one text, more certain the more of it is visible; its anchor network prefers long words."""
 
     def __init__(
         self, ids: list[int], mask_id: int, size: int, tokenizer: Tokenizer | None = None, anchors: bool = True
@@ -40,21 +40,23 @@ class Knowing:
         )
         self.anchors = anchors
         self.rare = torch.zeros(size)
-        if tokenizer is not None:  # nobody expects a lone byte
+        if tokenizer is not None:  # single bytes are unlikely
             self.rare[[i for i in range(size) if len(tokenizer.piece(i)) < 2 and i not in set(ids)]] = -6.0
 
     def log_probs(self, z: Tensor, alpha: float | None = None) -> Tensor:
-        known = 1 - (z == self.mask_id).double().mean()
-        return self._logits(z, 7.0 + 9.0 * float(known) + torch.where(self.important, 0.0, 1.5), seed=1).log_softmax(-1)
+        visible = 1 - (z == self.mask_id).double().mean()
+        return self._logits(z, 7.0 + 9.0 * float(visible) + torch.where(self.important, 0.0, 1.5), seed=1).log_softmax(
+            -1
+        )
 
     def anchor_logits(self, z: Tensor, alpha: float | None = None) -> Tensor:
         if not self.anchors:
             raise UserError("method mdlm has no anchor network; adlm and a2r have one")
-        known = 1 - (z == self.mask_id).double().mean()
-        return self._logits(z, 1.0 + 5.0 * float(known) + torch.where(self.important, 4.5, 0.0), seed=2)
+        visible = 1 - (z == self.mask_id).double().mean()
+        return self._logits(z, 1.0 + 5.0 * float(visible) + torch.where(self.important, 4.5, 0.0), seed=2)
 
     def _logits(self, z: Tensor, bonus: Tensor, seed: int) -> Tensor:
-        """Noise that changes little from state to state, the mask impossible, and a bonus for the truth."""
+        """Noise that changes little from state to state, -inf at the mask, and a bonus for the true token."""
         fixed = torch.randn(len(self.x), self.size, generator=torch.Generator().manual_seed(seed))
         moving = torch.randn(len(self.x), self.size, generator=torch.Generator().manual_seed(int(z.sum()) + seed))
         logits = 1.5 * fixed + 0.5 * moving + self.rare
@@ -64,26 +66,28 @@ class Knowing:
 
 
 def walk(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0) -> Iterator[Frame]:
-    """From the canvas (B, L) to text: at every step each mask is drawn with the chance 1 / (steps left).
+    """From the canvas (B, L) to text: at every step each mask is revealed with probability 1 / (steps left).
 
-    With remasking, a drawn token is masked again with that chance, and sometimes drawn anew in the same step.
+    With remasking, a drawn token is remasked with that probability, and may be revealed again in the same step.
     """
     generator = torch.Generator().manual_seed(seed)
     z, chance = canvas, (canvas != lm.mask_id).float()
-    nothing, open_ = torch.zeros_like(canvas, dtype=torch.bool), canvas == lm.mask_id
-    yield Frame(z, torch.ones(len(z), dtype=torch.float64), nothing, nothing, chance, z, None)
+    nowhere, to_fill = torch.zeros_like(canvas, dtype=torch.bool), canvas == lm.mask_id
+    yield Frame(z, torch.ones(len(z), dtype=torch.float64), nowhere, nowhere, chance, z, None)
     for step in range(steps):
-        left = steps - step
+        steps_left = steps - step
         drawable = z == lm.mask_id
-        remasked = open_ & ~drawable & (torch.rand(z.shape, generator=generator) < (remasking if left > 1 else 0))
+        remasked = (
+            to_fill & ~drawable & (torch.rand(z.shape, generator=generator) < (remasking if steps_left > 1 else 0))
+        )
         masks = drawable | remasked
-        revealed = masks & (torch.rand(z.shape, generator=generator) < 1 / left)
+        revealed = masks & (torch.rand(z.shape, generator=generator) < 1 / steps_left)
         read = z.masked_fill(remasked & revealed, lm.mask_id)
         probabilities = lm.log_probs(read).exp()
         drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator).view(z.shape)
         z = torch.where(revealed, drawn, torch.where(masks, lm.mask_id, z))
-        told = probabilities.gather(-1, drawn[..., None])[..., 0].float()
-        chance = torch.where(revealed, told, torch.where(masks, 0.0, chance))
+        drawn_chance = probabilities.gather(-1, drawn[..., None])[..., 0].float()
+        chance = torch.where(revealed, drawn_chance, torch.where(masks, 0.0, chance))
         t = torch.full((len(z),), 1 - (step + 1) / steps, dtype=torch.float64)
         yield Frame(z, t, revealed, remasked, chance, read, None)
 
@@ -91,16 +95,16 @@ def walk(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: 
 def lighthouse(
     anchors: bool = True, given: tuple[str, ...] = ("The old lighthouse keeper", "staying where it is")
 ) -> tuple[Knowing, Tensor]:
-    """A model that knows TEXT, and a canvas (1, L) with some phrases of it given."""
+    """A fake model of TEXT, and a canvas (1, L) with some phrases of it given."""
     tokenizer = tokenizer_of(TEXT)
     ids = tokenizer.encode(TEXT)
     vocabulary = tokenizer.vocabulary
     canvas = torch.full((1, len(ids)), vocabulary.mask_id)
     for phrase in given:
         start, end = TEXT.index(phrase), TEXT.index(phrase) + len(phrase)
-        reached = 0
-        for place, index in enumerate(ids):
-            if start <= reached and reached + len(tokenizer.decode([index])) <= end:
-                canvas[0, place] = index
-            reached += len(tokenizer.piece(index).decode(errors="ignore"))
+        offset = 0
+        for position, index in enumerate(ids):
+            if start <= offset and offset + len(tokenizer.decode([index])) <= end:
+                canvas[0, position] = index
+            offset += len(tokenizer.piece(index).decode(errors="ignore"))
     return Knowing(ids, vocabulary.mask_id, vocabulary.size, tokenizer, anchors), canvas

@@ -1,4 +1,4 @@
-"""Worlds small enough to enumerate: every text, every noisy state, every step of a walk.
+"""Toy languages small enough to enumerate: every text, every noisy state, every sampling step.
 
 Shapes: X texts, S states, L tokens, V symbols with the mask last.
 """
@@ -17,12 +17,12 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def real(value: float | list[float]) -> Tensor:
-    """A number of paper and pencil: in double precision."""
+    """A float64 tensor."""
     return torch.tensor(value, dtype=torch.float64)
 
 
 def wake(network: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
-    """Random weights everywhere, heads and modulations too: a fresh network says the same of everything."""
+    """Random weights everywhere, heads and modulations too: a freshly built network predicts the same for any input."""
     generator = seeded(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -31,7 +31,7 @@ def wake(network: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.n
 
 
 class World:
-    """A language over `words` words and a mask, `length` tokens a text, with a probability for every text."""
+    """A language over `words` words and a mask, `length` tokens a text, with a probability for each text."""
 
     def __init__(self, words: int, length: int, probabilities: Tensor):
         self.mask_id, self.num_symbols, self.length = words, words + 1, length
@@ -44,7 +44,7 @@ class World:
         weights = torch.rand(words**length, generator=seeded(seed), dtype=torch.float64) + 0.05
         return cls(words, length, weights / weights.sum())
 
-    def chance(self, alpha: Tensor) -> Tensor:
+    def forward_probabilities(self, alpha: Tensor) -> Tensor:
         """q(z | x) for every text and state, (X, S)."""
         masked = self.states == self.mask_id
         agrees = self.states[None] == self.texts[:, None]
@@ -52,7 +52,7 @@ class World:
         return factor.prod(dim=-1)
 
     def exact_beliefs(self) -> Tensor:
-        """p(x_l = v | z) at every state, (S, L, V): what a perfect network would say."""
+        """p(x_l = v | z) at every state, (S, L, V): the beliefs of a perfect network."""
         fits = ((self.states[:, None] == self.texts) | (self.states[:, None] == self.mask_id)).all(dim=-1)
         joint = fits * self.probabilities
         one_hot = torch.nn.functional.one_hot(self.texts, self.num_symbols).double()
@@ -60,7 +60,7 @@ class World:
         return beliefs / joint.sum(dim=1)[:, None, None]
 
     def random_beliefs(self, seed: int = 0) -> Tensor:
-        """SUBS beliefs of a network that has learnt nothing right, (S, L, V)."""
+        """Random SUBS beliefs, (S, L, V)."""
         guess = torch.rand(len(self.states), self.length, self.num_symbols, generator=seeded(seed)).double() + 0.02
         guess[..., self.mask_id] = 0
         guess = guess / guess.sum(dim=-1, keepdim=True)
@@ -72,16 +72,16 @@ class World:
         return self.between(posterior(self.states, beliefs, alpha_s, alpha_t, self.mask_id, sigma))
 
     def between(self, each: Tensor) -> Tensor:
-        """P(z_s | z_t) for every pair of states, from the categoricals (S, L, V) of every place."""
+        """P(z_s | z_t) for every pair of states, from the categorical distributions (S, L, V) of all positions."""
         everywhere = each[:, None].expand(-1, len(self.states), -1, -1)
         return everywhere.gather(-1, self.states[None, :, :, None].expand(len(self.states), -1, -1, 1))[..., 0].prod(-1)
 
     def prior(self, alpha_1: Tensor) -> Tensor:
-        """Where a walk starts, (S,): masks, or with chance alpha_1 a word, all alike."""
+        """The distribution of the start state, (S,): masks, or with probability alpha_1 a uniform word."""
         factor = torch.where(self.states == self.mask_id, 1 - alpha_1, alpha_1 / self.mask_id)
         return factor.prod(dim=-1)
 
-    def last_word(self, beliefs: Tensor) -> Tensor:
+    def final_reveal(self, beliefs: Tensor) -> Tensor:
         """P(x | z_0): what is still masked is drawn from the beliefs, (S, X)."""
         picked = beliefs[:, None].expand(-1, len(self.texts), -1, -1)
         return picked.gather(-1, self.texts[None, :, :, None].expand(len(self.states), -1, -1, 1))[..., 0].prod(-1)
@@ -96,7 +96,7 @@ class World:
 
 
 def quadrature(num: int = 400) -> tuple[Tensor, Tensor]:
-    """Gauss-Legendre points and weights on (0, 1), in double precision."""
+    """Gauss-Legendre uniforms and weights on (0, 1), in double precision."""
     k = torch.arange(1, num, dtype=torch.float64)
     beta = k / torch.sqrt(4 * k**2 - 1)
     values, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
@@ -104,32 +104,32 @@ def quadrature(num: int = 400) -> tuple[Tensor, Tensor]:
 
 
 class Table:
-    """A denoiser that looks its log beliefs up, (S, L, V): what a sampler asks, without a network."""
+    """A denoiser that looks its log beliefs up in a table (S, L, V)."""
 
     def __init__(self, world: World, beliefs: Tensor, anchor_beliefs: Tensor | None = None):
-        self.place_values = world.num_symbols ** torch.arange(world.length - 1, -1, -1)
+        self.position_values = world.num_symbols ** torch.arange(world.length - 1, -1, -1)
         self.log_beliefs, self.calls = beliefs.log(), 0
         self.anchor = self.log_beliefs if anchor_beliefs is None else anchor_beliefs.log()
 
-    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> "TableReading":
+    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> "TableOutput":
         self.calls += 1
-        states = (z * self.place_values).sum(dim=1)
-        return TableReading(self.log_beliefs[states].flatten(0, 1), self.anchor[states].flatten(0, 1))
+        states = (z * self.position_values).sum(dim=1)
+        return TableOutput(self.log_beliefs[states].flatten(0, 1), self.anchor[states].flatten(0, 1))
 
 
-class TableReading:
+class TableOutput:
     def __init__(self, log_beliefs: Tensor, anchor_log_beliefs: Tensor):
         self._log_beliefs, self._anchor = log_beliefs, anchor_log_beliefs
 
-    def log_beliefs(self, places: Tensor) -> Tensor:
-        return self._log_beliefs[places]
+    def log_beliefs(self, positions: Tensor) -> Tensor:
+        return self._log_beliefs[positions]
 
-    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
-        return self._anchor[places]
+    def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
+        return self._anchor[positions]
 
 
 def quarters(world: World, seed: int = 0) -> Tensor:
-    """SUBS beliefs (S, L, V) that are quarters, of two words: four equally likely points draw every token exactly."""
+    """SUBS beliefs (S, L, V) over two words, all multiples of 1/4: four equally likely uniforms draw tokens exactly."""
     assert world.mask_id == 2
     first = torch.randint(1, 4, (len(world.states), world.length), generator=seeded(seed)).double() / 4
     guess = torch.stack([first, 1 - first, torch.zeros_like(first)], dim=-1)
@@ -137,17 +137,17 @@ def quarters(world: World, seed: int = 0) -> Tensor:
     return torch.where((world.states == world.mask_id)[..., None], guess, copied)
 
 
-class Told:
-    """Draws that are told beforehand, row by row: numbers for places and numbers for tokens."""
+class FixedRng:
+    """A RowRng with given numbers, row by row: for positions and for tokens."""
 
-    def __init__(self, places: list[list[float]], tokens: list[list[float]]):
-        self._places, self._tokens = [iter(row) for row in places], [iter(row) for row in tokens]
+    def __init__(self, positions: list[list[float]], tokens: list[list[float]]):
+        self._positions, self._tokens = [iter(row) for row in positions], [iter(row) for row in tokens]
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def for_places(self, row: int, num: int) -> np.ndarray:
-        return np.array([next(self._places[row]) for _ in range(num)])
+    def for_positions(self, row: int, num: int) -> np.ndarray:
+        return np.array([next(self._positions[row]) for _ in range(num)])
 
     def for_tokens(self, row: int, num: int) -> np.ndarray:
         return np.array([next(self._tokens[row]) for _ in range(num)])
@@ -157,7 +157,7 @@ class Told:
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """Of counts against their expectations; what cannot be must not have been."""
+    """The chi-square statistic of counts; an outcome of expectation 0 must have count 0."""
     assert (counts[expected <= 0] == 0).all()
     possible = expected > 0
     return float(((counts - expected)[possible] ** 2 / expected[possible]).sum())

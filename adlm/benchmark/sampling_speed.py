@@ -21,7 +21,7 @@ from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
-from adlm.methods.masked_diffusion import schedule_of
+from adlm.methods.noising import schedule_of
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.reference import reference_transition, sample_reference

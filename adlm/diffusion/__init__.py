@@ -1,1 +1,1 @@
-"""The mathematics of masked diffusion: tensors in, tensors out. Knows no networks, knobs or files."""
+"""The mathematics of masked diffusion: tensors in, tensors out. No networks, configs or files."""

@@ -1,4 +1,4 @@
-"""Which tokens are anchors. Knows nothing of why they matter.
+"""Which tokens are anchors. Does not depend on how they are used.
 
 Shapes: B sequences, L tokens each, V symbols.
 """

@@ -1,4 +1,4 @@
-"""Logits -> a distribution over clean tokens that respects what is already known. Knows nothing of time.
+"""Logits -> SUBS beliefs, distributions over clean tokens. Does not depend on time.
 
 Shapes: B sequences, L tokens each, V symbols (the mask is one of them).
 """
@@ -8,13 +8,15 @@ from torch import Tensor
 
 
 def clean_log_beliefs(logits: Tensor, mask_id: int) -> Tensor:
-    """log of the distribution (..., V) that logits give over the symbols but the mask; in float32 or better.
+    """Log softmax (..., V) over all symbols except the mask, in float32 or float64.
 
     The mask is at -inf, not at a large negative number: its probability is zero.
     """
-    wanted = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    without_mask = logits.to(wanted, copy=True)
-    without_mask[..., mask_id].fill_(-torch.inf)  # a number handed over as a tensor would make the host wait for a GPU
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    without_mask = logits.to(dtype, copy=True)
+    without_mask[..., mask_id].fill_(
+        -torch.inf
+    )  # assigning a Python number by index would make the host wait for a GPU
     return torch.log_softmax(without_mask, dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""The forward process q(z_t | x) and its exact reversals. Knows nothing of networks or time grids.
+"""The forward process q(z_t | x) and its exact reversals. No networks, no time grids.
 
 Shapes: B sequences, L tokens each, V symbols (the mask is one of them). alpha and sigma broadcast over (B, L).
 """
@@ -13,7 +13,7 @@ from adlm.diffusion.times import BatchSlice, uniform
 def mask_tokens(
     x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator, portion: BatchSlice | None = None
 ) -> Tensor:
-    """z_t ~ q(z_t | x): each token on its own is masked with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
+    """z_t ~ q(z_t | x): each token is masked independently with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
     return torch.where(uniform(tuple(x.shape), generator, x.device, portion) < mask_chance, mask_id, x)
 
 
@@ -21,15 +21,15 @@ def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0)
     """P(a masked token is revealed between t and s) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
 
     sigma = 0 is ancestral sampling [ADLM Eq. 3]; any sigma up to `remasking_ceiling` leaves q(z_s | x) unchanged.
-    At alpha_t = 1 nothing is masked and there is no such chance.
+    At alpha_t = 1 nothing is masked and the probability is undefined.
     """
     return (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
 
 
 def remasking_ceiling(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """sigma_max = min(1, (1 - alpha_s) / alpha_t): above it the chance of a reveal would exceed 1.  [ReMDM]
+    """sigma_max = min(1, (1 - alpha_s) / alpha_t): above it the reveal probability would exceed 1.  [ReMDM]
 
-    At alpha_t = 0 nothing is visible, and any sigma up to 1 will do.
+    At alpha_t = 0 nothing is visible, and any sigma up to 1 is allowed.
     """
     return torch.where(alpha_t > 0, (1 - alpha_s) / alpha_t, 1.0).clamp(max=1)
 
@@ -39,7 +39,7 @@ def posterior(
 ) -> Tensor:
     """p(z_s | z_t) at every position, (B, L, V): what one reverse step draws from.  [ADLM Eq. 6, Eq. 3 at sigma = 0]
 
-    A visible token is masked again with probability sigma and else stays; a masked one is revealed with
+    A visible token is remasked with probability sigma, else it stays; a masked one is revealed with probability
     `reveal_chance`, its identity drawn from the beliefs (B, L, V). With the true x for beliefs, a one-hot, this is
     q(z_s | z_t, x). The anchor transition is the same step with the anchor network's prediction.  [ADLM Eq. 5]
     """
@@ -47,10 +47,10 @@ def posterior(
 
 
 def transition(z: Tensor, beliefs: Tensor, reveal: Tensor, remask: Tensor, mask_id: int) -> Tensor:
-    """One step's categorical (B, L, V) from its two chances, which broadcast over (B, L).
+    """One step's categorical distributions (B, L, V) from its two probabilities, which broadcast over (B, L).
 
-    A masked token is revealed with chance `reveal`, its identity drawn from the beliefs; a visible one is masked again
-    with chance `remask`.
+    A masked token is revealed with probability `reveal`, its identity drawn from the beliefs; a visible one is remasked
+    with probability `remask`.
     """
     symbols = beliefs.shape[-1]
     reveal, remask = reveal.to(beliefs)[..., None], remask.to(beliefs)[..., None]

@@ -1,9 +1,9 @@
-"""What a guess costs: the weights of the bounds, in nats a token. Knows nothing of who guesses.
+"""The weights of the bounds, in nats per token. Does not depend on networks.
 
 Shapes: B sequences, L tokens each; weights broadcast over (B, L).
 
-Every bound here is a sum over positions of weight * cross-entropy, so this module gives weights, and a method
-multiplies. The mean is over all L tokens, masked or not.
+Every bound here is a sum over positions of weight * cross-entropy: this module gives the weights, the methods multiply.
+The mean is over all L tokens, masked or not.
 """
 
 import math
@@ -18,39 +18,39 @@ from adlm.diffusion.schedules import Schedule
 def continuous_weight(schedule: Schedule, t: Tensor) -> Tensor:
     """w(t) = -alpha'_t / (1 - alpha_t), 1/t for the log-linear schedule; for t > 0.  [ADLM Eq. 4]
 
-    E over t uniform in (0, 1] of w(t) * (cross-entropy at masked positions) is the NELBO between the schedule's ends:
-    a uniform guess over V clean tokens pays (alpha_0 - alpha_1) log V. What the ends leave out is `prior_nats` at
-    t = 1 and the cross-entropy of what is still masked at t = 0.
+    E over t uniform in (0, 1] of w(t) * (cross-entropy at masked positions) is the NELBO without the ends of the
+    schedule: uniform beliefs over V clean tokens cost (alpha_0 - alpha_1) log V. The ends add `prior_nats` at t = 1 and
+    the cross-entropy of what is still masked at t = 0.
     """
     return -schedule.alpha_prime(t) / schedule.mask_chance(t)
 
 
 def discrete_weight(alpha_s: Tensor, alpha_t: Tensor, steps: int, sigma: float = 0.0) -> Tensor:
-    """T * (alpha_s - (1 - sigma_t) alpha_t) / (1 - alpha_t): the weight of one step drawn from T.  [ADLM Eq. 7]
+    """T * (alpha_s - (1 - sigma_t) alpha_t) / (1 - alpha_t): the weight of one step drawn from T steps.  [ADLM Eq. 7]
 
-    The paper writes the negative of the fraction, lambda_t, before log p. sigma is cut at each step's ceiling, above
-    which there is no such step. As T grows with sigma = 0 this is `continuous_weight`.
+    The paper writes the negative of the fraction, lambda_t, before log p. sigma is clipped at each step's
+    `remasking_ceiling`. For sigma = 0 the limit T -> infinity is `continuous_weight`.
     """
     return steps * reveal_chance(alpha_s, alpha_t, torch.clamp(remasking_ceiling(alpha_s, alpha_t), max=sigma))
 
 
 def prior_nats(schedule: Schedule, num_clean: int) -> float:
-    """alpha_1 log V: what each token costs at t = 1, where a walk starts from masks but q leaves alpha_1 visible.
+    """alpha_1 log V: the cost per token of t = 1, where sampling starts from masks but q leaves alpha_1 visible.
 
-    KL(q(z_1 | x) || p(z_1)) for a p that reveals a token with the same chance, uniformly over the V clean tokens.
-    Without it a schedule that does not end fully masked gives no bound; it is 0 for one that does.
+    KL(q(z_1 | x) || p(z_1)) for a p that reveals each token with probability alpha_1, uniform over V clean tokens.
+    Needed for a valid bound unless the schedule ends fully masked, where it is 0.
     """
     return schedule.alpha(torch.ones((), dtype=torch.float64)).item() * math.log(num_clean)
 
 
 def anchor_gamma(gamma: float, progress: float, warm_up: bool = True) -> float:
-    """min(gamma, progress): the weight of the anchor term after that share of training."""
+    """min(gamma, progress): the weight of the anchor term after a share `progress` of training."""
     return min(gamma, progress) if warm_up else gamma
 
 
 def anchor_weight(weight: Tensor, anchors: Tensor, masked: Tensor, positions: str) -> Tensor:
     """The anchor term's weight before gamma: that of the bound, at anchors.  [ADLM Eq. 7]
 
-    `masked` looks at masked anchors, as Theorem 4.1 has it; `all` at visible ones too, as the released code does.
+    `positions` "masked" means masked anchors, as in Theorem 4.1; "all" includes visible ones, as in the released code.
     """
     return weight * {"all": anchors, "masked": anchors & masked}[positions]

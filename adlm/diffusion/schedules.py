@@ -1,9 +1,9 @@
-"""How the chance alpha_t that a token is still visible falls with t. Knows nothing of tokens.
+"""Noise schedules: the probability alpha_t that a token is visible at time t. Does not depend on tokens.
 
-Shapes: t is any tensor of times in [0, 1]; every function answers in that shape.
+Shapes: t is any tensor of times in [0, 1]; every function returns that shape.
 
-A schedule says alpha_t, its slope, and 1 - alpha_t by a formula of its own, because subtracting alpha_t from 1 loses
-the digits of a small t. All that the bound needs follows from the three.
+A schedule gives alpha_t, its derivative, and 1 - alpha_t. The last has its own formula, because subtracting alpha_t
+from 1 loses precision at small t. All that the bound needs follows from the three.
 """
 
 import math
@@ -24,13 +24,13 @@ class Schedule(Protocol):
         ...
 
     def mask_chance(self, t: Tensor) -> Tensor:
-        """P(a token is masked at t) = 1 - alpha_t, exact for small t."""
+        """P(a token is masked at t) = 1 - alpha_t, precise for small t."""
         ...
 
 
 @dataclass(frozen=True)
 class LogLinear:
-    """alpha_t = 1 - (1 - eps) t, so that the weight of the bound is 1/t for any eps."""
+    """alpha_t = 1 - (1 - eps) t, so the weight of the bound is 1/t for any eps."""
 
     eps: float = 0.0
 
@@ -78,7 +78,7 @@ class CosineSquared:
 
 @dataclass(frozen=True)
 class Linear:
-    """-log alpha_t = sigma_min + t (sigma_max - sigma_min): the noise is linear, alpha is not."""
+    """-log alpha_t = sigma_min + t (sigma_max - sigma_min): sigma_t is linear, alpha_t is not."""
 
     sigma_min: float = 0.0
     sigma_max: float = 10.0
@@ -117,12 +117,12 @@ class Geometric:
 
 
 def sigma(schedule: Schedule, t: Tensor) -> Tensor:
-    """The noise sigma_t = -log alpha_t that a time-conditioned network is told; finite where alpha_t > 0.
+    """sigma_t = -log alpha_t, the input of time-conditioned networks; finite where alpha_t > 0.
 
-    From 1 - alpha_t where little is hidden and from alpha_t where little is visible: each keeps its digits there.
+    Computed from 1 - alpha_t where alpha_t is large and from alpha_t where it is small: each is precise there.
     """
-    alpha, hidden = schedule.alpha(t), schedule.mask_chance(t)
-    return torch.where(alpha > 0.5, -torch.log1p(-hidden), -torch.log(alpha))
+    alpha, mask_chance = schedule.alpha(t), schedule.mask_chance(t)
+    return torch.where(alpha > 0.5, -torch.log1p(-mask_chance), -torch.log(alpha))
 
 
 def sigma_prime(schedule: Schedule, t: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Which times of [0, 1] a batch looks at. Knows nothing of what happens there.
+"""Random times in [0, 1] for a batch, and time grids. Does not depend on schedules.
 
-Shapes: B times, one a sequence; a grid of T steps has T + 1 times, falling.
+Shapes: B times, one per sequence; a grid of T steps has T + 1 times, falling.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """Which rows of a larger batch these are. Draws are made for all of its rows, and these rows keep their own.
+    """Which rows of a larger batch these are: random numbers are drawn for the larger batch, then sliced.
 
-    So a batch in parts, over processes or one after the other, draws what the whole batch draws.
+    So micro-batches and ranks get the same numbers as the whole batch.
     """
 
     first: int
     total: int
 
     def of(self, drawn: Tensor, num: int) -> Tensor:
-        """Of what was drawn for all rows, what belongs to `num` of them."""
+        """The `num` rows of this slice, from numbers drawn for all rows."""
         assert 0 <= self.first <= self.first + num <= self.total
         return drawn[self.first : self.first + num]
 
@@ -28,10 +28,10 @@ class BatchSlice:
 def uniform(
     shape: tuple[int, ...], generator: torch.Generator, device: torch.device, portion: BatchSlice | None = None
 ) -> Tensor:
-    """Numbers from [0, 1), drawn where the generator lives, so that a seed means the same on every device."""
+    """Numbers from [0, 1), drawn on the generator's device: a seed gives the same numbers for any target device."""
     portion = portion or BatchSlice(0, shape[0])
-    whole = portion.total, *shape[1:]
-    drawn = torch.rand(whole, generator=generator, device=generator.device, dtype=torch.float32)
+    batch_shape = portion.total, *shape[1:]
+    drawn = torch.rand(batch_shape, generator=generator, device=generator.device, dtype=torch.float32)
     return portion.of(drawn, shape[0]).to(device)
 
 
@@ -42,11 +42,11 @@ def draw_times(
     antithetic: bool = True,
     portion: BatchSlice | None = None,
 ) -> Tensor:
-    """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, each uniform in its own.
+    """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, uniform within the stratum.
 
-    Which row gets which stratum is drawn too, so that every row's own time is uniform: tied to its place in the batch,
-    a row's bound would depend on where it stands. In double precision, where the generator lives. Time 1 can be drawn
-    and time t_min cannot: at t = 0 the weight of the bound is not finite.
+    The strata are assigned to rows at random, so that every row's time is uniform and its bound does not depend on its
+    row in the batch. In double precision, on the generator's device. Time 1 can be drawn and time t_min cannot: at
+    t = 0 the weight of the bound is infinite.
     """
     portion = portion or BatchSlice(0, num)
     below = uniform((portion.total,), generator, generator.device).double()

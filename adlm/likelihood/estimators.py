@@ -17,9 +17,9 @@ from adlm.likelihood.estimate import Estimator
 from adlm.methods import method_of
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import NoisedBatch, schedule_of
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Method
+from adlm.methods.noising import NoisedBatch, schedule_of
 
 PUBLISHED_EPS = 1e-3
 

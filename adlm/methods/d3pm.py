@@ -1,26 +1,26 @@
-"""D3PM with the absorbing process: T discrete steps, a network told the noise that may still believe in the mask.
+"""D3PM with the absorbing process: T discrete steps, a time-conditioned network whose beliefs may include the mask.
 
 Shapes: B sequences, L tokens, V symbols.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adlm.config.schema import Config, Sampling
+from adlm.config.schema import Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
-from adlm.methods import denoising
-from adlm.methods import masked_diffusion as diffusion
+from adlm.methods import noising
+from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import attention_pad, check_canvas, eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import NoisedBatch
+from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Loss
+from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 from adlm.sampling.reference import sample_reference, shape_everywhere
@@ -29,38 +29,17 @@ from adlm.sampling.steps import steps_of
 
 
 @dataclass(frozen=True)
-class D3pm:
-    config: Config
-    exact: ClassVar[bool] = False
-
+class D3pm(MaskedDiffusion):
     def __post_init__(self) -> None:
         if self.config.time.steps == 0:
             raise UserError(
                 "time.steps 0 is continuous time, and d3pm is a method of discrete steps; try time.steps=1000"
             )
-        if diffusion.schedule_of(self.config).mask_chance(torch.zeros(())) > 0:
+        if noising.schedule_of(self.config).mask_chance(torch.zeros(())) > 0:
             raise UserError(
-                f"schedule.name {self.config.schedule.name} hides tokens at t = 0 already, and d3pm reads clean text "
+                f"schedule.name {self.config.schedule.name} masks tokens at t = 0 already, and d3pm reads clean text "
                 "there; try schedule=published"
             )
-
-    def build(self) -> Transformer:
-        return Transformer(self.config.model, vocabulary_of(self.config).size)
-
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        return not_pad(x, pad)
-
-    def loss(
-        self,
-        network: Transformer,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
-    ) -> Loss:
-        noised = diffusion.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
-        return self.loss_at(network, x, noised, pad)
 
     def loss_at(
         self,
@@ -68,15 +47,16 @@ class D3pm:
         x: Tensor,
         noised: NoisedBatch,
         pad: Tensor | None = None,
-        told: Tensor | None = None,
+        progress: float = 1.0,
+        sigma: Tensor | None = None,
     ) -> Loss:
-        """T times the divergence of one step at what is masked, plus naming every token of x itself at t = 0.
+        """T times the KL divergence of one step at masked positions, plus the reconstruction of x from itself at t = 0.
 
-        `told` (B,) is the noise the network is told, where it is not the schedule's.
+        `sigma` (B,) overrides the noise level that the network is conditioned on. `progress` has no effect.
         """
-        step, last = self._step(network, x, noised, pad, told), self._last(network, x, pad)
-        nats = step + last
-        parts = {"divergence": step.sum().detach(), "reconstruction": last.sum().detach()}
+        divergence, reconstruction = self.step_nats(network, x, noised, pad, sigma), self._last_nats(network, x, pad)
+        nats = divergence + reconstruction
+        parts = {"divergence": divergence.sum().detach(), "reconstruction": reconstruction.sum().detach()}
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
@@ -88,23 +68,51 @@ class D3pm:
         generator: torch.Generator,
         portion: BatchSlice | None = None,
     ) -> Tensor:
-        def nats_at(noised: NoisedBatch) -> Tensor:
-            return self._step(network, x, noised, pad)
-
         with eval_mode(network):
-            nats = diffusion.bound(self.config, nats_at, x, pad, generator, portion=portion)
-            return nats + self._last(network, x, pad)
+            return super().bound(network, x, pad, generator, portion) + self._last_nats(network, x, pad)
+
+    def step_nats(
+        self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, sigma: Tensor | None = None
+    ) -> Tensor:
+        config, mask_id = self.config, vocabulary_of(self.config).mask_id
+        schedule, masked = noising.schedule_of(config), noising.masked_positions(config, noised.z, pad)
+        assert noised.s is not None
+
+        def at_masked(alpha: Tensor) -> Tensor:
+            return alpha.to(x.device)[:, None].expand_as(x)[masked]
+
+        alpha_s, alpha_t = at_masked(schedule.alpha(noised.s)), at_masked(schedule.alpha(noised.t))
+        targets = x[masked]
+
+        def divergence_at(logits: Tensor, index: Tensor) -> Tensor:
+            log_beliefs = logits.log_softmax(dim=-1)
+            log_right = log_beliefs.gather(-1, targets[index, None])[:, 0]
+            divergence = absorbing_divergence(log_right, log_beliefs[:, mask_id], alpha_s[index], alpha_t[index])
+            return (config.time.steps * divergence).to(logits.dtype)
+
+        if sigma is None:
+            sigma = noising.conditioning_sigma(config, noised.t, x.device)
+        return network.price(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
+
+    def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
+        """-log x_theta(x) at t = 0, where the network reads x itself, (B, L)."""
+        targets, start = x[not_pad(x, pad)], torch.zeros(len(x), dtype=torch.float64)
+
+        def cross_entropy_at(logits: Tensor, index: Tensor) -> Tensor:
+            return -logits.log_softmax(dim=-1).gather(-1, targets[index, None])[:, 0]
+
+        return network.price(x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad))
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""
-        return diffusion.logits_at(self.config, network, z, alpha).log_softmax(dim=-1)
+        return self.logits(network, z, alpha).log_softmax(dim=-1)
 
     def generate(
         self,
-        network: Transformer | FrozenNetwork,
+        network: nn.Module | FrozenNetwork,
         canvas: Tensor,
         sampling: Sampling,
-        draws: RowRng,
+        rng: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
@@ -114,8 +122,8 @@ class D3pm:
                 f"sampling.sampler {sampling.sampler} needs beliefs without mass on the mask, and d3pm's may have "
                 "some; use ancestral"
             )
-        steps = steps_of(diffusion.schedule_of(config), sampling)
-        logits = denoising.logits_everywhere(config, network, pad)
+        steps = steps_of(noising.schedule_of(config), sampling)
+        logits = logits_everywhere(config, network, pad)
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)
@@ -125,36 +133,4 @@ class D3pm:
             log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
             return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling, pad), alpha_s, alpha_t, mask_id)
 
-        return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, draws, pad)
-
-    def _step(
-        self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, told: Tensor | None = None
-    ) -> Tensor:
-        config, mask_id = self.config, vocabulary_of(self.config).mask_id
-        schedule, masked = diffusion.schedule_of(config), diffusion.masked_positions(config, noised.z, pad)
-        assert noised.s is not None
-
-        def at_masked(alpha: Tensor) -> Tensor:
-            return alpha.to(x.device)[:, None].expand_as(x)[masked]
-
-        alpha_s, alpha_t = at_masked(schedule.alpha(noised.s)), at_masked(schedule.alpha(noised.t))
-        right = x[masked]
-
-        def price(logits: Tensor, index: Tensor) -> Tensor:
-            log_beliefs = logits.log_softmax(dim=-1)
-            log_right = log_beliefs.gather(-1, right[index, None])[:, 0]
-            divergence = absorbing_divergence(log_right, log_beliefs[:, mask_id], alpha_s[index], alpha_t[index])
-            return (config.time.steps * divergence).to(logits.dtype)
-
-        if told is None:
-            told = diffusion.conditioning_sigma(config, noised.t, x.device)
-        return network.price(noised.z, masked, price, told, attention_pad(config, pad))
-
-    def _last(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
-        right, start = x[not_pad(x, pad)], torch.zeros(len(x), dtype=torch.float64)
-
-        def price(logits: Tensor, index: Tensor) -> Tensor:
-            return -logits.log_softmax(dim=-1).gather(-1, right[index, None])[:, 0]
-
-        told = diffusion.conditioning_sigma(self.config, start, x.device)
-        return network.price(x, not_pad(x, pad), price, told, attention_pad(self.config, pad))
+        return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, rng, pad)

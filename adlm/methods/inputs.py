@@ -1,4 +1,4 @@
-"""What every method is given: ids, canvas, padding, sampling, checked in the user's words. Knows no mathematics.
+"""Validation of what methods are given: ids, canvas, padding, sampling options. Also vocabulary and padding helpers.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
@@ -20,23 +20,23 @@ from adlm.errors import UserError
 def vocabulary_of(config: Config) -> Vocabulary:
     if config.vocabulary is None:
         raise UserError(
-            "vocabulary is not settled yet: give vocabulary.size and vocabulary.mask_id, or take them from the "
+            "the vocabulary is not set yet: give vocabulary.size and vocabulary.mask_id, or take them from the "
             "tokenizer: replace(config, vocabulary=adlm.tokens.load_tokenizer(config.tokenizer).vocabulary)"
         )
     return config.vocabulary
 
 
-SLIDING = ("adlm", "mdlm", "sedd")
-"""Methods that write texts longer than the model, through a window that slides."""
+LONG_TEXT_METHODS = ("adlm", "mdlm", "sedd")
+"""Methods that can sample texts longer than the model, with a sliding window."""
 
 _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
 
 
 @contextmanager
 def check_once() -> Iterator[None]:
-    """Inside, `check_clean` passes: the ids were checked on the host, where they entered.
+    """Inside, `check_clean` does nothing: the ids were checked on the host, where they entered.
 
-    Looking at ids that are on a GPU makes the host wait until it has done all that it was given before.
+    Checking ids on a GPU makes the host wait until the GPU has finished all queued work.
     """
     token = _CHECKED.set(True)
     try:
@@ -46,7 +46,7 @@ def check_once() -> Iterator[None]:
 
 
 def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text") -> None:
-    """Clean ids are ids, none of them outside the padding is the mask, and they are no longer than the model."""
+    """Checks that x (B, L) are ids, no longer than the model, without masks outside the padding."""
     if _CHECKED.get():
         return
     vocabulary = vocabulary_of(config)
@@ -57,14 +57,17 @@ def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text
     if masks:
         raise UserError(
             f"the {what} holds the mask id {vocabulary.mask_id} at {masks} of {x.numel()} positions; "
-            "clean text never does: masks are laid by the method"
+            "clean text must not contain it: the method adds the masks"
         )
 
 
 def check_canvas(
     config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
 ) -> None:
-    """A canvas fits the model and has something to fill in, and the sampling is one; rows count from `first_row`."""
+    """Checks that a canvas fits the model and has masks, and that the sampling options are valid.
+
+    Error messages count rows from `first_row`.
+    """
     validate(replace(config, sampling=sampling))
     mask_id = vocabulary_of(config).mask_id
     _check_are_ids(canvas, config, "canvas")
@@ -83,22 +86,22 @@ def check_canvas(
 
 
 def _check_windows(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
-    """A canvas longer than the model is one that a window can slide over."""
+    """Checks that a canvas longer than the model can be sampled with a sliding window."""
     if sampling.sampler == "semi-autoregressive":
         if pad is not None:
-            raise UserError("rows of unequal lengths would share windows; sample longer texts of one length at a time")
+            raise UserError("rows of unequal lengths cannot share windows; sample long texts of one length at a time")
         return
     row = 0 if pad is None else int(pad.sum(dim=1).argmin())
-    counted = " with bos" if canvas[row, 0] == vocabulary_of(config).bos_id else ""
-    remedy = ", or sample with semi-autoregressive" if config.method in SLIDING else ""
+    with_bos = " with bos" if canvas[row, 0] == vocabulary_of(config).bos_id else ""
+    remedy = ", or sample with semi-autoregressive" if config.method in LONG_TEXT_METHODS else ""
     raise UserError(
-        f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{counted} and the model was made for "
+        f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
         f"length {config.length}; shorten it{remedy}"
     )
 
 
 def check_ids(ids: Any, config: Config, what: str) -> None:
-    """Ids are a tensor (B, L) of ids, no longer than the model."""
+    """Checks that `ids` is a tensor (B, L) of ids, no longer than the model."""
     _check_are_ids(ids, config, what)
     if ids.shape[1] > config.length:
         raise UserError(
@@ -113,7 +116,7 @@ def _check_are_ids(ids: Any, config: Config, what: str) -> None:
             f"the {what} must be a torch tensor of int64 ids (sequences, length), not a {type(ids).__name__}"
         )
     if ids.device.type == "meta" or ids.layout != torch.strided:
-        raise UserError(f"the {what} must be ids in memory, not a tensor on {ids.device} of layout {ids.layout}")
+        raise UserError(f"the {what} must be a dense tensor in memory, not one on {ids.device} of layout {ids.layout}")
     if ids.ndim != 2 or ids.dtype != torch.int64 or ids.numel() == 0:
         raise UserError(
             f"the {what} must be int64 ids of shape (sequences, length), not {str(ids.dtype).removeprefix('torch.')} "
@@ -128,8 +131,8 @@ def _check_are_ids(ids: Any, config: Config, what: str) -> None:
 
 
 def _check_pad(pad: Any, x: Tensor) -> None:
-    wrong = not isinstance(pad, Tensor) or pad.dtype != torch.bool or pad.shape != x.shape
-    if wrong or pad.device.type == "meta" or pad.layout != torch.strided:
+    is_wrong = not isinstance(pad, Tensor) or pad.dtype != torch.bool or pad.shape != x.shape
+    if is_wrong or pad.device.type == "meta" or pad.layout != torch.strided:
         raise UserError(f"pad must be a boolean tensor of the text's shape {tuple(x.shape)}, True at padding")
     if pad.all():
         raise UserError("pad is True everywhere: there is no text in this batch")
@@ -137,11 +140,11 @@ def _check_pad(pad: Any, x: Tensor) -> None:
 
 def check_progress(progress: float) -> None:
     if not 0 <= progress <= 1:
-        raise UserError(f"progress {progress} must be from 0 to 1: the share of training that is done")
+        raise UserError(f"progress {progress} must be from 0 to 1: the share of training completed")
 
 
 def attention_pad(config: Config, pad: Tensor | None) -> Tensor | None:
-    """The padding the network must not attend to."""
+    """The padding that the network must not attend to, or None."""
     return pad if config.data.pad == "masked" else None
 
 
@@ -152,7 +155,7 @@ def not_pad(x: Tensor, pad: Tensor | None) -> Tensor:
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Dropout off inside, as it was before outside."""
+    """Puts the network in eval mode inside the block and restores its mode after."""
     was_training = network.training
     network.eval()
     try:

@@ -1,4 +1,4 @@
-"""What every method can be asked. Knows none of the answers.
+"""The interface of a method and the loss it returns. Does not depend on any method.
 
 The network is typed Any: each method takes the network that its own `build` makes.
 """
@@ -18,40 +18,50 @@ from adlm.sampling.rng import RowRng
 
 @dataclass(frozen=True)
 class Loss:
-    """One batch's objective, summed and not yet averaged: who adds up batches or processes divides once, by tokens."""
+    """The objective of one batch as sums: whoever adds up micro-batches or ranks divides once, by `num_tokens`."""
 
     total: Tensor
-    """Sum over tokens, in nats, of everything that is trained: what is differentiated."""
+    """The training objective summed over tokens, in nats; carries the gradient."""
     nats: Tensor
-    """(B, L), the estimate of the bound a token, without the anchor term; 0 at padding; carries no gradient."""
+    """(B, L), the estimate of the bound per token without the anchor term; 0 at padding; carries no gradient."""
     num_tokens: Tensor
-    """How many tokens the nats are of: those that are `predicted`, masked or not."""
+    """The number of `predicted` tokens, masked or not."""
     parts: dict[str, Tensor]
-    """Sums over tokens of the terms of `total`, by name; no gradient."""
+    """The terms of `total` by name, summed over tokens; no gradient."""
 
     @property
     def mean(self) -> Tensor:
-        """`total` a token."""
+        """`total` per token."""
         return self.total / self.num_tokens
 
 
 class Method(Protocol):
-    """A way to train a network on ids, to bound the likelihood of ids, and to make ids. Made from a checked Config."""
+    """How a network is built, trained, evaluated and sampled from. Constructed from a validated Config."""
 
     @property
     def config(self) -> Config: ...
 
     @property
     def exact(self) -> bool:
-        """Whether `bound` is -log p(x) itself, and nothing is drawn for it."""
+        """Whether `bound` is -log p(x) itself, computed without random numbers."""
+        ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether the network predicts each token from those before it."""
+        ...
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the network has an anchor network."""
         ...
 
     def build(self) -> nn.Module:
-        """A fresh network, drawn from torch's default generator."""
+        """A newly initialised network; its weights come from torch's default generator."""
         ...
 
     def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at the tokens whose nats count: all of the text or, from left to right, all but the first."""
+        """(B, L), True at the tokens whose nats count: all of the text, or all but the first for causal methods."""
         ...
 
     def loss(
@@ -65,7 +75,7 @@ class Method(Protocol):
     ) -> Loss:
         """The training objective on clean ids x (B, L), after a share `progress` of training.
 
-        `portion` says which rows of a larger batch these are, and what is drawn is then that batch's.
+        `portion` says which rows of a larger batch these are; random numbers are then those of the larger batch.
         """
         ...
 
@@ -81,18 +91,18 @@ class Method(Protocol):
         ...
 
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """(B, L, V): of the clean token at each place given noisy ids z; left to right, of the token after it.
+        """(B, L, V), in the clean token at each position given noisy ids z; for causal methods, in the token after it.
 
-        `alpha` (B,), the share of visible tokens, matters only to a network that is told the noise; without it the
-        share of masks in each row stands for the time.
+        `alpha` (B,), the share of visible tokens, matters only to time-conditioned networks; without it the share of
+        masks in each row is taken for t.
         """
         ...
 
     def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, draws: RowRng, pad: Tensor | None = None
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
-        """A walk from the canvas (B, L), mask ids where text is wanted, to text. Every row draws its own numbers.
+        """From the canvas (B, L), mask ids where text is wanted, to text, frame by frame. Each row has its own RNG.
 
-        The network is the one that is trained or, faster, its `Frozen` form. `pad` ends rows that are shorter.
+        The network is the trained one or, faster, its FrozenNetwork. `pad` is True after the end of shorter rows.
         """
         ...

@@ -1,1 +1,1 @@
-"""Walks from masks to text. Knows a denoiser only as a function from noisy ids to beliefs."""
+"""Samplers: from a canvas of masks to text. A denoiser is only a function from noisy ids to beliefs here."""

@@ -1,9 +1,9 @@
-"""Positions-first sampling: when each position changes is drawn before the network is called.
+"""Positions-first sampling: the steps at which positions change are drawn before the network is called.
 
 A masked position is revealed with a probability that depends on the step alone, and a visible one is remasked likewise.
-The positions are therefore a Markov chain of their own, and the network is needed only at the positions of a step that
-reveals something, its head only there. Rows are independent: each goes from one of its reveals to the next, and the
-c-th network call reads every row before its own c-th reveal.
+The set of masked positions is therefore a Markov chain of its own: a step that reveals nothing needs no network call,
+and the head runs only at the revealed positions. Rows are independent: each advances from one of its reveals to the
+next, and network call c reads every row just before its own c-th reveal.
 
 Shapes: B rows, L positions, K steps, C calls, R reveals in all, N revealed in one call, V symbols.
 """
@@ -24,128 +24,133 @@ from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps
 
-CERTAIN = 37.0  # minus the log of less than 2^-53: no uniform number is as near to 1
+CERTAIN_HAZARD = 37.0  # > -log 2^-53 = 36.7: -log(1 - u) of a 53-bit uniform u never reaches it
 
 
 @dataclass(frozen=True)
 class NetworkCall:
-    """One reading of the network, and what becomes of it. Places are flat: row * L + place."""
+    """One network call and the changes around it. Positions are flat: row * L + position."""
 
-    hidden: Tensor
-    """Places that were masked again since the call before."""
+    remasked: Tensor
+    """Positions remasked since the call before."""
     revealed: Tensor
-    """(N,), places that are revealed from what the network says now."""
-    points: Tensor
-    """(N,), the uniform number that each one's token is drawn by."""
-    last: Tensor | None
-    """(N,), True where a place was still masked when the steps had ended; None where none was."""
-    rows: int
-    """How many rows have this call: the first so many."""
+    """(N,), positions revealed from the output of this call."""
+    uniforms: Tensor
+    """(N,), the uniform number that draws each revealed token."""
+    is_final: Tensor | None
+    """(N,), True at positions still masked after the last step; None if there are none."""
+    num_rows: int
+    """How many rows take part in this call: the first `num_rows`."""
     alpha: Tensor
-    """(B,), the share of visible tokens that the network is told; beyond `rows` it is told to nobody."""
+    """(B,), the share of visible tokens that a time-conditioned network is given; unused from row `num_rows` on."""
     t: Tensor
-    """(B,), the time each row has come to by it."""
+    """(B,), the time each row has reached after this call."""
 
 
 @dataclass(frozen=True)
 class EventPlan:
-    """A batch's whole walk but for the tokens."""
+    """Everything about a batch's sampling run except the tokens."""
 
     order: Tensor
-    """(B,), the canvas's rows as the calls count them: those with the most calls first."""
+    """(B,), the canvas rows in the order the calls use: rows with the most calls first."""
     calls: list[NetworkCall]
 
 
 @dataclass(frozen=True)
 class Events:
-    """What happens at one place of one row, an entry each: row by row, in the order of steps, then of places."""
+    """Reveals or remaskings, one entry for each (row, step, position), sorted in that order."""
 
     call: NDArray[np.int64]
     row: NDArray[np.int64]
-    place: NDArray[np.int64]
+    position: NDArray[np.int64]
     step: NDArray[np.int64]
 
 
-def plan_events(steps: Steps, open_: Tensor, draws: RowRng) -> EventPlan:
-    """Every change of a walk over the open places (B, L) of a canvas; what is masked at the end gets a last call."""
-    reveals, hides, num_calls = draw_events(steps, open_.cpu().numpy(), draws)
-    num_rows, length = open_.shape
+def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
+    """All changes at the positions `to_fill` (B, L); what is masked after the last step is revealed in a final call."""
+    reveals, remasks, num_calls = draw_events(steps, to_fill.cpu().numpy(), rng)
+    num_rows, length = to_fill.shape
     order = np.argsort(-num_calls, kind="stable")
-    rank, most = np.argsort(order), int(num_calls.max())
-    at_step = torch.full((most, num_rows), len(steps.reveal))
-    at_step.numpy()[reveals.call, rank[reveals.row]] = reveals.step
-    last = reveals.step == len(steps.reveal)
+    rank, max_calls = np.argsort(order), int(num_calls.max())
+    step_of_call = torch.full((max_calls, num_rows), len(steps.reveal))
+    step_of_call.numpy()[reveals.call, rank[reveals.row]] = reveals.step
+    is_final = reveals.step == len(steps.reveal)
 
-    def by_call(of: Events, what: NDArray[np.generic]) -> tuple[Tensor, ...]:
-        whole = torch.from_numpy(what[np.argsort(of.call, kind="stable")]).to(open_.device)
-        return torch.split(whole, np.bincount(of.call, minlength=most).tolist())
+    def split_by_call(events: Events, values: NDArray[np.generic]) -> tuple[Tensor, ...]:
+        sorted_values = torch.from_numpy(values[np.argsort(events.call, kind="stable")]).to(to_fill.device)
+        return torch.split(sorted_values, np.bincount(events.call, minlength=max_calls).tolist())
 
-    parts = zip(
-        by_call(hides, rank[hides.row] * length + hides.place),
-        by_call(reveals, rank[reveals.row] * length + reveals.place),
-        by_call(reveals, _points(reveals, draws)),
-        by_call(reveals, last),
-        np.bincount(reveals.call[last], minlength=most).tolist(),
-        (num_calls > np.arange(most)[:, None]).sum(axis=1).tolist(),
-        steps.told[at_step],
-        steps.reached[at_step],
+    fields = zip(
+        split_by_call(remasks, rank[remasks.row] * length + remasks.position),
+        split_by_call(reveals, rank[reveals.row] * length + reveals.position),
+        split_by_call(reveals, _token_uniforms(reveals, rng)),
+        split_by_call(reveals, is_final),
+        np.bincount(reveals.call[is_final], minlength=max_calls).tolist(),
+        (num_calls > np.arange(max_calls)[:, None]).sum(axis=1).tolist(),
+        steps.conditioning_alpha[step_of_call],
+        steps.end_time[step_of_call],
         strict=True,
     )
     calls = [
-        NetworkCall(hidden, revealed, points, ends if num_ends else None, rows, alpha, t)
-        for hidden, revealed, points, ends, num_ends, rows, alpha, t in parts
+        NetworkCall(remasked, revealed, uniforms, final if num_final else None, num_rows_read, alpha, t)
+        for remasked, revealed, uniforms, final, num_final, num_rows_read, alpha, t in fields
     ]
     return EventPlan(torch.from_numpy(order), calls)
 
 
-def draw_events(steps: Steps, open_: NDArray[np.bool_], draws: RowRng) -> tuple[Events, Events, NDArray[np.int64]]:
-    """Reveals, remaskings, and the number of calls each row needs.
+def draw_events(steps: Steps, to_fill: NDArray[np.bool_], rng: RowRng) -> tuple[Events, Events, NDArray[np.int64]]:
+    """Reveals, remaskings, and the number of network calls each row needs (B,).
 
-    What happens at a place is drawn as the wait until it does, so steps in which nothing happens cost nothing. A place
-    masked again by a step is hidden before the row's next call: that step's own reveals were read with it.
+    Each change is drawn as a waiting time, so steps in which nothing changes cost nothing. A position remasked at a
+    step is masked before the row's next call: the reveals of that same step were predicted with the token visible.
     """
-    num_rows, end = len(open_), len(steps.reveal)
+    num_rows, end = len(to_fill), len(steps.reveal)
     found: tuple[list[NDArray[np.int64]], ...] = ([], [])
-    row, place = open_.nonzero()
+    row, position = to_fill.nonzero()
     step = np.full_like(row, -1)
-    for hazard, kind in itertools.cycle(zip((_hazard(steps.reveal), _hazard(steps.remask)), found, strict=True)):
+    hazards = (_cumulative_hazard(steps.reveal), _cumulative_hazard(steps.remask))
+    for hazard, events in itertools.cycle(zip(hazards, found, strict=True)):
         if len(row) == 0:
             break
         counts = np.bincount(row, minlength=num_rows)
-        numbers = np.concatenate([draws.for_places(each, int(count)) for each, count in enumerate(counts)])
-        step = _first_step(hazard, step + 1, numbers)
-        kind.append(np.stack([row, step, place]))
-        row, step, place = kind[-1][:, step < end]
-    reveals, hides = (np.concatenate([np.zeros((3, 0), dtype=np.int64), *kind], axis=1) for kind in found)
+        uniforms = np.concatenate([rng.for_positions(each, int(count)) for each, count in enumerate(counts)])
+        step = _first_step(hazard, step + 1, uniforms)
+        events.append(np.stack([row, step, position]))
+        row, step, position = events[-1][:, step < end]
+    reveals, remasks = (np.concatenate([np.zeros((3, 0), dtype=np.int64), *events], axis=1) for events in found)
     calls = np.unique(reveals[0] * (end + 1) + reveals[1])  # what is masked after the last step is revealed at step K
-    before = np.searchsorted(calls, np.arange(num_rows + 1) * (end + 1))
+    first_call = np.searchsorted(calls, np.arange(num_rows + 1) * (end + 1))
 
-    def numbered(kind: NDArray[np.int64], side: Literal["left", "right"]) -> Events:
-        row, step, place = kind[:, np.lexsort(kind[::-1])]
-        return Events(np.searchsorted(calls, row * (end + 1) + step, side) - before[row], row, place, step)
+    def number_calls(events: NDArray[np.int64], side: Literal["left", "right"]) -> Events:
+        row, step, position = events[:, np.lexsort(events[::-1])]
+        return Events(np.searchsorted(calls, row * (end + 1) + step, side) - first_call[row], row, position, step)
 
-    return numbered(reveals, "left"), numbered(hides[:, hides[1] < end], "right"), np.diff(before)
+    return (
+        number_calls(reveals, "left"),
+        number_calls(remasks[:, remasks[1] < end], "right"),
+        np.diff(first_call),
+    )
 
 
-def _hazard(chance: Tensor) -> NDArray[np.float64]:
-    """(K + 1,), minus the log of the chance that nothing happens before each step; a certain step adds enough."""
-    return np.concatenate([[0.0], torch.log1p(-chance).neg().clamp(max=CERTAIN).cumsum(dim=0).numpy()])
+def _cumulative_hazard(probability: Tensor) -> NDArray[np.float64]:
+    """(K + 1,), -log P(no change before each step); a step that changes with certainty adds CERTAIN_HAZARD."""
+    return np.concatenate([[0.0], torch.log1p(-probability).neg().clamp(max=CERTAIN_HAZARD).cumsum(dim=0).numpy()])
 
 
 def _first_step(
-    hazard: NDArray[np.float64], start: NDArray[np.int64], numbers: NDArray[np.float64]
+    hazard: NDArray[np.float64], start: NDArray[np.int64], uniforms: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The first step from `start` on at which something happens, K if nothing does, by a uniform number each.
+    """The first step from `start` on at which a change happens, K if none does; one uniform number each.
 
-    P(nothing happens from `start` to k) = exp(-(hazard[k + 1] - hazard[start])), and it happens by k with the rest.
+    By inversion: P(no change from step `start` to k) = exp(-(hazard[k + 1] - hazard[start])).
     """
-    return np.searchsorted(hazard[1:], hazard[start] - np.log1p(-numbers), side="right")
+    return np.searchsorted(hazard[1:], hazard[start] - np.log1p(-uniforms), side="right")
 
 
-def _points(reveals: Events, draws: RowRng) -> NDArray[np.float64]:
-    """For every reveal a uniform number of its row's own, in the order of the row's reveals."""
-    counts = np.bincount(reveals.row, minlength=len(draws))
-    return np.concatenate([draws.for_tokens(row, int(count)) for row, count in enumerate(counts)])
+def _token_uniforms(reveals: Events, rng: RowRng) -> NDArray[np.float64]:
+    """(R,), a uniform number for every reveal, from its row's token stream in the order of the row's reveals."""
+    counts = np.bincount(reveals.row, minlength=len(rng))
+    return np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
 
 
 def sample_positions_first(
@@ -154,41 +159,42 @@ def sample_positions_first(
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """From the canvas (B, L) to text, a Frame for every call of the network; the first Frame is the canvas.
+    """From the canvas (B, L) to text, one Frame per network call; the first Frame is the canvas.
 
-    Tokens given on the canvas stay. Nothing here waits for the device: all that the host must know was drawn before.
+    Tokens given on the canvas stay. The host never waits for the device: all it needs is drawn beforehand.
     """
     yield first_frame(canvas, mask_id)
-    plan = plan_events(steps, canvas == mask_id, draws)
-    order, host_back = plan.order.to(canvas.device), plan.order.argsort()
-    back = host_back.to(canvas.device)
+    plan = plan_events(steps, canvas == mask_id, rng)
+    order, host_inverse = plan.order.to(canvas.device), plan.order.argsort()
+    inverse = host_inverse.to(canvas.device)
     z, chance = canvas[order], (canvas != mask_id).float()[order]
     pad = None if pad is None else pad[order]
     for call in plan.calls:
-        z.view(-1).index_fill_(0, call.hidden, mask_id)
-        read = z[back]
-        rows = _rows_to_read(call.rows, len(z))
-        reading = denoiser(z[:rows], call.alpha[:rows], None if pad is None else pad[:rows])
-        log_beliefs = reading.log_beliefs(call.revealed)
-        drawn = draw_tokens(log_beliefs, z, call.revealed, call.points, sampling, pad)
-        if call.last is not None and sampling.final == "argmax":
-            drawn = drawn.but_likeliest(call.last, log_beliefs)
+        z.view(-1).index_fill_(0, call.remasked, mask_id)
+        read = z[inverse]
+        num_rows = _padded_num_rows(call.num_rows, len(z))
+        output = denoiser(z[:num_rows], call.alpha[:num_rows], None if pad is None else pad[:num_rows])
+        log_beliefs = output.log_beliefs(call.revealed)
+        drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, sampling, pad)
+        if call.is_final is not None and sampling.final == "argmax":
+            drawn = drawn.with_argmax(call.is_final, log_beliefs)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
-        chance.view(-1).index_fill_(0, call.hidden, 0.0).index_copy_(0, call.revealed, drawn.chance)
-        revealed, remasked = (_flags(z, places)[back] for places in (call.revealed, call.hidden))
-        t, alpha = call.t[host_back], call.alpha[host_back]
-        yield Frame(z[back], t, revealed, remasked, chance[back], read, alpha)
+        chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)
+        revealed, remasked = (_as_mask(z, positions)[inverse] for positions in (call.revealed, call.remasked))
+        t, alpha = call.t[host_inverse], call.alpha[host_inverse]
+        yield Frame(z[inverse], t, revealed, remasked, chance[inverse], read, alpha)
 
 
-def _rows_to_read(needed: int, rows: int) -> int:
-    """The batch, halved as long as the rows that are needed fit: a device sees few shapes, idle rows cost little."""
-    while (rows + 1) // 2 >= needed and rows > 1:
-        rows = (rows + 1) // 2
-    return rows
+def _padded_num_rows(num_needed: int, num_rows: int) -> int:
+    """The batch size halved while the needed rows fit: the device sees few shapes, and surplus rows cost little."""
+    while (num_rows + 1) // 2 >= num_needed and num_rows > 1:
+        num_rows = (num_rows + 1) // 2
+    return num_rows
 
 
-def _flags(z: Tensor, places: Tensor) -> Tensor:
-    return torch.zeros(z.numel(), dtype=torch.bool, device=z.device).index_fill_(0, places, True).view(z.shape)
+def _as_mask(z: Tensor, positions: Tensor) -> Tensor:
+    """(B, L), True at the flat positions."""
+    return torch.zeros(z.numel(), dtype=torch.bool, device=z.device).index_fill_(0, positions, True).view(z.shape)

@@ -16,55 +16,55 @@ from adlm.errors import UserError
 
 @dataclass(frozen=True)
 class Frame:
-    """One state of a walk. Rows walk on their own: each has its own time."""
+    """One state of a sampling run. Rows advance independently: each has its own time."""
 
     ids: Tensor
-    """(B, L), masks where nothing is revealed yet."""
+    """(B, L), the mask id where nothing is revealed yet."""
     t: Tensor
-    """(B,), the time each row has come to, in double precision; 1 at the start."""
+    """(B,), the time each row has reached, in double precision; 1 at the start."""
     revealed: Tensor
-    """(B, L), True where a mask became a token since the frame before."""
+    """(B, L), True where a mask became a token since the previous frame."""
     remasked: Tensor
-    """(B, L), True where a token was masked again since the frame before; it may have been revealed anew since."""
+    """(B, L), True where a token was remasked since the previous frame; it may have been revealed again since."""
     chance: Tensor
-    """(B, L), the probability each drawn token had where it was drawn; 1 at tokens that were given, 0 at masks."""
+    """(B, L), the probability of each token when it was drawn; 1 at given tokens, 0 at masks."""
     read: Tensor
-    """(B, L), the ids that the network read to reveal what is revealed here; the canvas on the first frame.
+    """(B, L), the ids that the network read to reveal the tokens revealed here; the canvas on the first frame.
 
-    Of a canvas longer than the model it read the window alone.
+    On a canvas longer than the model, the network read only the current window of them.
     """
     alpha: Tensor | None
-    """(B,), the share of visible tokens that it was told meanwhile; None if it goes by its own count, or by none."""
+    """(B,), the share of visible tokens given to a time-conditioned network; None if the share of masks is used."""
 
 
 def last_frame(frames: Iterator[Frame]) -> Frame:
-    """Where a walk ends; the frames before it are let go one by one."""
+    """The last frame of a sampling run; earlier frames are discarded as they come."""
     last: Frame = deque(frames, maxlen=1)[0]
     if not last.chance.isfinite().all():
-        raise UserError("the model's beliefs are not finite: its weights or its precision do not hold")
+        raise UserError("the model's beliefs are not finite: its weights are damaged or its precision is too low")
     return last
 
 
 def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     """The canvas itself, before any step."""
-    nothing = torch.zeros_like(canvas, dtype=torch.bool)
+    nowhere = torch.zeros_like(canvas, dtype=torch.bool)
     start = torch.ones(len(canvas), dtype=torch.float64)
-    return Frame(canvas, start, nothing, nothing, (canvas != mask_id).float(), canvas, None)
+    return Frame(canvas, start, nowhere, nowhere, (canvas != mask_id).float(), canvas, None)
 
 
 class DenoiserOutput(Protocol):
-    """What a network says of one state, asked for where it is wanted: a head is as much work as a few blocks."""
+    """The output for one state. Heads run on demand at given positions: a head costs as much as a few blocks."""
 
-    def log_beliefs(self, places: Tensor) -> Tensor:
-        """(N, V), of the clean token at masked places (N,); -inf at the mask."""
+    def log_beliefs(self, positions: Tensor) -> Tensor:
+        """(N, V), log beliefs in the clean token at masked positions (N,); -inf at the mask."""
         ...
 
-    def anchor_log_beliefs(self, places: Tensor) -> Tensor:
-        """The anchor network's (N, V)."""
+    def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
+        """(N, V), those of the anchor network."""
         ...
 
 
 class Denoiser(Protocol):
     def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
-        """Reads z (B, L). A network that is told the noise is told -log alpha (B,), or goes by the share of masks."""
+        """Reads z (B, L). Time-conditioned networks get -log alpha (B,), or without alpha the share of masks."""
         ...

@@ -1,10 +1,10 @@
-"""Decoding in an order of the network's own: at each step it says something of every mask, and the best are revealed.
+"""Ordered decoding: each step scores every masked position and reveals the positions with the best scores.
 
-An order that looks only at what is visible (left to right, margin, entropy, anchors) leaves exact beliefs their law as
-long as one token is revealed a step. One that looks at the token just drawn (confidence, threshold) searches more than
-it samples: the law of its texts is not the language's, however many steps it takes.
+With exact beliefs and one token a step, an order that depends only on visible tokens (left-to-right, margin, entropy,
+anchor-first) samples the exact distribution. An order that depends on the token just drawn (confidence, threshold) does
+not, however many steps it takes: it favours likely texts.
 
-Shapes: B sequences, L tokens, N masked places, V symbols. Places are flat: row * L + place.
+Shapes: B sequences, L tokens, N masked positions, V symbols. Positions are flat: row * L + position.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,56 +18,56 @@ from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps
 
-TIED = 1e-6  # of an all-masked row a network without absolute positions says the same everywhere, up to rounding
-_PLACES = 512  # read by a head at once: with GPT-2's vocabulary their beliefs are 200 MB in double precision
+SCORE_RESOLUTION = 1e-6  # without absolute positions, an all-masked row has equal scores everywhere up to rounding
+_CHUNK = 512  # positions per head call: with GPT-2's vocabulary their beliefs are 200 MB in double precision
 
 
 def confidence(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
-    """The belief in the drawn token, as LLaDA has it."""
+    """The belief in the drawn token, as in LLaDA."""
     return log_beliefs.gather(-1, tokens[:, None])[:, 0].exp()
 
 
 def margin(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
-    """By how much the likeliest token leads the next."""
+    """The belief in the likeliest token minus that in the second likeliest."""
     best = log_beliefs.topk(2, dim=-1).values.exp()
     return best[:, 0] - best[:, 1]
 
 
 def entropy(log_beliefs: Tensor, tokens: Tensor) -> Tensor:
-    """Minus the entropy: the surest place first."""
+    """Minus the entropy: the position with the least uncertainty comes first."""
     return torch.neg(torch.special.entr(log_beliefs.exp()).sum(dim=-1))
 
 
-def leftmost(reading: DenoiserOutput, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
-    return -(places % z.shape[1]).double()
+def leftmost(output: DenoiserOutput, z: Tensor, positions: Tensor, pad: Tensor | None) -> Tensor:
+    return -(positions % z.shape[1]).double()
 
 
-def anchor_first(reading: DenoiserOutput, z: Tensor, places: Tensor, pad: Tensor | None) -> Tensor:
-    """How sure the anchor network is of its guess, times how telling the guess is: -log of its share of the row.
+def anchor_first(output: DenoiserOutput, z: Tensor, positions: Tensor, pad: Tensor | None) -> Tensor:
+    """The anchor network's belief in its argmax token, times -log of that token's share of the row.
 
-    The row is counted with every guess in its place, so a token guessed everywhere tells nothing. What is an anchor in
-    training, a token seldom in its row, comes first.
+    The share is counted with every argmax token filled in, so a token predicted everywhere scores 0. Tokens that are
+    rare in their row, the anchors of training, come first.
     """
-    sure, guess = [], []
-    for chunk in torch.split(places, _PLACES):
-        best = reading.anchor_log_beliefs(chunk).max(dim=-1)
-        sure.append(best.values.double().exp())
-        guess.append(best.indices)
-    tokens = torch.cat(guess)
-    filled = z.flatten().index_copy(0, places, tokens).view(z.shape)
-    real = torch.ones_like(z, dtype=torch.bool) if pad is None else ~pad
-    row = torch.div(places, z.shape[1], rounding_mode="floor")
-    share = ((filled[row] == tokens[:, None]) & real[row]).sum(dim=-1) / real[row].sum(dim=-1)
-    return torch.cat(sure) * -share.double().log()
+    beliefs, guesses = [], []
+    for chunk in torch.split(positions, _CHUNK):
+        best = output.anchor_log_beliefs(chunk).max(dim=-1)
+        beliefs.append(best.values.double().exp())
+        guesses.append(best.indices)
+    tokens = torch.cat(guesses)
+    filled = z.flatten().index_copy(0, positions, tokens).view(z.shape)
+    is_text = torch.ones_like(z, dtype=torch.bool) if pad is None else ~pad
+    row = torch.div(positions, z.shape[1], rounding_mode="floor")
+    share = ((filled[row] == tokens[:, None]) & is_text[row]).sum(dim=-1) / is_text[row].sum(dim=-1)
+    return torch.cat(beliefs) * -share.double().log()
 
 
-BY_BELIEF: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+SCORE_BY_BELIEFS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "confidence": confidence,
     "threshold": confidence,
     "margin": margin,
     "entropy": entropy,
 }
-BY_PLACE: dict[str, Callable[[DenoiserOutput, Tensor, Tensor, Tensor | None], Tensor]] = {
+SCORE_BY_POSITION: dict[str, Callable[[DenoiserOutput, Tensor, Tensor, Tensor | None], Tensor]] = {
     "left-to-right": leftmost,
     "anchor-first": anchor_first,
 }
@@ -79,13 +79,13 @@ def sample_ordered(
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """A Frame for every step: a token is drawn for each mask, and those with the best scores of their row are revealed.
+    """One Frame per step: a token is drawn at each mask, and those with the best scores of their row are revealed.
 
-    Of places that are tied the leftmost comes first. A row's masks are shared out evenly over the steps, or one a step
-    where there are fewer masks than steps; with `threshold` as many are revealed as reach it.
+    Ties go to the leftmost position. A row's masks are spread evenly over the steps, one a step if there are fewer
+    masks than steps; `threshold` reveals every position whose score reaches it, and at least one.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
@@ -95,44 +95,46 @@ def sample_ordered(
         masked = frame.ids == mask_id
         if not masked.any():
             break
-        places = masked.flatten().nonzero()[:, 0]
-        reading = denoiser(frame.ids, None, pad)
-        drawn, score = _drawn(reading, frame.ids, places, draws.at_tokens(masked), sampling, pad)
-        best = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
-        best.view(-1)[places] = (score.double() / TIED).round() * TIED
-        rank = best.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        positions = masked.flatten().nonzero()[:, 0]
+        output = denoiser(frame.ids, None, pad)
+        drawn, score = _draw_and_score(output, frame.ids, positions, rng.at_tokens(masked), sampling, pad)
+        scores = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
+        scores.view(-1)[positions] = (score.double() / SCORE_RESOLUTION).round() * SCORE_RESOLUTION
+        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         if sampling.sampler == "threshold":
-            chosen = masked & ((best >= sampling.threshold) | (rank == 0))
+            chosen = masked & ((scores >= sampling.threshold) | (rank == 0))
         else:
-            goal = num_masks * (step + 1) // num_steps.clamp(min=1)
-            chosen = masked & (rank < (goal - (num_masks - masked.sum(dim=1)))[:, None])
-        frame = _revealed(frame, chosen, places, drawn, mask_id, num_masks)
+            num_revealed = num_masks * (step + 1) // num_steps.clamp(min=1)  # in all, after this step
+            chosen = masked & (rank < (num_revealed - (num_masks - masked.sum(dim=1)))[:, None])
+        frame = _reveal(frame, chosen, positions, drawn, mask_id, num_masks)
         yield frame
 
 
-def _drawn(
-    reading: DenoiserOutput, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None
+def _draw_and_score(
+    output: DenoiserOutput, z: Tensor, positions: Tensor, uniforms: Tensor, sampling: Sampling, pad: Tensor | None
 ) -> tuple[DrawnTokens, Tensor]:
-    """A token for every masked place and its score, by chunks: the beliefs of all would not fit."""
+    """A token for every masked position and its score (N,), in chunks: beliefs for all N would not fit in memory."""
     tokens, chances, scores = [], [], []
-    by_belief = BY_BELIEF.get(sampling.sampler)
-    for chunk, its_points in zip(torch.split(places, _PLACES), torch.split(points, _PLACES), strict=True):
-        log_beliefs = reading.log_beliefs(chunk)
-        drawn = draw_tokens(log_beliefs, z, chunk, its_points, sampling, pad)
+    score_by_beliefs = SCORE_BY_BELIEFS.get(sampling.sampler)
+    for chunk, chunk_uniforms in zip(torch.split(positions, _CHUNK), torch.split(uniforms, _CHUNK), strict=True):
+        log_beliefs = output.log_beliefs(chunk)
+        drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, sampling, pad)
         tokens.append(drawn.tokens)
         chances.append(drawn.chance)
-        if by_belief is not None:
-            scores.append(by_belief(log_beliefs, drawn.tokens))
-    score = torch.cat(scores) if by_belief is not None else BY_PLACE[sampling.sampler](reading, z, places, pad)
-    return DrawnTokens(torch.cat(tokens), torch.cat(chances)), score
+        if score_by_beliefs is not None:
+            scores.append(score_by_beliefs(log_beliefs, drawn.tokens))
+    if score_by_beliefs is None:
+        scores.append(SCORE_BY_POSITION[sampling.sampler](output, z, positions, pad))
+    return DrawnTokens(torch.cat(tokens), torch.cat(chances)), torch.cat(scores)
 
 
-def _revealed(
-    frame: Frame, chosen: Tensor, places: Tensor, drawn: DrawnTokens, mask_id: int, num_masks: Tensor
+def _reveal(
+    frame: Frame, chosen: Tensor, positions: Tensor, drawn: DrawnTokens, mask_id: int, num_masks: Tensor
 ) -> Frame:
+    """The next frame; its time is the share of the row's masks that are left."""
     ids, chance = frame.ids.clone(), frame.chance.clone()
-    taken = chosen.view(-1)[places]
-    ids.view(-1)[places[taken]] = drawn.tokens[taken]
-    chance.view(-1)[places[taken]] = drawn.chance[taken]
-    left = (ids == mask_id).sum(dim=1).double() / num_masks.clamp(min=1)
-    return Frame(ids, left.cpu(), chosen, torch.zeros_like(chosen), chance, frame.ids, None)
+    is_chosen = chosen.view(-1)[positions]
+    ids.view(-1)[positions[is_chosen]] = drawn.tokens[is_chosen]
+    chance.view(-1)[positions[is_chosen]] = drawn.chance[is_chosen]
+    t = (ids == mask_id).sum(dim=1).double() / num_masks.clamp(min=1)
+    return Frame(ids, t.cpu(), chosen, torch.zeros_like(chosen), chance, frame.ids, None)

@@ -1,7 +1,7 @@
-"""The reverse walk, one full posterior a step: slow and obviously right.
+"""Reference sampling: one full posterior per step, slow and simple.
 
-The oracle of the samplers that draw positions first; and the walk of those that cannot, because how likely a token is
-revealed depends on what the network believes (D3PM, SEDD's scores).
+The positions-first samplers are tested against it. It also serves the methods whose reveal probability depends on the
+network's output (D3PM, SEDD's analytic update).
 
 Shapes: B sequences, L tokens, V symbols, K steps.
 """
@@ -35,9 +35,9 @@ def reference_transition(beliefs: BeliefsFunction, mask_id: int, steps: Steps, s
 
 
 def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling, pad: Tensor | None = None) -> Tensor:
-    """`shape` of log beliefs (B, L, V); padding shows no symbol."""
-    flat, places = log_beliefs.flatten(0, 1), torch.arange(z.numel(), device=z.device)
-    seen = seen_symbols(visible_ids(z, pad), places, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
+    """`shape` applied to log beliefs (B, L, V); padding does not count as a seen symbol."""
+    flat, positions = log_beliefs.flatten(0, 1), torch.arange(z.numel(), device=z.device)
+    seen = seen_symbols(visible_ids(z, pad), positions, flat.shape[-1]) if sampling.repetition_penalty > 1 else None
     return shape(flat, sampling, seen).view(log_beliefs.shape)
 
 
@@ -48,44 +48,43 @@ def sample_reference(
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """From the canvas to text by `one_step` after the other, a Frame each, then `final` for what is still masked.
+    """From the canvas to text, one Frame per step, then one by `sampling.final` for what is still masked.
 
     Tokens given on the canvas stay: they are neither drawn nor remasked.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
-    open_ = canvas == mask_id
+    to_fill = canvas == mask_id
     for step in range(len(steps.reveal)):
-        chances = one_step(frame.ids, step)
-        drawn = torch.where(open_, categorical(chances, _everywhere(draws, open_)), canvas)
-        frame = _after(frame, drawn, steps, step, chances, mask_id)
+        probabilities = one_step(frame.ids, step)
+        drawn = torch.where(to_fill, categorical(probabilities, _uniforms(rng, to_fill)), canvas)
+        frame = _next_frame(frame, drawn, steps, step, probabilities, mask_id)
         yield frame
     if (frame.ids == mask_id).any():
-        last = beliefs(frame.ids, steps.told[-1].expand(len(canvas)))
+        log_beliefs = beliefs(frame.ids, steps.conditioning_alpha[-1].expand(len(canvas)))
         if sampling.final == "argmax":
-            chances, guess = last.exp(), last.argmax(dim=-1)
+            probabilities, tokens = log_beliefs.exp(), log_beliefs.argmax(dim=-1)
         else:
-            chances = shape_everywhere(last, frame.ids, sampling, pad)
-            guess = categorical(chances, _everywhere(draws, open_))
-        ids = torch.where(frame.ids == mask_id, guess, frame.ids)
-        yield _after(frame, ids, steps, len(steps.reveal), chances, mask_id)
+            probabilities = shape_everywhere(log_beliefs, frame.ids, sampling, pad)
+            tokens = categorical(probabilities, _uniforms(rng, to_fill))
+        ids = torch.where(frame.ids == mask_id, tokens, frame.ids)
+        yield _next_frame(frame, ids, steps, len(steps.reveal), probabilities, mask_id)
 
 
-def _everywhere(draws: RowRng, open_: Tensor) -> Tensor:
-    """(B, L), a uniform number of the row's own at every open place."""
-    return torch.zeros(open_.shape, dtype=torch.float64, device=open_.device).masked_scatter(
-        open_, draws.at_tokens(open_)
-    )
+def _uniforms(rng: RowRng, to_fill: Tensor) -> Tensor:
+    """(B, L), a uniform number from the row's token stream where `to_fill`, 0 elsewhere."""
+    zeros = torch.zeros(to_fill.shape, dtype=torch.float64, device=to_fill.device)
+    return zeros.masked_scatter(to_fill, rng.at_tokens(to_fill))
 
 
-def _after(before: Frame, ids: Tensor, steps: Steps, step: int, chances: Tensor, mask_id: int) -> Frame:
-    was, now = before.ids == mask_id, ids == mask_id
-    revealed = was & ~now
-    whole = chances.index_fill(-1, torch.tensor(mask_id, device=ids.device), 0.0).sum(dim=-1)
-    drawn = chances.gather(-1, ids[..., None])[..., 0] / whole  # among tokens, not against staying masked
-    chance = torch.where(revealed, drawn.to(before.chance), before.chance.masked_fill(now, 0.0))
-    t, alpha = (each[step].expand(len(ids)) for each in (steps.reached, steps.told))
-    return Frame(ids, t, revealed, ~was & now, chance, before.ids, alpha)
+def _next_frame(before: Frame, ids: Tensor, steps: Steps, step: int, probabilities: Tensor, mask_id: int) -> Frame:
+    was_masked, is_masked = before.ids == mask_id, ids == mask_id
+    revealed = was_masked & ~is_masked
+    clean_mass = probabilities.index_fill(-1, torch.tensor(mask_id, device=ids.device), 0.0).sum(dim=-1)
+    drawn = probabilities.gather(-1, ids[..., None])[..., 0] / clean_mass  # given that the position is revealed
+    chance = torch.where(revealed, drawn.to(before.chance), before.chance.masked_fill(is_masked, 0.0))
+    t, alpha = (each[step].expand(len(ids)) for each in (steps.end_time, steps.conditioning_alpha))
+    return Frame(ids, t, revealed, ~was_masked & is_masked, chance, before.ids, alpha)

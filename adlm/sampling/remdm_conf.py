@@ -1,7 +1,7 @@
-"""remdm-conf: what is masked again depends on how sure the network was when it revealed it. Knows no schedule.
+"""ReMDM's confidence-based remasking: tokens drawn with a low probability are remasked more often.
 
-The places of a step are known only after the step before it, but still before its own beliefs: they are drawn first,
-the head runs at what is revealed, and a step that reveals nothing needs no network.
+Which positions change at a step depends on the step before, but not on the beliefs of the step itself. So they are
+drawn first, the head runs only at the revealed positions, and a step that reveals nothing needs no network call.
 
 Shapes: B sequences, L tokens.
 """
@@ -20,9 +20,9 @@ from adlm.sampling.steps import Steps
 
 
 def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tensor:
-    """sigma (B, L) = sigma_max * softmax over the drawn visible tokens of minus the chance each had; 0 elsewhere.
+    """sigma (B, L) = sigma_max * softmax(-chance) over the positions with drawn tokens, 0 elsewhere.
 
-    A row that shows no drawn token has nothing to mask.
+    `chance` (B, L) is the probability each token was drawn with. A row without drawn tokens has sigma 0.
     """
     weights = torch.where(drawn, -chance.double(), -torch.inf).softmax(dim=-1)
     return torch.where(drawn, weights, 0.0) * ceiling.to(weights)
@@ -34,39 +34,39 @@ def sample_remdm_conf(
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """A Frame for every step in which something changes. Masked tokens are revealed as in ancestral sampling.
+    """One Frame per step in which something changes. Masked tokens are revealed as in ancestral sampling.
 
-    Which tokens are masked, and how likely each was, is the host's to know: it waits once a step, for the new chances.
+    The masked positions and the probabilities live on the host, which waits for the device once a step.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
     (num_rows, _), device, end = canvas.shape, canvas.device, len(steps.reveal)
-    open_ = (canvas == mask_id).cpu()
-    masked, chance = open_, (~open_).float()
+    to_fill = (canvas == mask_id).cpu()
+    masked, chance = to_fill, (~to_fill).float()
     ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
     for step in range(end + 1):
         if step < end:
-            points = draws.at_places(open_)
-            reveals = masked & (points < steps.reveal[step])
-            remasks = points < confident_remasking(chance, open_ & ~masked, ceilings[step])
+            uniforms = rng.at_positions(to_fill)
+            reveals = masked & (uniforms < steps.reveal[step])
+            remasks = uniforms < confident_remasking(chance, to_fill & ~masked, ceilings[step])
         else:
             reveals, remasks = masked, torch.zeros_like(masked)
         if not (reveals | remasks).any():
             continue
-        t, alpha = (each[step].expand(num_rows) for each in (steps.reached, steps.told))
+        t, alpha = (each[step].expand(num_rows) for each in (steps.end_time, steps.conditioning_alpha))
         revealed, remasked = reveals.to(device), remasks.to(device)
         ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
-        places = reveals.flatten().nonzero()[:, 0].to(device)
-        if len(places):
-            log_beliefs = denoiser(frame.ids, alpha, pad).log_beliefs(places)
-            numbers = draws.at_tokens(reveals).to(device)
-            drawn = draw_tokens(log_beliefs, frame.ids, places, numbers, sampling, pad)
+        positions = reveals.flatten().nonzero()[:, 0].to(device)
+        if len(positions):
+            log_beliefs = denoiser(frame.ids, alpha, pad).log_beliefs(positions)
+            token_uniforms = rng.at_tokens(reveals).to(device)
+            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, sampling, pad)
             if step == end and sampling.final == "argmax":
-                drawn = drawn.but_likeliest(torch.ones_like(places, dtype=torch.bool), log_beliefs)
-            ids.view(-1).index_copy_(0, places, drawn.tokens)
+                drawn = drawn.with_argmax(torch.ones_like(positions, dtype=torch.bool), log_beliefs)
+            ids.view(-1).index_copy_(0, positions, drawn.tokens)
             chance[reveals] = drawn.chance.cpu()
         masked = masked ^ reveals ^ remasks
         frame = Frame(ids, t, revealed, remasked, chance.to(device), frame.ids, alpha)

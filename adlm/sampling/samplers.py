@@ -1,7 +1,6 @@
-"""Every sampler over a denoiser, by name. Knows which walk each of them is.
+"""The samplers that run on a denoiser, by name.
 
-Left to right, a causal network walks by itself (left_to_right.py); scores of SEDD and beliefs of D3PM that the mask may
-have a part in walk by the full posterior (plain.py).
+Causal networks sample with left_to_right.py; D3PM and SEDD's analytic update sample with reference.py.
 """
 
 from collections.abc import Iterator
@@ -27,10 +26,10 @@ class Sampler(Protocol):
         mask_id: int,
         steps: Steps,
         sampling: Sampling,
-        draws: RowRng,
+        rng: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        """A walk from the canvas (B, L), mask ids where text is wanted, to text."""
+        """From the canvas (B, L), mask ids where text is wanted, to text; the first Frame is the canvas."""
         ...
 
 
@@ -40,12 +39,14 @@ def sample_analytic(
     mask_id: int,
     steps: Steps,
     sampling: Sampling,
-    draws: RowRng,
+    rng: RowRng,
     pad: Tensor | None = None,
 ) -> Iterator[Frame]:
-    """SEDD's score update. Scores made of beliefs sum to what they should: the update is the ancestral step, and ends
-    with a draw."""
-    return sample_positions_first(denoiser, canvas, mask_id, steps, replace(sampling, final="draw"), draws, pad)
+    """SEDD's analytic update with scores derived from beliefs: the ancestral step, with a draw at the end.
+
+    Such scores have exactly the sum that makes the two steps equal.
+    """
+    return sample_positions_first(denoiser, canvas, mask_id, steps, replace(sampling, final="draw"), rng, pad)
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -1,6 +1,6 @@
-"""From beliefs to a token: temperature, top-k, nucleus, a guard against repetition, then one exact draw.
+"""From beliefs to a token: repetition penalty, temperature, top-k, nucleus, then one exact draw.
 
-Knows no time and no network.
+Does not depend on time or networks.
 
 Shapes: N tokens to draw, V symbols.
 """
@@ -15,9 +15,9 @@ from adlm.sampling.rng import categorical
 
 
 def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """The distribution (N, V) that a token is drawn from, the knobs applied in the order everybody has them.
+    """The distribution (N, V) that tokens are drawn from; the options apply in the order that Hugging Face uses.
 
-    `seen` (N, V) is True at symbols that the token's row shows already: they pay the repetition penalty.
+    `seen` (N, V) is True at symbols already visible in the token's row: the repetition penalty applies to them.
     """
     if seen is not None:
         log_beliefs = torch.where(seen, log_beliefs * sampling.repetition_penalty, log_beliefs)
@@ -35,34 +35,34 @@ def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -
 
 def top_k(beliefs: Tensor, k: int) -> Tensor:
     """The k likeliest symbols, normalised."""
-    kept, index = beliefs.topk(k, dim=-1)
-    return _put_back(kept, index, beliefs)
+    values, index = beliefs.topk(k, dim=-1)
+    return _scatter_normalised(values, index, beliefs)
 
 
 def nucleus(beliefs: Tensor, p: float, crossing: bool) -> Tensor:
-    """The likeliest symbols that together have a probability of about p, normalised; the likeliest of all always.
+    """The likeliest symbols with a total probability of about p, normalised; always at least the likeliest one.
 
-    `crossing` keeps the symbol with which the sum passes p, as Hugging Face does; else it is dropped, as in the
-    released code of ADLM and ReMDM.
+    `crossing` keeps the symbol at which the cumulative sum passes p, as Hugging Face does; otherwise it is dropped, as
+    in the released code of ADLM and ReMDM.
     """
     ordered, index = beliefs.sort(dim=-1, descending=True)
     mass = ordered.double().cumsum(dim=-1)
     keep = mass - ordered < p if crossing else mass <= p
     keep[..., 0].fill_(True)
-    return _put_back(ordered * keep, index, beliefs)
+    return _scatter_normalised(ordered * keep, index, beliefs)
 
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens, and how likely each was where it was drawn."""
+    """Drawn tokens and their probabilities."""
 
     tokens: Tensor
     """(N,)"""
     chance: Tensor
-    """(N,), after shaping."""
+    """(N,), the probability of each token in the shaped distribution it was drawn from."""
 
-    def but_likeliest(self, where: Tensor, log_beliefs: Tensor) -> "DrawnTokens":
-        """The likeliest token (of beliefs as they are) at the places `where` (N,), the drawn one elsewhere."""
+    def with_argmax(self, where: Tensor, log_beliefs: Tensor) -> "DrawnTokens":
+        """The argmax token of the unshaped beliefs where `where` (N,) is True, the drawn one elsewhere."""
         log_best, best = log_beliefs.max(dim=-1)
         return DrawnTokens(
             torch.where(where, best, self.tokens), torch.where(where, log_best.exp().float(), self.chance)
@@ -70,33 +70,34 @@ class DrawnTokens:
 
 
 def draw_tokens(
-    log_beliefs: Tensor, z: Tensor, places: Tensor, points: Tensor, sampling: Sampling, pad: Tensor | None = None
+    log_beliefs: Tensor, z: Tensor, positions: Tensor, uniforms: Tensor, sampling: Sampling, pad: Tensor | None = None
 ) -> DrawnTokens:
-    """One token for each of the flat places (N,) of z (B, L), by its uniform number (N,); padding shows no symbol."""
-    seen = seen_symbols(visible_ids(z, pad), places, log_beliefs.shape[-1]) if sampling.repetition_penalty > 1 else None
-    return draw_shaped(shape(log_beliefs, sampling, seen), points)
+    """One token at each flat position (N,) of z (B, L) from its uniform number (N,); padding is not a seen symbol."""
+    num_symbols = log_beliefs.shape[-1]
+    seen = seen_symbols(visible_ids(z, pad), positions, num_symbols) if sampling.repetition_penalty > 1 else None
+    return draw_shaped(shape(log_beliefs, sampling, seen), uniforms)
 
 
-def draw_shaped(beliefs: Tensor, points: Tensor) -> DrawnTokens:
-    """One token from each row of beliefs (N, V), by its uniform number (N,)."""
-    tokens = categorical(beliefs, points)
+def draw_shaped(beliefs: Tensor, uniforms: Tensor) -> DrawnTokens:
+    """One token from each row of beliefs (N, V), from its uniform number (N,)."""
+    tokens = categorical(beliefs, uniforms)
     return DrawnTokens(tokens, beliefs.gather(-1, tokens[:, None])[:, 0].float())
 
 
 def visible_ids(z: Tensor, pad: Tensor | None) -> Tensor:
-    """z (B, L) with the first token of its row, which it shows anyway, in place of padding."""
+    """z (B, L) with padding replaced by the first token of the row, which is visible anyway."""
     return z if pad is None else torch.where(pad, z[:, :1], z)
 
 
-def seen_symbols(z: Tensor, places: Tensor, num_symbols: int) -> Tensor:
-    """(N, V), True at the symbols that stand in the row of each of the flat places (N,) of z (B, L)."""
-    return symbols_of(z[torch.div(places, z.shape[1], rounding_mode="floor")], num_symbols)
+def seen_symbols(z: Tensor, positions: Tensor, num_symbols: int) -> Tensor:
+    """(N, V), True at the symbols that occur in the row of each flat position (N,) of z (B, L)."""
+    return symbols_of(z[torch.div(positions, z.shape[1], rounding_mode="floor")], num_symbols)
 
 
 def symbols_of(rows: Tensor, num_symbols: int) -> Tensor:
-    """(N, V), True at the symbols that stand in each of the rows (N, L)."""
+    """(N, V), True at the symbols that occur in each row (N, L)."""
     return torch.zeros(len(rows), num_symbols, dtype=torch.bool, device=rows.device).scatter(-1, rows, True)
 
 
-def _put_back(kept: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(like).scatter(-1, index, kept / kept.sum(dim=-1, keepdim=True))
+def _scatter_normalised(values: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter(-1, index, values / values.sum(dim=-1, keepdim=True))

@@ -1,9 +1,8 @@
-"""The steps of each sampler: how likely a masked token is revealed, and a visible one masked again. Knows no tokens.
+"""The steps of each sampler: the probabilities of revealing a masked token and of remasking a visible one.
 
-For these samplers neither chance depends on what the network believes, so where a walk changes can be drawn before any
-network is called; `plan.py` does.
+Neither depends on the network's output, so events.py draws the positions that change before any network call.
 
-Shapes: K steps; T is the number asked for, and dfm may need more.
+Shapes: K steps; K = sampling.steps except for dfm, which may need more.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ class Steps:
     """K steps from t = 1 to t_end, all in double precision."""
 
     t: Tensor
-    """(K + 1,), the times between which they lie."""
+    """(K + 1,), the times that bound the steps, falling."""
     alpha_t: Tensor
     """(K,), the share of visible tokens before each step."""
     alpha_s: Tensor
@@ -32,21 +31,21 @@ class Steps:
     reveal: Tensor
     """(K,), P(a masked token is revealed)."""
     remask: Tensor
-    """(K,), P(a visible token that was drawn is masked again)."""
+    """(K,), P(a visible token that was drawn is remasked)."""
 
     @cached_property
-    def told(self) -> Tensor:
-        """(K + 1,), the share of visible tokens a network is told at each step, and for what is masked after them."""
+    def conditioning_alpha(self) -> Tensor:
+        """(K + 1,), alpha for time-conditioned networks at each step and for the final reveal after the last."""
         return torch.cat([self.alpha_t, self.alpha_s[-1:]])
 
     @cached_property
-    def reached(self) -> Tensor:
-        """(K + 1,), the time that each step ends at; what is masked after them is revealed at the same time."""
+    def end_time(self) -> Tensor:
+        """(K + 1,), the time at which each step ends; the final reveal happens at the end of the last step."""
         return torch.cat([self.t[1:], self.t[-1:]])
 
 
 Sigma = Callable[[Tensor, Tensor, float], Tensor]
-"""(alpha_s, alpha_t, eta) -> how likely a visible token is masked again."""
+"""(alpha_s, alpha_t, eta) -> P(a visible token is remasked)."""
 
 SIGMA: dict[str, Sigma] = {
     "ancestral": lambda alpha_s, alpha_t, eta: torch.zeros_like(alpha_t),
@@ -59,14 +58,14 @@ SIGMA: dict[str, Sigma] = {
 
 
 def steps_of(schedule: Schedule, sampling: Sampling) -> Steps:
-    """The steps of a sampler whose chances are known beforehand; those that are not take its ancestral ones."""
+    """The steps of a sampler; samplers without remasking probabilities of their own get the ancestral steps."""
     if sampling.sampler == "dfm":
         return corrector_steps(schedule, sampling.steps)
     return steps_between(schedule, grid(sampling.steps, sampling.t_end), sampling)
 
 
 def steps_between(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
-    """The same on a grid of one's own."""
+    """The steps of a sampler on a given time grid t (K + 1,)."""
     if sampling.sampler == "remdm-loop":
         return loop_steps(schedule, t, sampling.strength, sampling.t_on, sampling.t_off, sampling.alpha_on)
     alpha = schedule.alpha(t)
@@ -75,27 +74,27 @@ def steps_between(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
 
 
 def loop_steps(schedule: Schedule, t: Tensor, eta: float, t_on: float, t_off: float, alpha_on: float) -> Steps:
-    """ReMDM's loop: ancestral until a share alpha_on is visible, remasking at that share, ancestral to the end.
+    """ReMDM's loop: ancestral until a share alpha_on is visible, remasking at that share, then ancestral to the end.
 
-    Which part a step belongs to is decided by where it begins, as published.
+    The time at which a step begins decides which part it belongs to, as published.
     """
     start, end = t[:-1], t[1:]
     before, after = start > t_on, start <= t_off
 
     def alpha(time: Tensor) -> Tensor:
         rising = schedule.alpha(time) * alpha_on / schedule.alpha(torch.tensor(t_on, dtype=time.dtype))
-        hidden = schedule.mask_chance(time) / schedule.mask_chance(torch.tensor(t_off, dtype=time.dtype))
-        return torch.where(before, rising, torch.where(after, 1 - hidden * (1 - alpha_on), alpha_on))
+        masked = schedule.mask_chance(time) / schedule.mask_chance(torch.tensor(t_off, dtype=time.dtype))
+        return torch.where(before, rising, torch.where(after, 1 - masked * (1 - alpha_on), alpha_on))
 
     sigma = torch.where(before | after, 0.0, eta).to(t)
     return _steps(t, alpha(start), alpha(end), sigma)
 
 
 def corrector_steps(schedule: Schedule, num: int) -> Steps:
-    """Discrete flow matching with a corrector: reveal a times as fast as needed, and mask again what is too much.
+    """Discrete flow matching with a corrector: reveal a times as fast as ancestral, and remask the surplus.
 
-    a = 10 t^.25 (1 - t)^.25 + 1, b = a - 1; a step is 1/T or shorter where the two chances would together pass 1, so
-    there may be more than T. The first is ancestral. It stops at t <= (1 - 1e-5) / T.
+    a = 10 t^.25 (1 - t)^.25 + 1, b = a - 1. A step has length 1/T, or less where the two probabilities would sum to
+    more than 1, so there may be more than T steps. The first is ancestral. The last ends at t <= (1 - 1e-5) / T.
     """
     times: list[float] = [1.0]
     speeds: list[float] = []
@@ -105,15 +104,15 @@ def corrector_steps(schedule: Schedule, num: int) -> Steps:
         longest = 1 / num if t == 1 else 1 / (speed / t + (speed - 1) / (1 - t))
         speeds.append(speed)
         times.append(t - min(1 / num, longest))
-    grid_times, forth = torch.tensor(times, dtype=torch.float64), torch.tensor(speeds, dtype=torch.float64)
+    grid_times, rate = torch.tensor(times, dtype=torch.float64), torch.tensor(speeds, dtype=torch.float64)
     alpha = schedule.alpha(grid_times)
     alpha_t, alpha_s = alpha[:-1], alpha[1:]
-    back = torch.where(alpha_t > 0, (forth - 1) * (alpha_s / alpha_t - 1), 0.0)
-    reveal = forth * (alpha_s - alpha_t) / (1 - alpha_t)
-    return Steps(grid_times, alpha_t, alpha_s, reveal.clamp(0, 1), back.clamp(0, 1))
+    remask = torch.where(alpha_t > 0, (rate - 1) * (alpha_s / alpha_t - 1), 0.0)
+    reveal = rate * (alpha_s - alpha_t) / (1 - alpha_t)
+    return Steps(grid_times, alpha_t, alpha_s, reveal.clamp(0, 1), remask.clamp(0, 1))
 
 
 def _steps(t: Tensor, alpha_t: Tensor, alpha_s: Tensor, sigma: Tensor) -> Steps:
-    """A chance above 1 leaves the other outcome negative mass: clipped and normalised, as published, that is 1."""
+    """Probabilities above 1 become 1: the published code clips the other outcome's negative mass and normalises."""
     reveal = reveal_chance(alpha_s, alpha_t, sigma)
     return Steps(t, alpha_t, alpha_s, reveal.clamp(0, 1), sigma.clamp(0, 1))

@@ -1,9 +1,9 @@
-"""Texts longer than the model: a window slides over the canvas, what it leaves behind stays as the next one's prompt.
+"""Texts longer than the model: a window slides over the canvas, and filled tokens are the prompt of the next window.
 
-Knows a walk only as a function from a canvas to Frames.
+A sampler is only a function from a canvas to Frames here.
 
-A training row is [bos] text [eos], cut from a longer text anywhere. So a window is read between bos and eos too: they
-are given, and no part of the text. A window without them would draw its own, in the middle of the text.
+A training row is [bos] text [eos], where the text is cut from a longer one anywhere. So each window is read between a
+given bos and eos, which are not part of the text. Without them the model would draw its own in the middle of the text.
 
 Shapes: B sequences, L tokens, of which the window holds at most `length`.
 """
@@ -20,13 +20,13 @@ WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
 
 
-def framed(walk: WindowSampler, before: Sequence[int], after: Sequence[int]) -> WindowSampler:
-    """The walk of a canvas that is read between given ids; its Frames are of the canvas alone."""
+def with_boundaries(sampler: WindowSampler, before: Sequence[int], after: Sequence[int]) -> WindowSampler:
+    """A sampler that reads the canvas between the given ids; its Frames hold the canvas alone."""
 
-    def walk_between(canvas: Tensor) -> Iterator[Frame]:
+    def sample_between(canvas: Tensor) -> Iterator[Frame]:
         first, last = (canvas.new_tensor(ids).expand(len(canvas), -1) for ids in (before, after))
         text = slice(len(before), len(before) + canvas.shape[1])
-        for frame in walk(torch.cat([first, canvas, last], dim=1)):
+        for frame in sampler(torch.cat([first, canvas, last], dim=1)):
             yield replace(
                 frame,
                 ids=frame.ids[:, text],
@@ -36,45 +36,45 @@ def framed(walk: WindowSampler, before: Sequence[int], after: Sequence[int]) -> 
                 read=frame.read[:, text],
             )
 
-    return walk_between
+    return sample_between
 
 
-def sample_windows(walk: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
-    """Fills the first `length` tokens, moves on by `stride`, fills what is new given the rest, and so to the end.
+def sample_windows(sampler: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
+    """Fills the first `length` tokens, moves the window by `stride`, fills the new masks given the rest, and repeats.
 
-    Time runs from 1 to its end in every window.
+    Time runs from 1 to t_end in every window.
     """
-    whole = first_frame(canvas, mask_id)
-    yield whole
+    state = first_frame(canvas, mask_id)
+    yield state
     start, width = 0, canvas.shape[1]
     while True:
-        part = slice(start, start + length)
-        before = whole
-        if (before.ids[:, part] == mask_id).any():
-            frames = walk(before.ids[:, part])
-            next(frames)  # the window itself
+        window = slice(start, start + length)
+        before = state
+        if (before.ids[:, window] == mask_id).any():
+            frames = sampler(before.ids[:, window])
+            next(frames)  # the window before any step
             for frame in frames:
-                whole = _laid_over(before, frame, part)
-                yield whole
+                state = _embed(before, frame, window)
+                yield state
         if start + length >= width:
             return
         start = min(start + stride, width - length)
 
 
-def _laid_over(before: Frame, frame: Frame, part: slice) -> Frame:
-    """A window's Frame as one of the whole canvas; what the window was given keeps the chance it was drawn with."""
-    drawn = torch.where(before.ids[:, part] != frame.ids, frame.chance, before.chance[:, part])
+def _embed(before: Frame, frame: Frame, window: slice) -> Frame:
+    """A window's Frame as a Frame of the canvas; tokens of earlier windows keep their probabilities."""
+    chance = torch.where(before.ids[:, window] != frame.ids, frame.chance, before.chance[:, window])
 
-    def lay(below: Tensor, above: Tensor) -> Tensor:
-        return torch.cat([below[:, : part.start], above, below[:, part.stop :]], dim=1)
+    def replace_window(canvas: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([canvas[:, : window.start], values, canvas[:, window.stop :]], dim=1)
 
-    nothing = torch.zeros_like(before.revealed)
+    nowhere = torch.zeros_like(before.revealed)
     return Frame(
-        lay(before.ids, frame.ids),
+        replace_window(before.ids, frame.ids),
         frame.t,
-        lay(nothing, frame.revealed),
-        lay(nothing, frame.remasked),
-        lay(before.chance, drawn),
-        lay(before.ids, frame.read),
+        replace_window(nowhere, frame.revealed),
+        replace_window(nowhere, frame.remasked),
+        replace_window(before.chance, chance),
+        replace_window(before.ids, frame.read),
         frame.alpha,
     )

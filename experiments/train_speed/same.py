@@ -11,7 +11,7 @@ import torch
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.diffusion.anchors import anchor_mask
-from adlm.methods import masked_diffusion as diffusion
+from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
 from adlm.training.compilation import compile_trunks
@@ -31,9 +31,9 @@ def main() -> None:
             torch.nn.init.normal_(weight, std=0.02 if "head" in name else 0.1)
     draws = torch.Generator("cuda").manual_seed(0)
     x = zipf(config, 32, torch.Generator().manual_seed(0)).cuda()
-    noised = diffusion.noise(config, x, None, draws, config.time.t_min)
-    base = diffusion.weight(config, noised)
-    weight = base * diffusion.masked_positions(config, noised.z, None)
+    noised = noising.noise(config, x, None, draws, config.time.t_min)
+    base = noising.weight(config, noised)
+    weight = base * noising.masked_positions(config, noised.z, None)
     at_anchors = base * anchor_mask(x, config.anchor.tau, MASK + 1)
     print(f"masked {(weight != 0).float().mean():.4f}, anchors {(at_anchors != 0).float().mean():.4f} of all positions")
 

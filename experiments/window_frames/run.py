@@ -19,12 +19,12 @@ from adlm.data.rows.packing import row_frame
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import schedule_of
+from adlm.methods.noising import schedule_of
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
-from adlm.sampling.windows import framed, sample_windows
+from adlm.sampling.windows import sample_windows, with_boundaries
 
 TEXTS, STEPS = 64, 64
 
@@ -53,7 +53,7 @@ def sampled(lm: LanguageModel, length: int, before: list[int], after: list[int],
     sampling = lm.sampling(sampler="semi-autoregressive", steps=STEPS)
     denoiser, steps = as_denoiser(lm.config, lm.frozen), steps_of(schedule_of(lm.config), sampling)
     draws = RowRng(0, range(texts))
-    window = framed(
+    window = with_boundaries(
         lambda part: sample_positions_first(denoiser, part, lm.mask_id, steps, sampling, draws), before, after
     )
     width = lm.config.length - len(before) - len(after)

@@ -1,4 +1,4 @@
-"""Laws of the anchor mask."""
+"""The anchor mask."""
 
 import pytest
 import torch

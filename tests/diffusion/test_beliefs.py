@@ -1,4 +1,4 @@
-"""Laws of SUBS beliefs."""
+"""SUBS beliefs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Laws of the forward process and its reversals."""
+"""The forward process and its reversals, by enumeration."""
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ STEPS = [(0.3, 0.1), (0.9, 0.2), (1.0, 0.6), (0.5, 0.0), (1.0, 0.0)]
 every_step = pytest.mark.parametrize(("alpha_s", "alpha_t"), [[real(a) for a in s] for s in STEPS])
 
 
-def test_each_token_is_masked_on_its_own_with_the_chance_of_its_row():
+def test_each_token_is_masked_independently_with_the_probability_of_its_row():
     x = torch.arange(4).repeat(2, 20_000)
     z = mask_tokens(x, torch.tensor([[0.2], [0.7]]), mask_id=9, generator=seeded())
     masked = z == 9
     assert (z[~masked] == x[~masked]).all()
-    for row, chance in zip(masked.float(), (0.2, 0.7), strict=True):
-        assert abs(row.mean() - chance) < 0.01  # standard error .0016
-        assert abs((row[1:] * row[:-1]).mean() - chance**2) < 0.01
+    for row, probability in zip(masked.float(), (0.2, 0.7), strict=True):
+        assert abs(row.mean() - probability) < 0.01  # standard error .0016
+        assert abs((row[1:] * row[:-1]).mean() - probability**2) < 0.01
 
 
 def test_everything_or_nothing_is_masked_at_the_ends():
@@ -50,7 +50,7 @@ def test_remasking_up_to_the_ceiling_preserves_the_marginal(alpha_s, alpha_t, fr
     """sum over z_t of q(z_t | x) p(z_s | z_t, x) = q(z_s | x), for every state of two tokens."""
     world = World.random(words=2, length=2)
     sigma = fraction * remasking_ceiling(alpha_s, alpha_t)
-    at_s, at_t = world.chance(alpha_s), world.chance(alpha_t)
+    at_s, at_t = world.forward_probabilities(alpha_s), world.forward_probabilities(alpha_t)
     for text in range(len(world.texts)):
         truth = (
             torch.nn.functional.one_hot(world.texts[text], world.num_symbols).double().expand(len(world.states), -1, -1)
@@ -60,7 +60,7 @@ def test_remasking_up_to_the_ceiling_preserves_the_marginal(alpha_s, alpha_t, fr
 
 
 @every_step
-def test_the_ceiling_is_the_most_remasking_for_which_chances_are_chances(alpha_s, alpha_t):
+def test_the_ceiling_is_the_largest_sigma_with_valid_probabilities(alpha_s, alpha_t):
     ceiling = remasking_ceiling(alpha_s, alpha_t)
     assert 0 <= ceiling <= 1
     assert 0 <= reveal_chance(alpha_s, alpha_t, ceiling) <= 1 + 1e-12
@@ -70,7 +70,7 @@ def test_the_ceiling_is_the_most_remasking_for_which_chances_are_chances(alpha_s
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.1])
-def test_a_reverse_step_is_a_distribution_and_visible_tokens_only_stay_or_hide(sigma):
+def test_a_reverse_step_is_a_distribution_and_visible_tokens_stay_or_are_remasked(sigma):
     world = World.random()
     alpha_s, alpha_t = real(0.5), real(0.4)
     step = posterior(world.states, world.random_beliefs(), alpha_s, alpha_t, world.mask_id, sigma)
@@ -90,8 +90,8 @@ def test_the_toy_of_the_paper_gives_its_two_numbers():
     blank = (world.states == world.mask_id).all(dim=1)
     wanted = (world.states == torch.tensor([2, 0, 2])).all(dim=1)
     alpha_s, alpha_t = real(2 / 3), real(1 / 3)
-    beliefs = world.exact_beliefs().nan_to_num(0.5)  # states no text can reach; the walk never asks there
+    beliefs = world.exact_beliefs().nan_to_num(0.5)  # states no text can reach; they are not used
     known = beliefs.clone()
     known[blank, 1] = real([1.0, 0, 0])  # the anchor, position 2, is known to be 0
-    for told, chance in ((beliefs, 0.1125), (known, 0.125)):
-        assert world.step(told, alpha_s, alpha_t)[blank, wanted].item() == pytest.approx(chance, abs=1e-12)
+    for given, probability in ((beliefs, 0.1125), (known, 0.125)):
+        assert world.step(given, alpha_s, alpha_t)[blank, wanted].item() == pytest.approx(probability, abs=1e-12)

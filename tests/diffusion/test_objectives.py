@@ -27,42 +27,46 @@ def alphas(schedule: Schedule, steps: int) -> Tensor:
 
 
 def chain_likelihood(world: World, beliefs: Tensor, schedule: Schedule, steps: int, sigma: float) -> Tensor:
-    """p(x) of the walk itself, every text: (X,)."""
+    """p(x) of the sampling chain for every text, (X,)."""
     alpha = alphas(schedule, steps)
     state = world.prior(alpha[0])
     for alpha_t, alpha_s in itertools.pairwise(alpha):
         remask = remasking_ceiling(alpha_s, alpha_t).clamp(max=sigma)
         state = state @ world.step(beliefs, alpha_s, alpha_t, remask)
-    return state @ world.last_word(beliefs)
+    return state @ world.final_reveal(beliefs)
 
 
 def discrete_bound(world: World, beliefs: Tensor, schedule: Schedule, steps: int, sigma: float = 0.0) -> Tensor:
-    """The discrete-time NELBO in nats a text, both ends included, (X,)."""
+    """The discrete-time NELBO in nats per text, both ends included, (X,)."""
     alpha, nats = alphas(schedule, steps), world.nats(beliefs)
-    total = (world.chance(alpha[-1]) * nats).sum(dim=1) + world.length * prior_nats(schedule, world.mask_id)
+    total = (world.forward_probabilities(alpha[-1]) * nats).sum(dim=1) + world.length * prior_nats(
+        schedule, world.mask_id
+    )
     for alpha_t, alpha_s in itertools.pairwise(alpha):
         weight = discrete_weight(alpha_s, alpha_t, steps, sigma) / steps
-        total = total + weight * (world.chance(alpha_t) * nats).sum(dim=1)
+        total = total + weight * (world.forward_probabilities(alpha_t) * nats).sum(dim=1)
     return total
 
 
 def continuous_bound(world: World, beliefs: Tensor, schedule: Schedule) -> Tensor:
-    """The continuous-time NELBO in nats a text, both ends included, (X,)."""
+    """The continuous-time NELBO in nats per text, both ends included, (X,)."""
     nats, total = world.nats(beliefs), torch.zeros(len(world.texts), dtype=torch.float64)
     for t, share in zip(*quadrature(200), strict=True):
-        total += share * continuous_weight(schedule, t) * (world.chance(schedule.alpha(t)) * nats).sum(dim=1)
+        total += (
+            share * continuous_weight(schedule, t) * (world.forward_probabilities(schedule.alpha(t)) * nats).sum(dim=1)
+        )
     alpha_0 = schedule.alpha(torch.zeros((), dtype=torch.float64))
-    total += (world.chance(alpha_0) * nats).sum(dim=1)
+    total += (world.forward_probabilities(alpha_0) * nats).sum(dim=1)
     return total + world.length * prior_nats(schedule, world.mask_id)
 
 
 @every_schedule
 @pytest.mark.parametrize("steps", [1, 2, 7])
 @pytest.mark.parametrize("sigma", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("told", ["random", "exact"])
-def test_the_bound_is_never_below_the_true_negative_log_likelihood_of_the_chain(schedule, steps, sigma, told):
+@pytest.mark.parametrize("kind", ["random", "exact"])
+def test_the_bound_is_never_below_the_true_negative_log_likelihood_of_the_chain(schedule, steps, sigma, kind):
     world = World.random()
-    beliefs = world.random_beliefs() if told == "random" else world.exact_beliefs()
+    beliefs = world.random_beliefs() if kind == "random" else world.exact_beliefs()
     likelihood = chain_likelihood(world, beliefs, schedule, steps, sigma)
     torch.testing.assert_close(likelihood.sum(), torch.ones((), dtype=torch.float64))
     gap = discrete_bound(world, beliefs, schedule, steps, sigma) + likelihood.log()
@@ -70,7 +74,7 @@ def test_the_bound_is_never_below_the_true_negative_log_likelihood_of_the_chain(
     assert gap.max() > 1e-6 or steps == 1  # one step from all masks is exact: there is nothing to average over
 
 
-def test_in_one_step_from_nothing_the_bound_is_the_likelihood_of_independent_tokens():
+def test_in_one_step_from_all_masks_the_bound_is_the_likelihood_of_independent_tokens():
     world = World.random()
     beliefs = world.random_beliefs()
     likelihood = chain_likelihood(world, beliefs, LogLinear(), 1, 0.0)
@@ -78,7 +82,7 @@ def test_in_one_step_from_nothing_the_bound_is_the_likelihood_of_independent_tok
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Cosine(), CosineSquared()], ids=str)
-def test_for_exact_beliefs_the_bound_meets_the_likelihood_of_the_language_as_the_steps_grow(schedule):
+def test_for_exact_beliefs_the_bound_converges_to_the_likelihood_of_the_language(schedule):
     world = World.random()
     beliefs, truth = world.exact_beliefs(), -world.probabilities.log()
     gaps = []
@@ -99,18 +103,18 @@ def test_in_continuous_time_exact_beliefs_pay_the_likelihood_of_the_language_its
 
 
 @every_schedule
-def test_the_discrete_bound_becomes_the_continuous_one(schedule):
+def test_the_discrete_bound_converges_to_the_continuous_one(schedule):
     world = World.random()
     beliefs = world.random_beliefs()
     continuous = continuous_bound(world, beliefs, schedule)
-    apart = [(discrete_bound(world, beliefs, schedule, steps) - continuous).abs().max().item() for steps in (64, 1024)]
-    assert apart[1] < apart[0] / 8
-    assert apart[1] < 0.02
+    gaps = [(discrete_bound(world, beliefs, schedule, steps) - continuous).abs().max().item() for steps in (64, 1024)]
+    assert gaps[1] < gaps[0] / 8
+    assert gaps[1] < 0.02
 
 
 @every_schedule
-def test_a_uniform_guess_pays_log_v_once_both_ends_are_paid_for(schedule):
-    """A uniform guess over V words must pay log V; the ends of the schedule are what is missing from the integral."""
+def test_uniform_beliefs_cost_log_v_with_both_ends_included(schedule):
+    """Uniform beliefs over V words must cost log V; the integral alone leaves out the ends of the schedule."""
     world = World.random()
     uniform = torch.where((world.states == world.mask_id)[..., None], 1 / world.mask_id, world.random_beliefs())
     uniform[..., world.mask_id] = 0
@@ -124,10 +128,10 @@ def test_a_uniform_guess_pays_log_v_once_both_ends_are_paid_for(schedule):
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
 def test_theorem_4_1_each_weight_is_the_divergence_of_a_transition_at_masked_anchors(sigma):
     """[ADLM Theorem 4.1]: the ANELBO sums KL(q(z_s | z_t, x) || transition) of the denoiser and, times gamma, of the
-    anchor transition at anchors. At a masked token that is weight * -log p; at a visible one it is nothing."""
+    anchor transition at anchors. At a masked token that is weight * -log p; at a visible one it is 0."""
     world = World.random()
     alpha_s, alpha_t = real(0.5), real(0.3)
-    told = world.random_beliefs(seed=3)
+    beliefs = world.random_beliefs(seed=3)
     masked = world.states == world.mask_id
     anchors = torch.rand(world.states.shape, generator=torch.Generator().manual_seed(5)) < 0.5
     weight = discrete_weight(alpha_s, alpha_t, steps=1, sigma=sigma)
@@ -135,9 +139,9 @@ def test_theorem_4_1_each_weight_is_the_divergence_of_a_transition_at_masked_anc
     truth = torch.nn.functional.one_hot(x, world.num_symbols).double()
     remask = remasking_ceiling(alpha_s, alpha_t).clamp(max=sigma)
     right = posterior(world.states, truth, alpha_s, alpha_t, world.mask_id, remask)
-    model = posterior(world.states, told, alpha_s, alpha_t, world.mask_id, remask)
+    model = posterior(world.states, beliefs, alpha_s, alpha_t, world.mask_id, remask)
     divergence = torch.where(right > 0, right * (right / model).log(), 0.0).sum(dim=-1)
-    nats = -told.gather(-1, x[..., None])[..., 0].log()
+    nats = -beliefs.gather(-1, x[..., None])[..., 0].log()
     ours = anchor_weight(weight, anchors, masked, "masked") * nats
     torch.testing.assert_close(ours, divergence * anchors)
     everywhere = anchor_weight(weight, anchors, masked, "all")
@@ -145,27 +149,27 @@ def test_theorem_4_1_each_weight_is_the_divergence_of_a_transition_at_masked_anc
 
 
 def anelbo(world: World, denoiser: Tensor, anchor_network: Tensor, gamma: float, steps: int, positions: str) -> Tensor:
-    """The discrete-time ANELBO in nats a text, (X,); the anchors of a text are the words that occur once in it."""
+    """The discrete-time ANELBO in nats per text, (X,); the anchors of a text are the words that occur once in it."""
     alpha = alphas(LogLinear(), steps)
     masked = (world.states == world.mask_id)[None].expand(len(world.texts), -1, -1)
     anchors = anchor_mask(world.texts, 1, world.num_symbols)[:, None].expand_as(masked)
     x = world.texts[:, None, :, None].expand(-1, len(world.states), -1, 1)
     nats, anchor_nats = (
-        -told[None].expand(len(x), -1, -1, -1).gather(-1, x)[..., 0].clamp(min=1e-300).log()
-        for told in (denoiser, anchor_network)
+        -beliefs[None].expand(len(x), -1, -1, -1).gather(-1, x)[..., 0].clamp(min=1e-300).log()
+        for beliefs in (denoiser, anchor_network)
     )
     total = torch.zeros(len(world.texts), dtype=torch.float64)
     for alpha_t, alpha_s in itertools.pairwise(alpha):
         weight = discrete_weight(alpha_s, alpha_t, steps) / steps
         at_anchors = anchor_weight(weight, anchors, masked, positions)
-        price = (weight * masked * nats + gamma * at_anchors * anchor_nats).sum(dim=-1)
-        total += (world.chance(alpha_t) * price).sum(dim=1)
+        nats_at = (weight * masked * nats + gamma * at_anchors * anchor_nats).sum(dim=-1)
+        total += (world.forward_probabilities(alpha_t) * nats_at).sum(dim=1)
     return total
 
 
 @pytest.mark.parametrize("gamma", [0.0, 3e-3, 0.5])
 def test_theorem_4_1_the_anelbo_with_masked_anchors_bounds_the_likelihood(gamma):
-    """It is the NELBO of the denoiser and, times gamma, what the anchor network pays at masked anchors: never less."""
+    """The NELBO of the denoiser plus gamma times the anchor network's cross-entropy at masked anchors."""
     world, steps = World.random(), 5
     denoiser, anchor_network = world.random_beliefs(seed=1), world.random_beliefs(seed=2)
     bound = anelbo(world, denoiser, anchor_network, gamma, steps, "masked")
@@ -181,10 +185,10 @@ def test_without_the_prior_term_a_text_can_cost_less_than_its_likelihood():
     """Why `prior_nats` is there: for a schedule that ends visible the integral alone is below -log p(x)."""
     world, schedule = World.random(), LogLinear(0.5)
     beliefs = world.exact_beliefs()
-    whole = discrete_bound(world, beliefs, schedule, 4)
+    bound = discrete_bound(world, beliefs, schedule, 4)
     true = -chain_likelihood(world, beliefs, schedule, 4, 0.0).log()
-    assert (whole - true > -1e-12).all()
-    assert (whole - world.length * prior_nats(schedule, world.mask_id) - true < 0).any()
+    assert (bound - true > -1e-12).all()
+    assert (bound - world.length * prior_nats(schedule, world.mask_id) - true < 0).any()
 
 
 def test_the_discrete_weight_of_the_log_linear_schedule_is_one_over_t():

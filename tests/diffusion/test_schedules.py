@@ -1,4 +1,4 @@
-"""Laws of the noise schedules."""
+"""Noise schedules."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_alpha_prime_is_the_slope_of_alpha(schedule):
 
 
 @every_schedule
-def test_the_mask_chance_completes_alpha_and_keeps_its_digits_near_zero(schedule):
+def test_the_mask_chance_is_one_minus_alpha_and_precise_near_zero(schedule):
     t = torch.linspace(0, 1, 21, dtype=torch.float64)
     torch.testing.assert_close(schedule.mask_chance(t), 1 - schedule.alpha(t), rtol=1e-12, atol=1e-15)
     small = torch.tensor([1e-6, 1e-4], dtype=torch.float32)
@@ -58,7 +58,7 @@ def test_sigma_is_minus_log_alpha_and_sigma_prime_its_slope(schedule):
     torch.testing.assert_close(schedules.sigma_prime(schedule, t), slope)
 
 
-def test_sigma_keeps_its_digits_at_both_ends():
+def test_sigma_is_precise_at_both_ends():
     ends = torch.tensor([1e-12, 1.0], dtype=torch.float64)
     found = schedules.sigma(Linear(0.0, 200.0), ends)
     torch.testing.assert_close(found, 200 * ends, rtol=1e-12, atol=0)
@@ -71,15 +71,15 @@ def test_the_log_linear_weight_is_one_over_t_for_any_eps(eps):
 
 
 @every_schedule
-def test_a_denoiser_that_knows_nothing_pays_log_v_for_what_the_schedule_hides(schedule):
+def test_a_uniform_denoiser_pays_log_v_for_what_the_schedule_masks(schedule):
     """The integral of w(t) (1 - alpha_t) log V over (0, 1) is (alpha_0 - alpha_1) log V."""
     t, share = quadrature()
-    paid = (share * continuous_weight(schedule, t) * schedule.mask_chance(t)).sum() * math.log(50_257)
+    cost = (share * continuous_weight(schedule, t) * schedule.mask_chance(t)).sum() * math.log(50_257)
     ends = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(paid, (ends[0] - ends[1]) * math.log(50_257))
+    torch.testing.assert_close(cost, (ends[0] - ends[1]) * math.log(50_257))
 
 
-def test_the_published_schedules_hide_the_stated_shares():
+def test_the_published_schedules_mask_the_stated_shares():
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    hidden = {str(s): float(s.alpha(ends)[0] - s.alpha(ends)[1]) for s in (LogLinear(), LogLinear(1e-3), Geometric())}
-    assert [round(share, 3) for share in hidden.values()] == [1.0, 0.999, 0.632]
+    masked = {str(s): float(s.alpha(ends)[0] - s.alpha(ends)[1]) for s in (LogLinear(), LogLinear(1e-3), Geometric())}
+    assert [round(share, 3) for share in masked.values()] == [1.0, 0.999, 0.632]

@@ -1,4 +1,4 @@
-"""Laws of scores and their entropy."""
+"""Scores and their entropy."""
 
 import math
 
@@ -13,8 +13,8 @@ from adlm.diffusion.scores import beliefs_to_scores, log_scores, score_entropy, 
 MASK = 2
 
 
-def some_beliefs() -> torch.Tensor:
-    """Of three masked tokens over four words and a mask in their middle."""
+def random_beliefs() -> torch.Tensor:
+    """Beliefs (3, 5) of three masked tokens over four words, with the mask id in the middle."""
     guess = torch.rand(3, 5, generator=seeded(), dtype=torch.float64)
     guess[:, MASK] = 0
     return guess / guess.sum(dim=-1, keepdim=True)
@@ -25,8 +25,8 @@ def entropy(scores: torch.Tensor, right: int, noise: torch.Tensor) -> torch.Tens
     return score_entropy(scores[:, clean].sum(dim=-1).log(), scores[:, right].log(), noise)
 
 
-def test_scores_and_beliefs_tell_the_same_story():
-    beliefs, noise = some_beliefs(), real([0.1, 1.0, 4.0])
+def test_scores_and_beliefs_determine_each_other():
+    beliefs, noise = random_beliefs(), real([0.1, 1.0, 4.0])
     scores = beliefs_to_scores(beliefs, noise, MASK)
     torch.testing.assert_close(scores_to_beliefs(scores, MASK), beliefs)
     assert (scores[:, MASK] == 1).all()
@@ -36,15 +36,15 @@ def test_scores_and_beliefs_tell_the_same_story():
 
 
 @pytest.mark.parametrize("right", [0, 3])
-def test_the_entropy_of_scores_made_of_beliefs_is_the_weighted_cross_entropy(right):
-    beliefs, t = some_beliefs(), real([0.2, 0.5, 0.9])
+def test_the_entropy_of_scores_derived_from_beliefs_is_the_weighted_cross_entropy(right):
+    beliefs, t = random_beliefs(), real([0.2, 0.5, 0.9])
     schedule = LogLinear(1e-3)
     noise = sigma(schedule, t)
     nats = sigma_prime(schedule, t) * entropy(beliefs_to_scores(beliefs, noise, MASK), right, noise)
     torch.testing.assert_close(nats, -beliefs[:, right].log() / t)
 
 
-def test_the_entropy_is_least_and_zero_where_the_right_word_has_the_right_ratio():
+def test_the_entropy_is_minimal_and_zero_where_the_right_word_has_the_right_ratio():
     noise = real([0.7])
     ratio = 1 / math.expm1(0.7)
     scores = torch.full((1, 5), 1e-12, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_the_entropy_is_least_and_zero_where_the_right_word_has_the_right_ratio(
     assert entropy(elsewhere, 3, noise).item() == pytest.approx(0.1)
 
 
-def test_a_network_of_zeros_has_scores_that_are_uniform_beliefs():
+def test_zero_logits_are_the_scores_of_uniform_beliefs():
     noise = real([[0.3, 2.0]])
     z = torch.tensor([[MASK, 1]])
     scores = log_scores(torch.zeros(1, 2, 5, dtype=torch.float64), z, noise).exp()
@@ -68,7 +68,7 @@ def test_a_network_of_zeros_has_scores_that_are_uniform_beliefs():
     torch.testing.assert_close(scores[0, 0, 0], torch.tensor(1 / (4 * math.expm1(0.3)), dtype=torch.float64))
 
 
-def test_the_analytic_step_of_scores_made_of_beliefs_is_the_ancestral_step():
+def test_the_analytic_step_of_scores_derived_from_beliefs_is_the_ancestral_step():
     world = World.random(words=2, length=2)
     beliefs = world.random_beliefs()
     alpha_s, alpha_t = real(0.6), real(0.4)
@@ -78,7 +78,7 @@ def test_the_analytic_step_of_scores_made_of_beliefs_is_the_ancestral_step():
     assert torch.allclose(ours, posterior(world.states, beliefs, alpha_s, alpha_t, world.mask_id))
 
 
-def test_scores_that_sum_to_more_reveal_sooner_and_never_with_negative_chance():
+def test_larger_scores_reveal_sooner_and_probabilities_are_never_negative():
     world = World.random(words=2, length=2)
     beliefs, sigma_s, sigma_t = world.random_beliefs(), real(0.5), real(1.0)
     log_score = beliefs_to_scores(beliefs, sigma_t, world.mask_id).log()

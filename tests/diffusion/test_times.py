@@ -1,4 +1,4 @@
-"""Laws of the times a batch looks at."""
+"""Random times and time grids."""
 
 import pytest
 import torch
@@ -14,17 +14,17 @@ def test_antithetic_times_lie_one_in_each_stratum():
 
 
 def test_each_antithetic_time_is_uniform_in_its_stratum():
-    draws = torch.stack([draw_times(4, seeded(seed)) for seed in range(4000)]).sort(dim=1).values
-    within = draws * 4 - torch.arange(4)
+    times = torch.stack([draw_times(4, seeded(seed)) for seed in range(4000)]).sort(dim=1).values
+    within = times * 4 - torch.arange(4)
     assert (within.mean(dim=0) - 0.5).abs().max() < 0.02  # standard error .0046
     assert (within.var(dim=0) - 1 / 12).abs().max() < 0.005
 
 
-def test_every_row_of_a_batch_has_a_uniform_time_of_its_own():
-    """Or the bound of a text would depend on its place in the batch."""
-    draws = torch.stack([draw_times(4, seeded(seed)) for seed in range(4000)])
-    assert (draws.mean(dim=0) - 0.5).abs().max() < 0.02  # standard error .0046
-    assert (draws.var(dim=0) - 1 / 12).abs().max() < 0.005
+def test_the_time_of_every_row_is_uniform():
+    """Otherwise the bound of a text would depend on its row in the batch."""
+    times = torch.stack([draw_times(4, seeded(seed)) for seed in range(4000)])
+    assert (times.mean(dim=0) - 0.5).abs().max() < 0.02  # standard error .0046
+    assert (times.var(dim=0) - 1 / 12).abs().max() < 0.005
 
 
 def test_independent_times_do_not_fill_the_strata():
@@ -46,10 +46,10 @@ def test_grid_times_are_the_steps_of_the_grid_all_equally_likely():
     torch.testing.assert_close(t - s, torch.full_like(t, 0.1))
     values, counts = torch.round(t * 10).unique(return_counts=True)
     assert values.tolist() == list(range(1, 11))
-    assert (counts - 100).abs().max() <= 1  # stratified: a stratum may straddle nothing, but floats may
+    assert (counts - 100).abs().max() <= 1  # one stratum in a hundred per step, up to rounding
 
 
-def test_the_walk_runs_from_one_to_its_end_in_equal_steps():
+def test_the_grid_runs_from_one_to_its_end_in_equal_steps():
     times = grid(5, 1e-5)
     assert times[0] == 1
     assert times[-1] == 1e-5
@@ -57,7 +57,7 @@ def test_the_walk_runs_from_one_to_its_end_in_equal_steps():
 
 
 @pytest.mark.parametrize("antithetic", [True, False])
-def test_a_batch_in_parts_draws_the_times_of_the_whole_batch(antithetic):
+def test_micro_batches_draw_the_times_of_the_whole_batch(antithetic):
     whole = draw_times(6, seeded(), 0.1, antithetic)
     parts = [draw_times(2, seeded(), 0.1, antithetic, BatchSlice(first, 6)) for first in (0, 2, 4)]
     assert torch.equal(torch.cat(parts), whole)

@@ -19,7 +19,7 @@ from adlm.likelihood import estimate as likelihood
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import NoisedBatch, schedule_of
+from adlm.methods.noising import NoisedBatch, schedule_of
 
 MASK, LENGTH = 4, 4
 Once = partial(PerplexitySettings, repeats=1)  # every row once in a replicate, however short the text

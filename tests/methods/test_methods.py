@@ -1,4 +1,4 @@
-"""Laws that tie the methods to each other, to the mathematics and to their users."""
+"""The methods against each other, against formulas written out by hand, and on invalid input."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import NoisedBatch, conditioning_sigma_of
+from adlm.methods.noising import NoisedBatch, conditioning_sigma_of
 from adlm.models.layers import TimeCondition
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import SAMPLERS
@@ -26,8 +26,8 @@ every_method = pytest.mark.parametrize("name", METHODS)
 every_diffusion = pytest.mark.parametrize("name", DIFFUSION)
 
 
-def settings(name: str, **knobs) -> Config:
-    """Eleven words and a mask in their middle; sedd and d3pm as they need it."""
+def settings(name: str, **options) -> Config:
+    """Eleven words and a mask id in the middle; sedd and d3pm get the schedule and time they require."""
     base = Config(
         method=name,
         vocabulary=Vocabulary(size=12, mask_id=MASK, bos_id=BOS),
@@ -36,7 +36,7 @@ def settings(name: str, **knobs) -> Config:
         schedule=Schedule(eps=1e-3 if name in ("sedd", "d3pm") else 0.0),
         time=Time(steps=20 if name == "d3pm" else 0),
     )
-    return replace(base, **knobs)
+    return replace(base, **options)
 
 
 def text(rows: int = 4, length: int = 8, seed: int = 0) -> torch.Tensor:
@@ -52,7 +52,7 @@ def awake(config: Config, seed: int = 0):
 
 
 def noising(x: torch.Tensor, discrete: bool = False) -> NoisedBatch:
-    """Half of the tokens hidden, at t = 0.5."""
+    """Half of the tokens masked, at t = 0.5."""
     z = x.masked_fill(torch.rand(x.shape, generator=seeded(1)) < 0.5, MASK)
     times = torch.full((len(x),), 0.5).double()
     return NoisedBatch(z, times, times - 0.05 if discrete else None)
@@ -66,9 +66,9 @@ def test_without_anchors_and_a_second_network_anchoring_changes_nothing(anchored
     for method in (method_of(settings(name, model=model, anchor=Anchor(gamma=0.0))) for name in (anchored, plain)):
         torch.manual_seed(1)
         network = method.build()
-        optimizer, draws, losses = torch.optim.AdamW(network.parameters(), lr=1e-2), seeded(), []
+        optimizer, generator, losses = torch.optim.AdamW(network.parameters(), lr=1e-2), seeded(), []
         for step in range(5):
-            loss = method.loss(network, text(seed=step), None, step / 5, draws)
+            loss = method.loss(network, text(seed=step), None, step / 5, generator)
             optimizer.zero_grad()
             loss.mean.backward()
             optimizer.step()
@@ -148,7 +148,7 @@ def test_the_anchor_term_is_trained_but_is_not_in_the_nats(name):
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
 def test_the_left_to_right_bound_is_the_exact_likelihood(name):
-    """Two words, four tokens: the likelihoods of all texts with one first token sum to 1, and each is its product."""
+    """Two words, four tokens: the likelihoods of all texts with one first token sum to 1, each a product of beliefs."""
     config = settings(name, vocabulary=Vocabulary(3, 2), length=4)
     method, network = method_of(config), awake(config).double()
     texts = torch.cartesian_prod(*[torch.arange(2)] * 4)
@@ -163,7 +163,7 @@ def test_the_left_to_right_bound_is_the_exact_likelihood(name):
 
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-def test_left_to_right_text_has_the_law_of_the_likelihood(name):
+def test_left_to_right_samples_have_the_distribution_of_the_likelihood(name):
     config = settings(name, vocabulary=Vocabulary(3, 2, bos_id=0), length=3)
     method, network = method_of(config), awake(config)
     drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), rows(20_000)))[-1].ids
@@ -175,14 +175,14 @@ def test_left_to_right_text_has_the_law_of_the_likelihood(name):
 
 
 def test_sedd_pays_what_mdlm_pays_for_the_same_beliefs():
-    """Shift each row of logits so that the scores sum as beliefs do, and the score entropy is the cross-entropy."""
+    """With each row of logits shifted so that the scores sum as beliefs do, the score entropy is the cross-entropy."""
     config = settings("sedd")
     sedd, mdlm = method_of(config), method_of(replace(config, method="mdlm"))
     network, x = awake(config), text()
     noised = noising(x)
 
     class Normalised(torch.nn.Module):
-        """The network with log(V - 1) + log softmax for logits: scores that are beliefs."""
+        """The network with log(V - 1) + log softmax for logits: scores derived from beliefs."""
 
         def forward(self, z, sigma=None, pad=None):
             logits = network(z, sigma, pad)
@@ -208,8 +208,8 @@ def test_d3pm_pays_what_mdlm_pays_when_it_has_no_belief_in_the_mask():
     loss = d3pm.loss_at(network, x, noised)
     plain = mdlm.loss_at(network, x, noised)
     torch.testing.assert_close(loss.parts["divergence"], plain.parts["nelbo"], rtol=1e-4, atol=1e-4)
-    named = network(x).log_softmax(-1).gather(-1, x[..., None]).sum()
-    torch.testing.assert_close(loss.parts["reconstruction"], -named.detach(), rtol=1e-4, atol=1e-4)
+    log_right = network(x).log_softmax(-1).gather(-1, x[..., None]).sum()
+    torch.testing.assert_close(loss.parts["reconstruction"], -log_right.detach(), rtol=1e-4, atol=1e-4)
 
 
 ENDS = {
@@ -225,7 +225,7 @@ ENDS = {
     ("name", "schedule", "time"),
     [
         *((name, schedule, Time()) for name in ("adlm", "mdlm") for schedule in ENDS),
-        *(("sedd", schedule, Time()) for schedule in ENDS if schedule != "log-linear"),  # its noise must be finite
+        *(("sedd", schedule, Time()) for schedule in ENDS if schedule != "log-linear"),  # sigma_1 must be finite
         ("adlm", "cosine", Time(steps=16)),
         ("mdlm", "linear", Time(steps=5, antithetic=False)),
         ("mdlm", "geometric", Time(steps=5)),
@@ -233,7 +233,7 @@ ENDS = {
     ],
     ids=str,
 )
-def test_a_fresh_network_knows_nothing_and_its_bound_is_log_v(name, schedule, time):
+def test_the_bound_of_an_untrained_network_is_log_v(name, schedule, time):
     method = method_of(settings(name, schedule=ENDS[schedule], time=time))
     nats = method.bound(method.build(), text(rows=4096), None, seeded()).mean(dim=1)
     error = nats.std() / math.sqrt(len(nats))
@@ -241,8 +241,8 @@ def test_a_fresh_network_knows_nothing_and_its_bound_is_log_v(name, schedule, ti
     assert error < 0.1
 
 
-def test_a_fresh_d3pm_pays_for_its_belief_in_the_mask():
-    """Twelve guesses instead of eleven, and every token named once more at t = 0."""
+def test_an_untrained_d3pm_pays_for_its_belief_in_the_mask():
+    """Twelve symbols instead of eleven, and the reconstruction of every token at t = 0."""
     method = method_of(settings("d3pm"))
     nats = method.bound(method.build(), text(rows=4096), None, seeded()).mean(dim=1)
     assert nats.mean() > math.log(11) + math.log(12)
@@ -250,14 +250,14 @@ def test_a_fresh_d3pm_pays_for_its_belief_in_the_mask():
 
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-def test_a_fresh_network_left_to_right_pays_log_v_exactly(name):
+def test_an_untrained_causal_network_pays_log_v_exactly(name):
     method = method_of(settings(name))
     nats = method.bound(method.build(), text(), None, seeded())
     torch.testing.assert_close(nats[:, 1:], torch.full((4, 7), math.log(11)))
 
 
 @pytest.mark.parametrize("name", ["adlm", "mdlm"])
-def test_the_training_loss_of_a_fresh_network_leaves_out_what_the_schedule_shows(name):
+def test_the_training_loss_of_an_untrained_network_leaves_out_the_share_visible_at_t_1(name):
     method = method_of(settings(name, schedule=Schedule(eps=0.3), anchor=Anchor(gamma=0.0)))
     nats = method.loss(method.build(), text(rows=4096), None, 1.0, seeded()).nats.mean(dim=1)
     assert abs(nats.mean() - 0.7 * math.log(11)) < 5 * nats.std() / 64
@@ -265,7 +265,7 @@ def test_the_training_loss_of_a_fresh_network_leaves_out_what_the_schedule_shows
 
 @every_method
 @pytest.mark.parametrize("pad_is", ["masked", "attended"])
-def test_padding_enters_no_loss_no_count_and_no_bound(name, pad_is):
+def test_padding_is_in_no_loss_no_count_and_no_bound(name, pad_is):
     config = settings(name, data=Data(pad=pad_is), anchor=Anchor(gamma=0.5))
     method, network = method_of(config), awake(config)
     x, pad = text(), torch.zeros(4, 8, dtype=torch.bool)
@@ -274,52 +274,52 @@ def test_padding_enters_no_loss_no_count_and_no_bound(name, pad_is):
     assert loss.num_tokens == method.predicted(x, pad).sum() == (20 if name in DIFFUSION else 16)
     assert (loss.nats[pad] == 0).all()
     assert (method.bound(network, x, pad, seeded())[pad] == 0).all()
-    other = torch.where(pad, text(seed=9), x)  # what stands in the padding
+    other = torch.where(pad, text(seed=9), x)  # other ids in the padding
     same = torch.equal(method.loss(network, other, pad, 1.0, seeded()).total, loss.total)
-    assert same == (pad_is == "masked" or name not in DIFFUSION)  # what comes later is never seen from left to right
+    assert same == (pad_is == "masked" or name not in DIFFUSION)  # causal networks never see later tokens
 
 
 @every_diffusion
-def test_a_network_told_the_time_answers_by_it(name):
+def test_a_time_conditioned_network_depends_on_the_time(name):
     model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
     config = settings(name, model=model, schedule=Schedule(eps=1e-3))
     method, network = method_of(config), awake(config)
     z = torch.full((2, 8), MASK)
     early, late = (method.log_beliefs(network, z, real([alpha] * 2)).exp() for alpha in (0.7, 1e-3))
     assert (early - late).abs().max() > 1e-3
-    assert torch.allclose(method.log_beliefs(network, z).exp(), late)  # all masked: it must be late
+    assert torch.allclose(method.log_beliefs(network, z).exp(), late)  # all masked means late
     frames = list(method.generate(network, z, Sampling(steps=3), rows(2)))
     assert (frames[-1].ids != MASK).all()
 
 
 @every_diffusion
-def test_for_a_network_told_nothing_no_masks_are_counted(name):
+def test_without_time_conditioning_no_masks_are_counted(name):
     assert conditioning_sigma_of(settings(name), torch.full((2, 8), MASK, device="meta"), None) is None
 
 
 @every_diffusion
-def test_a_network_told_the_time_is_told_sigma_itself(name):
-    """-log alpha_t, to every network of the method, in losses, bounds and walks."""
+def test_a_time_conditioned_network_is_given_sigma_itself(name):
+    """-log alpha_t, for every network of the method, in losses and in sampling runs."""
     model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
     method = method_of(settings(name, model=model, schedule=Schedule(eps=1e-3), length=40))
-    network, told = method.build(), []
+    network, sigmas = method.build(), []
     trunks = [module for module in network.modules() if isinstance(module, TimeCondition)]
     for trunk in trunks:
-        trunk.register_forward_hook(lambda module, given, result: told.append(given[0].clone()))
+        trunk.register_forward_hook(lambda module, given, result: sigmas.append(given[0].clone()))
     x = text(rows=2)
     t = torch.tensor([0.25, 0.75]).double()
     method.loss_at(network, x, NoisedBatch(torch.full_like(x, MASK), t, t - 0.05))
     expected = -torch.log(1 - 0.999 * t).float()
-    torch.testing.assert_close(told[: len(trunks)], [expected] * len(trunks))
-    told.clear()
+    torch.testing.assert_close(sigmas[: len(trunks)], [expected] * len(trunks))
+    sigmas.clear()
     list(method.generate(network, torch.full((2, 40), MASK), Sampling(steps=2), rows(2)))
-    walked = torch.stack([-torch.log(torch.tensor(1 - 0.999 * t)) for t in (1.0, 0.5)])
-    torch.testing.assert_close(torch.stack(told)[:: len(trunks), 0][:2], walked)
+    expected = torch.stack([-torch.log(torch.tensor(1 - 0.999 * t)) for t in (1.0, 0.5)])
+    torch.testing.assert_close(torch.stack(sigmas)[:: len(trunks), 0][:2], expected)
     assert len(trunks) == (2 if name == "adlm" else 1)
 
 
 @every_method
-def test_generated_text_is_clean_keeps_what_was_given_and_leaves_the_network_as_it_was(name):
+def test_generated_text_has_no_masks_keeps_given_tokens_and_leaves_the_network_unchanged(name):
     base = settings(name)
     config = replace(base, model=replace(base.model, dropout=0.3))
     method, network = method_of(config), awake(config).train()
@@ -387,7 +387,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "left-to-right"])
-def test_a_network_told_the_time_is_told_that_of_its_row_not_of_the_padding(sampler):
+def test_the_conditioning_time_counts_the_masks_of_the_row_without_padding(sampler):
     model = Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, time_conditioning=True)
     config = settings("mdlm", model=model, schedule=Schedule(eps=1e-3))
     method, network = method_of(config), FrozenNetwork(awake(config).double())
@@ -400,9 +400,11 @@ def test_a_network_told_the_time_is_told_that_of_its_row_not_of_the_padding(samp
         assert torch.equal(alone.ids[0], together.ids[0, :3])
 
 
-def test_scores_as_they_are_cannot_be_sharpened():
+def test_the_analytic_sampler_refuses_options_that_change_beliefs():
     method = method_of(settings("sedd"))
-    with pytest.raises(UserError, match=r"sampling.temperature 0.5 sharpens beliefs, and analytic draws by scores"):
+    with pytest.raises(
+        UserError, match=r"sampling.temperature 0.5 changes beliefs, and analytic draws from the unchanged scores"
+    ):
         method.generate(method.build(), torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5), rows(1))
 
 
@@ -411,28 +413,28 @@ def test_beliefs_are_distributions_over_clean_tokens(name):
     config = settings(name)
     beliefs = method_of(config).log_beliefs(awake(config), noising(text()).z).exp()
     torch.testing.assert_close(beliefs.sum(dim=-1), torch.ones(4, 8))
-    assert (beliefs[..., MASK] == 0).all() == (name != "d3pm")  # which may believe in the mask
+    assert (beliefs[..., MASK] == 0).all() == (name != "d3pm")  # d3pm may believe in the mask
 
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_training_lowers_the_bound_on_what_it_trains_on(name):
-    """Two texts of eleven words: knowing one token tells the rest."""
+    """Two texts over eleven words: one token determines the rest."""
     base = settings(name, anchor=Anchor(gamma=0.1))
     config = replace(base, model=replace(base.model, bridge="hidden", time_conditioning=name in ("sedd", "d3pm")))
     method = method_of(config)
     torch.manual_seed(0)
-    network, draws = method.build(), seeded()
+    network, generator = method.build(), seeded()
     x = text(rows=2, seed=3).repeat(16, 1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     for step in range(200):
         optimizer.zero_grad()
-        method.loss(network, x, None, step / 200, draws).mean.backward()
+        method.loss(network, x, None, step / 200, generator).mean.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
     nats = method.bound(network, text(rows=2, seed=3).repeat(256, 1), None, seeded()).mean()
     assert nats < 0.4 * math.log(11)
     if name in DIFFUSION:
-        assert nats > math.log(2) / 8 - 0.02  # one of two texts costs log 2 at the least
+        assert nats > math.log(2) / 8 - 0.02  # choosing one of two texts costs at least log 2
 
 
 @every_method
@@ -447,15 +449,15 @@ def test_training_lowers_the_bound_on_what_it_trains_on(name):
     ],
     ids=["all masked", "too large", "negative", "floats", "empty"],
 )
-def test_text_that_is_no_text_is_refused_in_a_sentence(name, x, sentence):
+def test_invalid_text_is_refused(name, x, sentence):
     method = method_of(settings(name))
     network = method.build()
-    for verb in (
+    for call in (
         lambda: method.loss(network, x, None, 1.0, seeded()),
         lambda: method.bound(network, x, None, seeded()),
     ):
         with pytest.raises(UserError, match=sentence):
-            verb()
+            call()
 
 
 @every_method
@@ -489,7 +491,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
     ],
     ids=str,
 )
-def test_sampling_made_in_python_is_checked_too(name, sampling, sentence):
+def test_sampling_options_made_in_python_are_validated(name, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
         method.generate(method.build(), torch.full((1, 8), MASK), sampling, rows(1))
@@ -505,14 +507,14 @@ def test_sampling_made_in_python_is_checked_too(name, sampling, sentence):
     ],
     ids=["floats", "too short", "everywhere"],
 )
-def test_padding_that_is_no_padding_is_refused(name, pad, sentence):
+def test_invalid_padding_is_refused(name, pad, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
         method.loss(method.build(), text(), pad, 1.0, seeded())
 
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-def test_left_to_right_padding_comes_after_the_text(name):
+def test_causal_methods_refuse_padding_before_the_text(name):
     method, pad = method_of(settings(name)), torch.zeros(4, 8, dtype=torch.bool)
     pad[:, :2] = True
     with pytest.raises(UserError, match="pad stands before text"):
@@ -527,19 +529,19 @@ def test_sedd_is_finite_however_large_the_noise():
 
 @pytest.mark.parametrize("name", ["adlm", "a2r"])
 @pytest.mark.parametrize("progress", [-0.1, 1.5, math.nan])
-def test_progress_is_a_share(name, progress):
+def test_progress_outside_zero_to_one_is_refused(name, progress):
     method = method_of(settings(name))
     with pytest.raises(UserError, match="must be from 0 to 1"):
         method.loss(method.build(), text(), None, progress, seeded())
 
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
-def test_the_bound_of_a_text_does_not_depend_on_its_place_in_the_batch(name):
+def test_the_bound_of_a_text_does_not_depend_on_its_row_in_the_batch(name):
     config = settings(name)
     method, network = method_of(config), awake(config)
     x = text(rows=1).repeat(4, 1)
-    draws = seeded()
-    nats = torch.stack([method.bound(network, x, None, draws).sum(dim=1) for _ in range(600)])
+    generator = seeded()
+    nats = torch.stack([method.bound(network, x, None, generator).sum(dim=1) for _ in range(600)])
     error = nats.std(dim=0) / math.sqrt(600)
     assert ((nats.mean(dim=0) - nats.mean()).abs() <= 4 * error + 1e-4).all()
 
@@ -548,18 +550,18 @@ def test_the_bound_of_a_text_does_not_depend_on_its_place_in_the_batch(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_method
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_verb_runs_on_a_gpu_with_a_generator_of_either_device(name, device):
+def test_every_method_call_runs_on_a_gpu_with_a_generator_on_either_device(name, device):
     config = settings(name)
     method = method_of(config)
-    network, draws = awake(config).cuda(), torch.Generator(device).manual_seed(0)
+    network, generator = awake(config).cuda(), torch.Generator(device).manual_seed(0)
     with torch.autocast("cuda", torch.bfloat16):
-        method.loss(network, text().cuda(), None, 1.0, draws).mean.backward()
-    assert method.bound(network, text().cuda(), None, draws).isfinite().all()
+        method.loss(network, text().cuda(), None, 1.0, generator).mean.backward()
+    assert method.bound(network, text().cuda(), None, generator).isfinite().all()
     canvas = torch.full((2, 8), MASK, device="cuda")
     assert (list(method.generate(network, canvas, Sampling(steps=4), rows(len(canvas))))[-1].ids != MASK).all()
 
 
-KNOBS = [
+OPTIONS = [
     {},
     {"temperature": 0.0},
     {"top_k": 3},
@@ -568,34 +570,34 @@ KNOBS = [
 ]
 
 
-def written(config, network, device, knobs):
-    """All frames of two rows from nothing but masks."""
+def sampled_frames(config, network, device, options):
+    """All frames of two rows sampled from masks alone."""
     canvas = torch.full((2, 8), MASK, device=device)
-    return list(method_of(config).generate(network, canvas, Sampling("left-to-right", **knobs), rows(2)))
+    return list(method_of(config).generate(network, canvas, Sampling("left-to-right", **options), rows(2)))
 
 
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-@pytest.mark.parametrize("knobs", KNOBS)
-def test_whatever_the_knobs_a_network_at_rest_writes_what_it_writes_in_training(name, knobs):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_frozen_network_samples_the_same_text_as_the_trained_one_with_any_options(name, options):
     config = settings(name)
     network = awake(config).double()
-    in_training, at_rest = (written(config, either, "cpu", knobs) for either in (network, FrozenNetwork(network)))
-    assert torch.equal(in_training[-1].ids, at_rest[-1].ids)
-    torch.testing.assert_close(in_training[-1].chance, at_rest[-1].chance)
+    trained, frozen = (sampled_frames(config, each, "cpu", options) for each in (network, FrozenNetwork(network)))
+    assert torch.equal(trained[-1].ids, frozen[-1].ids)
+    torch.testing.assert_close(trained[-1].chance, frozen[-1].chance)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["ar", "a2r"])
-@pytest.mark.parametrize("knobs", KNOBS)
-def test_on_a_gpu_tokens_replayed_whole_are_those_drawn_step_by_step_and_frames_outlast_them(name, knobs):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_cuda_graphs_sample_the_same_frames_as_eager_calls_and_never_overwrite_them(name, options):
     config = settings(name)
     network = awake(config).double().cuda()
-    replayed, by_steps = (
-        written(config, FrozenNetwork(network, graphs=graphs, dtype=torch.float64), "cuda", knobs)
+    replayed, eager = (
+        sampled_frames(config, FrozenNetwork(network, graphs=graphs, dtype=torch.float64), "cuda", options)
         for graphs in (True, False)
     )
-    for ours, theirs in zip(replayed, by_steps, strict=True):
+    for ours, theirs in zip(replayed, eager, strict=True):
         assert torch.equal(ours.ids, theirs.ids)
         assert torch.equal(ours.revealed, theirs.revealed)
         torch.testing.assert_close(ours.chance, theirs.chance)
@@ -614,20 +616,20 @@ def test_on_a_gpu_tokens_replayed_whole_are_those_drawn_step_by_step_and_frames_
         ("d3pm", [[3, MASK]], Sampling("remdm-cap"), "needs beliefs without mass on the mask"),
     ],
 )
-def test_what_a_method_cannot_do_it_says(name, canvas, sampling, sentence):
+def test_unsupported_sampling_is_refused(name, canvas, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
         method.generate(method.build(), torch.tensor(canvas), sampling, rows(1))
 
 
-def test_left_to_right_needs_a_first_token():
+def test_causal_methods_need_a_first_token():
     method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
     with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
         method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), rows(1))
 
 
 @every_diffusion
-def test_all_masked_or_none_masked_are_ordinary_batches(name):
+def test_batches_with_all_or_no_tokens_masked_are_valid(name):
     config = settings(name)
     method, network, x = method_of(config), awake(config), text()
     early, late = torch.full((4,), 0.05).double(), torch.full((4,), 0.95).double()
@@ -641,7 +643,7 @@ def test_all_masked_or_none_masked_are_ordinary_batches(name):
 
 
 @every_diffusion
-def test_one_token_alone_is_a_text_too(name):
+def test_a_text_of_one_token_is_valid(name):
     config = settings(name)
     method, network = method_of(config), awake(config)
     assert method.loss(network, torch.tensor([[3]]), None, 1.0, seeded()).total.isfinite()
@@ -661,7 +663,7 @@ def test_one_token_alone_is_a_text_too(name):
         (Config(method="sedd"), "schedule.eps 0.0 makes the noise at t = 1 infinite, and sedd is trained on noise"),
         (
             Config(method="d3pm", time=Time(steps=9), schedule=Schedule(name="geometric")),
-            "schedule.name geometric hides tokens at t = 0 already",
+            "schedule.name geometric masks tokens at t = 0 already",
         ),
     ],
     ids=["tau", "dropout", "d3pm steps", "sedd steps", "sedd noise", "d3pm start"],
@@ -671,14 +673,14 @@ def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentenc
         method_of(config)
 
 
-def test_a_network_cannot_be_built_before_the_vocabulary_is_settled():
-    with pytest.raises(UserError, match="vocabulary is not settled yet"):
+def test_a_network_cannot_be_built_before_the_vocabulary_is_set():
+    with pytest.raises(UserError, match="the vocabulary is not set yet"):
         method_of(Config()).build()
 
 
 @every_method
-def test_a_batch_in_parts_draws_and_pays_what_the_whole_batch_does(name):
-    """So neither processes nor micro-batches change a run: every draw belongs to a row of the global batch."""
+def test_micro_batches_have_the_draws_and_the_loss_of_the_whole_batch(name):
+    """Neither ranks nor micro-batches change a run: every random number belongs to a row of the global batch."""
     config = settings(name, schedule=Schedule("linear") if name == "mdlm" else Schedule(eps=1e-3))
     method, network, x = method_of(config), awake(config).double(), text(rows=6)
     portions = [BatchSlice(0, 6), BatchSlice(1, 6), BatchSlice(3, 6)]

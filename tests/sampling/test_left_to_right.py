@@ -1,9 +1,9 @@
-"""Laws of drawing one token after the other."""
+"""Left-to-right sampling, by enumeration of all texts."""
 
 import itertools
 
 import torch
-from worlds import Told, real, seeded
+from worlds import FixedRng, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.sampling.left_to_right import sample_left_to_right, sampler_from_model
@@ -13,7 +13,7 @@ MASK = 2
 
 
 class Prefixes:
-    """Beliefs in the next word by all that was read, quarters; remembers how it was read."""
+    """A model whose next-word beliefs, all quarters, depend on the full prefix; records the lengths of its inputs."""
 
     def __init__(self, length, seed=0):
         first = torch.randint(1, 4, (2 ** (length + 1),), generator=seeded(seed)).double() / 4
@@ -29,35 +29,35 @@ class Prefixes:
         return self.beliefs[state].log()
 
 
-def test_every_text_comes_with_the_product_of_its_beliefs():
-    points = [list(each) for each in itertools.product([0.125, 0.375, 0.625, 0.875], repeat=3)]
-    canvas = torch.tensor([[1, MASK, MASK, MASK]]).expand(len(points), 4)
+def test_the_probability_of_a_text_is_the_product_of_its_beliefs():
+    uniforms = [list(each) for each in itertools.product([0.125, 0.375, 0.625, 0.875], repeat=3)]
+    canvas = torch.tensor([[1, MASK, MASK, MASK]]).expand(len(uniforms), 4)
     *_, last = sample_left_to_right(
-        sampler_from_model(Prefixes(5), Sampling()), canvas, MASK, Told([[]] * len(points), points)
+        sampler_from_model(Prefixes(5), Sampling()), canvas, MASK, FixedRng([[]] * len(uniforms), uniforms)
     )
     beliefs = Prefixes(5).beliefs
     for text in itertools.product(range(2), repeat=3):
-        state, chance = 3, 1.0  # 1, then the given 1
+        state, probability = 3, 1.0  # 1, then the given 1
         for word in text:
-            chance *= float(beliefs[state, word])
+            probability *= float(beliefs[state, word])
             state = 2 * state + word
         ours = (last.ids[:, 1:] == torch.tensor(text)).all(dim=1).double().mean()
-        assert torch.allclose(ours, real(chance))
+        assert torch.allclose(ours, real(probability))
 
 
-def test_rows_with_prompts_of_their_own_lengths_draw_as_if_alone():
+def test_rows_with_prompts_of_different_lengths_draw_as_if_alone():
     canvas = torch.tensor([[1, MASK, MASK, MASK, MASK], [0, 1, 0, MASK, MASK], [1, 1, 0, 1, MASK]])
     frames = list(sample_left_to_right(sampler_from_model(Prefixes(6), Sampling()), canvas, MASK, RowRng(0, range(3))))
     given = canvas != MASK
     assert all(torch.equal(frame.ids[given], canvas[given]) for frame in frames)
     for row in range(3):
-        writer = sampler_from_model(Prefixes(6), Sampling())
-        *_, alone = sample_left_to_right(writer, canvas[row : row + 1], MASK, RowRng(0, [row]))
+        next_token = sampler_from_model(Prefixes(6), Sampling())
+        *_, alone = sample_left_to_right(next_token, canvas[row : row + 1], MASK, RowRng(0, [row]))
         assert torch.equal(alone.ids[0], frames[-1].ids[row])
 
 
-def test_a_prompt_is_read_at_once_and_every_token_once():
-    reader = Prefixes(6)
+def test_a_prompt_is_read_in_one_call_and_every_token_once():
+    model = Prefixes(6)
     canvas = torch.tensor([[1, 0, 1, MASK, MASK, MASK]])
-    list(sample_left_to_right(sampler_from_model(reader, Sampling()), canvas, MASK, RowRng(0, [0])))
-    assert reader.read == [3, 1, 1]  # the last token is not read: nothing comes after it
+    list(sample_left_to_right(sampler_from_model(model, Sampling()), canvas, MASK, RowRng(0, [0])))
+    assert model.read == [3, 1, 1]  # the last token is not read: nothing comes after it

@@ -1,10 +1,10 @@
-"""Laws of the decoding orders: every draw there is, enumerated, beside the order written out by hand."""
+"""Ordered decoding, by enumeration of all draws, against each order written out by hand."""
 
 import itertools
 
 import pytest
 import torch
-from worlds import Table, Told, World, quarters, real, seeded
+from worlds import FixedRng, Table, World, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
@@ -12,35 +12,35 @@ from adlm.sampling.ordered import anchor_first, confidence, entropy, margin, sam
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 
-POINTS = [0.125, 0.375, 0.625, 0.875]
+UNIFORMS = [0.125, 0.375, 0.625, 0.875]
 
 
-def score_of(sampler, belief, word, place):
-    """By hand: the score of one place, its beliefs and the word drawn there given."""
+def score_of(sampler, belief, word, position):
+    """The score of one position, given its beliefs and the word drawn there."""
     if sampler in ("confidence", "threshold"):
         return float(belief[word])
     if sampler == "margin":
         return float((belief[0] - belief[1]).abs())
     if sampler == "entropy":
         return float((belief[:2] * belief[:2].log()).sum())
-    return -place
+    return -position
 
 
-def law(world, beliefs, sampler, num, threshold):
-    """Final texts by recursion: draw a word for every mask, reveal the best."""
+def distribution(world, beliefs, sampler, num, threshold):
+    """The distribution of final texts by recursion: draw a word at every mask, reveal the best."""
     index = {tuple(state.tolist()): number for number, state in enumerate(world.states)}
     texts = {tuple(text.tolist()): 0.0 for text in world.texts}
 
-    def go(ids, step, weight):
-        masks = [place for place in range(world.length) if ids[place] == world.mask_id]
+    def recurse(ids, step, weight):
+        masks = [position for position in range(world.length) if ids[position] == world.mask_id]
         if not masks:
             texts[ids] += weight
             return
         here = beliefs[index[ids]]
         for words in itertools.product(range(2), repeat=len(masks)):
-            chance = weight
-            for place, word in zip(masks, words, strict=True):
-                chance *= float(here[place][word])
+            probability = weight
+            for position, word in zip(masks, words, strict=True):
+                probability *= float(here[position][word])
             ranked = sorted(
                 zip(masks, words, strict=True),
                 key=lambda pair: (-score_of(sampler, here[pair[0]], pair[1], pair[0]), pair[0]),
@@ -51,30 +51,30 @@ def law(world, beliefs, sampler, num, threshold):
                 done, goal = world.length - len(masks), world.length * (step + 1) // min(num, world.length)
                 chosen = ranked[: goal - done]
             after = list(ids)
-            for place, word in chosen:
-                after[place] = word
-            go(tuple(after), step + 1, chance)
+            for position, word in chosen:
+                after[position] = word
+            recurse(tuple(after), step + 1, probability)
 
-    go((world.mask_id,) * world.length, 0, 1.0)
+    recurse((world.mask_id,) * world.length, 0, 1.0)
     return torch.tensor(list(texts.values()), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "margin", "entropy", "threshold", "left-to-right"])
 @pytest.mark.parametrize("num", [2, 5])
-def test_final_texts_have_the_law_of_the_order(sampler, num):
+def test_final_texts_have_the_distribution_of_the_order(sampler, num):
     world = World.random(words=2, length=3)
     beliefs = quarters(world, seed=4)
     sampling = Sampling(sampler, steps=num, threshold=0.7)
-    tokens = [list(points) for points in itertools.product(POINTS, repeat=6)]  # 3 + 2 + 1 draws at the most
+    tokens = [list(uniforms) for uniforms in itertools.product(UNIFORMS, repeat=6)]  # at most 3 + 2 + 1 draws
     canvas = torch.full((len(tokens), 3), world.mask_id)
     steps = steps_of(LogLinear(), sampling)
-    draws = Told([[]] * len(tokens), tokens)
-    *_, last = sample_ordered(Table(world, beliefs), canvas, world.mask_id, steps, sampling, draws)
+    rng = FixedRng([[]] * len(tokens), tokens)
+    *_, last = sample_ordered(Table(world, beliefs), canvas, world.mask_id, steps, sampling, rng)
     ours = torch.bincount((last.ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / len(tokens)
-    assert (ours - law(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
+    assert (ours - distribution(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
 
 
-def test_the_scores_are_what_they_are_called():
+def test_the_scores_match_their_definitions():
     log_beliefs = real([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0]]).log()
     assert torch.allclose(confidence(log_beliefs, torch.tensor([1, 0, 0])), real([0.3, 0.4, 1.0]))
     assert torch.allclose(margin(log_beliefs, torch.zeros(3)), real([0.2, 0.0, 1.0]))
@@ -82,7 +82,7 @@ def test_the_scores_are_what_they_are_called():
     assert entropy(log_beliefs, torch.zeros(3))[0] > entropy(log_beliefs, torch.zeros(3))[1]
 
 
-def test_masks_are_shared_out_evenly_over_the_steps():
+def test_masks_are_spread_evenly_over_the_steps():
     world = World.random(words=2, length=5)
     canvas = torch.full((2, 5), world.mask_id)
     canvas[1, 0] = 0
@@ -103,48 +103,50 @@ def test_masks_are_shared_out_evenly_over_the_steps():
 
 
 class Anchors:
-    """An anchor network that says what it is told at each place."""
+    """An anchor network with given beliefs at each position."""
 
     def __init__(self, beliefs):
         self.beliefs = beliefs
 
-    def anchor_log_beliefs(self, places):
-        return self.beliefs[places].log()
+    def anchor_log_beliefs(self, positions):
+        return self.beliefs[positions].log()
 
 
 def test_anchor_first_prefers_a_sure_rare_token_to_a_sure_common_one_and_to_an_unsure_rare_one():
     z = torch.tensor([[0, 0, 0, 4, 4, 4]])
-    places = torch.tensor([3, 4, 5])
+    positions = torch.tensor([3, 4, 5])
     beliefs = torch.zeros(6, 5, dtype=torch.float64)
-    beliefs[3] = real([0.9, 0.05, 0.05, 0.0, 0.0])  # sure of what the row is full of
+    beliefs[3] = real([0.9, 0.05, 0.05, 0.0, 0.0])  # sure of the most common token of the row
     beliefs[4] = real([0.05, 0.9, 0.05, 0.0, 0.0])  # sure of something rare
     beliefs[5] = real([0.3, 0.1, 0.4, 0.2, 0.0])  # unsure of something rare
-    score = anchor_first(Anchors(beliefs), z, places, None)
+    score = anchor_first(Anchors(beliefs), z, positions, None)
     assert score.argmax() == 1
     assert torch.allclose(score[0], real(0.9) * torch.log(real(6 / 4)))
     assert torch.allclose(score[1], real(0.9) * torch.log(real(6.0)))
 
 
-def test_padding_does_not_change_what_comes_first():
+def test_padding_does_not_change_the_anchor_first_scores():
     beliefs = torch.rand(5, 4, dtype=torch.float64, generator=seeded())
     beliefs[:, 3] = 0
     beliefs = beliefs / beliefs.sum(dim=1, keepdim=True)
     z = torch.tensor([[0, 3, 3, 1, 1]])
     pad = torch.tensor([[False, False, False, True, True]])
-    places = torch.tensor([1, 2])
-    alone = anchor_first(Anchors(beliefs), z[:, :3], places, None)
-    assert torch.equal(anchor_first(Anchors(beliefs), z, places, pad), alone)
+    positions = torch.tensor([1, 2])
+    alone = anchor_first(Anchors(beliefs), z[:, :3], positions, None)
+    assert torch.equal(anchor_first(Anchors(beliefs), z, positions, pad), alone)
 
 
 @pytest.mark.parametrize("sampler", ["margin", "entropy", "left-to-right"])
-def test_an_order_that_does_not_look_at_what_is_drawn_returns_the_language_one_token_a_step(sampler):
+def test_an_order_independent_of_the_drawn_token_samples_the_language_at_one_token_a_step(sampler):
     world = World.random(words=2, length=3)
     exact = world.exact_beliefs()
-    torch.testing.assert_close(law(world, exact, sampler, 3, 0.7), world.probabilities, atol=1e-12, rtol=0)
-    assert (law(world, exact, sampler, 2, 0.7) - world.probabilities).abs().max() > 0.01  # two tokens in one step
+    torch.testing.assert_close(distribution(world, exact, sampler, 3, 0.7), world.probabilities, atol=1e-12, rtol=0)
+    assert (
+        distribution(world, exact, sampler, 2, 0.7) - world.probabilities
+    ).abs().max() > 0.01  # two tokens in one step
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "threshold"])
-def test_an_order_that_looks_at_what_is_drawn_never_returns_the_language(sampler):
+def test_an_order_that_depends_on_the_drawn_token_does_not_sample_the_language(sampler):
     world = World.random(words=2, length=3)
-    assert (law(world, world.exact_beliefs(), sampler, 3, 0.7) - world.probabilities).abs().max() > 0.05
+    assert (distribution(world, world.exact_beliefs(), sampler, 3, 0.7) - world.probabilities).abs().max() > 0.05

@@ -1,4 +1,4 @@
-"""Laws of remdm-conf, against a chain whose state holds the chances too."""
+"""remdm-conf, against a chain whose state includes the probability of each drawn token."""
 
 import itertools
 from collections import defaultdict
@@ -14,31 +14,31 @@ from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import steps_of
 
 
-def law(world, beliefs, steps):
-    """Final texts, by carrying (ids, chance each was drawn with) from step to step."""
+def distribution(world, beliefs, steps):
+    """The distribution of final texts, from the chain over states (ids, probability each was drawn with)."""
     index = {tuple(state.tolist()): number for number, state in enumerate(world.states)}
     at = {((world.mask_id,) * world.length, (0.0,) * world.length): 1.0}
     ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
     for step in range(len(steps.reveal)):
         after = defaultdict(float)
         for (ids, chances), weight in at.items():
-            visible = [place for place in range(world.length) if ids[place] != world.mask_id]
-            total = sum(torch.exp(real(-chances[place])) for place in visible)
+            visible = [position for position in range(world.length) if ids[position] != world.mask_id]
+            total = sum(torch.exp(real(-chances[position])) for position in visible)
             outcomes = []
-            for place in range(world.length):
-                here = beliefs[index[ids], place]
-                if place in visible:
-                    sigma = float(torch.exp(real(-chances[place])) / total * ceilings[step])
-                    outcomes.append([(ids[place], chances[place], 1 - sigma), (world.mask_id, 0.0, sigma)])
+            for position in range(world.length):
+                here = beliefs[index[ids], position]
+                if position in visible:
+                    sigma = float(torch.exp(real(-chances[position])) / total * ceilings[step])
+                    outcomes.append([(ids[position], chances[position], 1 - sigma), (world.mask_id, 0.0, sigma)])
                 else:
                     reveal = float(steps.reveal[step])
                     words = [(word, float(here[word]), reveal * float(here[word])) for word in range(world.mask_id)]
                     outcomes.append([*words, (world.mask_id, 0.0, 1 - reveal)])
             for together in itertools.product(*outcomes):
-                chance = weight
+                probability = weight
                 for _, _, each in together:
-                    chance *= each
-                after[tuple(o[0] for o in together), tuple(o[1] for o in together)] += chance
+                    probability *= each
+                after[tuple(o[0] for o in together), tuple(o[1] for o in together)] += probability
         at = after
     texts = torch.zeros(len(world.texts), dtype=torch.float64)
     for (ids, _), weight in at.items():
@@ -48,7 +48,7 @@ def law(world, beliefs, steps):
     return texts
 
 
-def test_final_texts_have_the_law_of_the_chain():
+def test_final_texts_have_the_distribution_of_the_chain():
     world = World.random(words=2, length=3)
     beliefs, sampling = quarters(world), Sampling("remdm-conf", steps=4, t_end=0.1)
     steps, rows = steps_of(LogLinear(), sampling), 20_000
@@ -56,15 +56,15 @@ def test_final_texts_have_the_law_of_the_chain():
     frames = list(
         sample_remdm_conf(Table(world, beliefs), canvas, world.mask_id, steps, sampling, RowRng(0, range(rows)))
     )
-    place_values = 2 ** torch.arange(2, -1, -1)
-    counts = torch.bincount((frames[-1].ids * place_values).sum(dim=1), minlength=8)
+    position_values = 2 ** torch.arange(2, -1, -1)
+    counts = torch.bincount((frames[-1].ids * position_values).sum(dim=1), minlength=8)
     assert any(frame.remasked.any() for frame in frames)
     assert (
-        chi_square(counts, rows * law(world, beliefs, steps)) < 24.3
+        chi_square(counts, rows * distribution(world, beliefs, steps)) < 24.3
     )  # 7 degrees of freedom: once in a thousand seeds
 
 
-def test_what_was_drawn_with_less_confidence_is_masked_more_often_and_given_tokens_never():
+def test_tokens_drawn_with_less_confidence_are_remasked_more_often_and_given_tokens_never():
     chance, drawn = real([[0.9, 0.1, 1.0, 0.0]]), torch.tensor([[True, True, False, False]])
     sigma = confident_remasking(chance, drawn, real(0.5))
     assert sigma[0, 1] > sigma[0, 0] > 0
@@ -72,13 +72,13 @@ def test_what_was_drawn_with_less_confidence_is_masked_more_often_and_given_toke
     assert (sigma[0, 2:] == 0).all()
 
 
-def test_a_row_that_shows_no_drawn_token_masks_nothing():
+def test_a_row_without_drawn_tokens_remasks_nothing():
     sigma = confident_remasking(real([[0.9, 0.1]]), torch.zeros(1, 2, dtype=torch.bool), real(1.0))
     assert (sigma == 0).all()
 
 
 class Remote(torch.Tensor):
-    """A tensor as if it were on a device: what makes the host wait for it is counted."""
+    """A tensor that stands for one on a device: operations that make the host wait are counted."""
 
     waits = 0
 
@@ -97,12 +97,12 @@ def test_the_host_waits_for_its_device_once_a_step():
     table.log_beliefs = table.log_beliefs.as_subclass(Remote)
     canvas = torch.full((2, 3), world.mask_id).as_subclass(Remote)
     Remote.waits = 0
-    steps, draws = steps_of(LogLinear(), sampling), RowRng(0, range(2))
-    frames = list(sample_remdm_conf(table, canvas, world.mask_id, steps, sampling, draws))
+    steps, rng = steps_of(LogLinear(), sampling), RowRng(0, range(2))
+    frames = list(sample_remdm_conf(table, canvas, world.mask_id, steps, sampling, rng))
     assert Remote.waits == 1 + sum(bool(frame.revealed.any()) for frame in frames)  # 1 for the canvas
 
 
-def test_steps_in_which_nothing_happens_need_no_network():
+def test_steps_without_changes_need_no_network_call():
     world = World.random(words=2, length=3)
     table, sampling = Table(world, quarters(world)), Sampling("remdm-conf", steps=200)
     canvas = torch.full((1, 3), world.mask_id)

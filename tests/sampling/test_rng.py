@@ -1,4 +1,4 @@
-"""Laws of the categorical draw and of the numbers it is made from."""
+"""The categorical draw and the per-row random streams."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ def uniform(num, seed=0):
 
 
 def test_symbols_are_drawn_with_their_probabilities():
-    chances = real([0.05, 0.0, 0.6, 0.25, 0.1])
-    counts = torch.bincount(categorical(chances.expand(100_000, 5), uniform(100_000)), minlength=5)
-    assert chi_square(counts, 100_000 * chances) < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
+    probabilities = real([0.05, 0.0, 0.6, 0.25, 0.1])
+    counts = torch.bincount(categorical(probabilities.expand(100_000, 5), uniform(100_000)), minlength=5)
+    assert chi_square(counts, 100_000 * probabilities) < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
 
 
 @pytest.mark.parametrize("symbols", [1, 2, 7, 64, 1000, 50_258])
-def test_every_symbol_is_found_by_the_points_of_its_own_stretch(symbols):
+def test_every_symbol_is_drawn_by_the_uniforms_of_its_own_interval(symbols):
     weights = torch.rand(symbols, generator=seeded(), dtype=torch.float64)
     weights[torch.rand(symbols, generator=seeded(1)) < 0.3] = 0
     weights[symbols // 2] = 1.0
@@ -32,9 +32,9 @@ def test_every_symbol_is_found_by_the_points_of_its_own_stretch(symbols):
 
 
 def test_a_symbol_of_probability_zero_is_never_drawn_at_either_end():
-    chances = real([0.0, 0.3, 0.7, 0.0])
-    for point, symbol in ((0.0, 1), (1 - 2**-53, 2), (1.0, 2)):
-        assert categorical(chances, real(point)) == symbol
+    probabilities = real([0.0, 0.3, 0.7, 0.0])
+    for uniform_number, symbol in ((0.0, 1), (1 - 2**-53, 2), (1.0, 2)):
+        assert categorical(probabilities, real(uniform_number)) == symbol
 
 
 def test_weights_need_not_sum_to_one():
@@ -42,40 +42,40 @@ def test_weights_need_not_sum_to_one():
     assert abs(drawn.double().mean() - 0.75) < 0.02
 
 
-def test_the_chance_of_a_rare_symbol_is_exact_where_float32_gumbel_noise_lowers_the_temperature():
-    """Two symbols, the rare one with q = 1e-6. Both laws are found without sampling."""
+def test_the_probability_of_a_rare_symbol_is_exact_where_float32_gumbel_noise_lowers_the_temperature():
+    """Two symbols, the rare one with q = 1e-6. Both distributions are computed without sampling."""
     q = 1e-6
-    # float32 uniforms are the multiples of 2^-24: the law of the naive draw, over all of them, for both symbols
+    # float32 uniforms are the multiples of 2^-24: the distribution of the naive draw over all of them, for both symbols
     noise = -torch.log(-torch.log(torch.arange(1, 2**24, dtype=torch.float32) / 2**24))
     common, rare = noise + np.float32(np.log(1 - q)), noise + np.float32(np.log(q))
-    below = torch.searchsorted(common, rare)  # both rise with the uniform number
+    below = torch.searchsorted(common, rare)  # both increase with the uniform number
     naive = below.double().mean() / len(noise)
-    assert naive < 0.98 * q  # 3% too seldom
+    assert naive < 0.98 * q  # 3% too low
 
-    low, high = 0.0, 1.0  # ours rises with its point too: where it turns to the rare symbol tells its chance
-    chances = real([1 - q, q])
+    low, high = 0.0, 1.0  # ours is monotonic in its uniform too: bisect for where it changes to the rare symbol
+    probabilities = real([1 - q, q])
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if categorical(chances, real(middle)) == 0 else (low, middle)
+        low, high = (middle, high) if categorical(probabilities, real(middle)) == 0 else (low, middle)
     assert abs((1 - high) - q) < 1e-9 * q + 2**-53
 
 
-def test_a_row_draws_the_same_numbers_whatever_stands_beside_it():
-    alone, among = RowRng(7, [5]), RowRng(7, range(10))
-    assert np.array_equal(alone.for_places(0, 12), among.for_places(5, 12))
+def test_a_row_draws_the_same_numbers_in_any_batch():
+    alone, in_batch = RowRng(7, [5]), RowRng(7, range(10))
+    assert np.array_equal(alone.for_positions(0, 12), in_batch.for_positions(5, 12))
     where = torch.zeros(10, 6, dtype=torch.bool)
     where[5, [1, 4]] = True
     where[2] = True
-    assert torch.equal(among.at_tokens(where)[-2:], torch.from_numpy(alone.for_tokens(0, 2)))
+    assert torch.equal(in_batch.at_tokens(where)[-2:], torch.from_numpy(alone.for_tokens(0, 2)))
 
 
 def test_rows_seeds_and_streams_differ():
-    draws = RowRng(0, range(2))
+    rng = RowRng(0, range(2))
     numbers = [
-        *draws.for_places(0, 4),
-        *draws.for_places(1, 4),
-        *draws.for_tokens(0, 4),
-        *RowRng(1, [0]).for_places(0, 4),
+        *rng.for_positions(0, 4),
+        *rng.for_positions(1, 4),
+        *rng.for_tokens(0, 4),
+        *RowRng(1, [0]).for_positions(0, 4),
     ]
     assert len(set(numbers)) == 16
 
@@ -84,13 +84,13 @@ def test_no_two_seeds_and_rows_share_their_numbers():
     assert not np.array_equal(RowRng(2**32 + 5, [0]).for_tokens(0, 4), RowRng(5, [1]).for_tokens(0, 4))
 
 
-def test_places_that_are_not_asked_for_lie_above_every_chance():
+def test_unselected_positions_get_a_number_above_every_probability():
     where = torch.tensor([[True, False, True]])
-    points = RowRng(0, [0]).at_places(where)
-    assert (points[where] < 1).all()
-    assert points[0, 1] == 1
+    uniforms = RowRng(0, [0]).at_positions(where)
+    assert (uniforms[where] < 1).all()
+    assert uniforms[0, 1] == 1
 
 
-def test_a_seed_is_not_negative():
+def test_a_negative_seed_is_refused():
     with pytest.raises(UserError, match=r"seed -1 must be 0 or more"):
         RowRng(-1, [0])

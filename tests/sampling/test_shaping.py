@@ -1,4 +1,4 @@
-"""Laws of what happens to beliefs before a draw."""
+"""Temperature, top-k, nucleus and repetition penalty."""
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ BELIEFS = real([[0.5, 0.3, 0.15, 0.05]])
         (0.7, False, [0]),  # 0.5 + 0.3 passes 0.7: the crossing token is dropped
         (0.7, True, [0, 1]),
         (0.8, False, [0, 1]),
-        (0.3, False, [0]),  # the likeliest always
+        (0.3, False, [0]),  # always at least the likeliest
         (0.3, True, [0]),
         (0.96, False, [0, 1, 2]),
         (0.96, True, [0, 1, 2, 3]),
     ],
 )
 def test_both_conventions_of_the_nucleus(p, crossing, kept):
-    shaped = nucleus(BELIEFS[:, [2, 0, 3, 1]], p, crossing)[:, [1, 3, 0, 2]]  # whatever the order of symbols
+    shaped = nucleus(BELIEFS[:, [2, 0, 3, 1]], p, crossing)[:, [1, 3, 0, 2]]  # for any order of symbols
     expected = torch.zeros_like(BELIEFS)
     expected[0, kept] = BELIEFS[0, kept] / BELIEFS[0, kept].sum()
     assert torch.allclose(shaped, expected)
@@ -42,26 +42,31 @@ def test_at_temperature_zero_the_likeliest_is_taken():
     assert torch.equal(shape(BELIEFS.log(), Sampling(temperature=0.0)), real([[1.0, 0.0, 0.0, 0.0]]))
 
 
-def test_knobs_at_rest_change_nothing():
+def test_default_options_leave_beliefs_unchanged():
     assert torch.allclose(shape(BELIEFS.log(), Sampling()), BELIEFS)
 
 
-def test_the_nucleus_is_measured_after_top_k_and_temperature():
+def test_the_nucleus_applies_after_top_k_and_temperature():
     shaped = shape(BELIEFS.log(), Sampling(top_k=2, top_p=0.7, nucleus="published"))
     assert torch.equal(shaped, real([[1.0, 0.0, 0.0, 0.0]]).to(shaped))
 
 
 def test_impossible_symbols_stay_impossible():
     log_beliefs = torch.randn(50, 7, generator=seeded()).index_fill(-1, torch.tensor(3), -torch.inf).log_softmax(-1)
-    for knobs in (Sampling(temperature=2.0), Sampling(top_k=7), Sampling(top_p=0.99), Sampling(repetition_penalty=2.0)):
-        seen = torch.zeros(50, 7, dtype=torch.bool) if knobs.repetition_penalty > 1 else None
-        assert (shape(log_beliefs, knobs, seen)[:, 3] == 0).all()
+    for options in (
+        Sampling(temperature=2.0),
+        Sampling(top_k=7),
+        Sampling(top_p=0.99),
+        Sampling(repetition_penalty=2.0),
+    ):
+        seen = torch.zeros(50, 7, dtype=torch.bool) if options.repetition_penalty > 1 else None
+        assert (shape(log_beliefs, options, seen)[:, 3] == 0).all()
 
 
-def test_a_token_that_its_row_shows_pays_the_penalty_and_no_other_row_does():
+def test_the_repetition_penalty_applies_to_symbols_of_the_same_row_only():
     z = torch.tensor([[0, 4], [1, 4]])  # 4 is the mask
-    places = torch.tensor([1, 3])
-    seen = seen_symbols(z, places, 5)
+    positions = torch.tensor([1, 3])
+    seen = seen_symbols(z, positions, 5)
     assert seen.tolist() == [[True, False, False, False, True], [False, True, False, False, True]]
     log_beliefs = real([0.4, 0.4, 0.2, 0.0, 0.0]).log().expand(2, 5)
     shaped = shape(log_beliefs, Sampling(repetition_penalty=2.0), seen)
@@ -69,11 +74,11 @@ def test_a_token_that_its_row_shows_pays_the_penalty_and_no_other_row_does():
     assert torch.allclose(shaped[1], real([0.4, 0.16, 0.2, 0.0, 0.0]) / 0.76)
 
 
-def test_the_chance_told_is_that_of_the_draw():
-    z, places = torch.full((1, 2), 4), torch.tensor([0, 1])
-    drawn = draw_tokens(BELIEFS.log().expand(2, 4), z, places, real([0.1, 0.9]), Sampling(top_k=2))
+def test_the_reported_probability_is_that_of_the_draw():
+    z, positions = torch.full((1, 2), 4), torch.tensor([0, 1])
+    drawn = draw_tokens(BELIEFS.log().expand(2, 4), z, positions, real([0.1, 0.9]), Sampling(top_k=2))
     assert drawn.tokens.tolist() == [0, 1]
     assert torch.allclose(drawn.chance, torch.tensor([0.625, 0.375]))
-    likeliest = drawn.but_likeliest(torch.tensor([False, True]), BELIEFS.log().expand(2, 4))
-    assert likeliest.tokens.tolist() == [0, 0]
-    assert torch.allclose(likeliest.chance, torch.tensor([0.625, 0.5]))
+    argmax = drawn.with_argmax(torch.tensor([False, True]), BELIEFS.log().expand(2, 4))
+    assert argmax.tokens.tolist() == [0, 0]
+    assert torch.allclose(argmax.chance, torch.tensor([0.625, 0.5]))

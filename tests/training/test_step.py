@@ -16,7 +16,7 @@ from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
-from adlm.methods.masked_diffusion import NoisedBatch
+from adlm.methods.noising import NoisedBatch
 from adlm.training.ema import EMA
 from adlm.training.optimizer import build_optimizer
 from adlm.training.step import MicroBatch, count_tokens, train_step

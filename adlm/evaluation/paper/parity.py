@@ -25,9 +25,9 @@ from adlm.evaluation.paper.golden import Golden
 from adlm.methods.adlm import Adlm
 from adlm.methods.ar import Ar
 from adlm.methods.d3pm import D3pm
-from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
+from adlm.methods.noising import NoisedBatch
 from adlm.methods.sedd import Sedd
 from adlm.models.anchored import AnchoredTransformer
 from adlm.sampling.reference import shape_everywhere
@@ -227,7 +227,7 @@ def _d3pm(golden: Golden) -> Iterator[ParityRow]:
         t, s = _their_step(drawn, D3PM_STEPS)
         told = schedules.sigma(schedules.LogLinear(EPS), _grid_time(drawn, D3PM_STEPS)).float()
         network = network_of(method.config, published.weights)
-        loss = method.loss_at(network, golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), t, s), told=told)
+        loss = method.loss_at(network, golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), t, s), sigma=told)
         yield from _baseline(golden, "d3pm", file, loss, loss.nats)
 
 

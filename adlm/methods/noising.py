@@ -1,0 +1,124 @@
+"""From a Config to the forward process: schedule, noised batches, loss weights, sigma. Does not depend on networks.
+
+Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.config import schema
+from adlm.config.schema import Config
+from adlm.diffusion import schedules
+from adlm.diffusion.masking import mask_tokens
+from adlm.diffusion.objectives import continuous_weight, discrete_weight
+from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.times import BatchSlice, draw_grid_times, draw_times
+from adlm.methods.inputs import attention_pad, check_clean, not_pad, vocabulary_of
+
+SCHEDULES: dict[str, Callable[[schema.Schedule], Schedule]] = {
+    "log-linear": lambda options: schedules.LogLinear(options.eps),
+    "linear": lambda options: schedules.Linear(options.sigma_min, options.sigma_max),
+    "cosine": lambda options: schedules.Cosine(options.eps),
+    "cosine-squared": lambda options: schedules.CosineSquared(options.eps),
+    "geometric": lambda options: schedules.Geometric(options.sigma_min, options.sigma_max),
+}
+
+
+@dataclass(frozen=True)
+class NoisedBatch:
+    """A batch after the forward process: the input of a masked diffusion network."""
+
+    z: Tensor
+    """(B, L), noisy ids."""
+    t: Tensor
+    """(B,), the time of each sequence, in double precision."""
+    s: Tensor | None = None
+    """(B,), the end of the step from t in discrete time; None in continuous time."""
+
+
+def schedule_of(config: Config) -> Schedule:
+    return SCHEDULES[config.schedule.name](config.schedule)
+
+
+def noise(
+    config: Config,
+    x: Tensor,
+    pad: Tensor | None,
+    generator: torch.Generator,
+    t_min: float,
+    portion: BatchSlice | None = None,
+) -> NoisedBatch:
+    """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
+    check_clean(config, x, pad)
+    s = None
+    if config.time.steps:
+        t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic, portion)
+    else:
+        t = draw_times(len(x), generator, t_min, config.time.antithetic, portion)
+    return NoisedBatch(noise_at(config, x, pad, t, generator, portion), t, s)
+
+
+def noise_at(
+    config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator, portion: BatchSlice | None
+) -> Tensor:
+    """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
+    mask_chance = schedule_of(config).mask_chance(t).float().to(x.device)[:, None]
+    z = mask_tokens(x, mask_chance, vocabulary_of(config).mask_id, generator, portion)
+    unattended = attention_pad(config, pad)
+    return z if unattended is None else torch.where(unattended, x, z)
+
+
+def weight(config: Config, noised: NoisedBatch) -> Tensor:
+    """(B, 1), the weight of each sequence's cross-entropies in the bound, in float32."""
+    schedule = schedule_of(config)
+    if noised.s is None:
+        weights = continuous_weight(schedule, noised.t)
+    else:
+        weights = discrete_weight(
+            schedule.alpha(noised.s), schedule.alpha(noised.t), config.time.steps, config.time.sigma
+        )
+    return weights.float().to(noised.z.device)[:, None]
+
+
+def masked_positions(config: Config, z: Tensor, pad: Tensor | None) -> Tensor:
+    """(B, L), True at masks outside the padding."""
+    return (z == vocabulary_of(config).mask_id) & not_pad(z, pad)
+
+
+def conditioning_sigma(config: Config, t: Tensor, device: torch.device) -> Tensor | None:
+    """sigma_t (B,) for time-conditioned networks, else None."""
+    return schedules.sigma(schedule_of(config), t).float().to(device) if config.model.time_conditioning else None
+
+
+def noise_for_bound(
+    config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice | None
+) -> tuple[NoisedBatch, Tensor]:
+    """A noised batch for the bound and its importance weights (B,): the uniform density of t over the one drawn from.
+
+    Before t0 = 2 / L a row has about one mask or none, and one mask contributes 1/t, so uniform times would give an
+    estimate of infinite variance. Therefore times below t0 get twice their uniform share, distributed as t0 u^2: the
+    weighted contribution of one mask then grows as 1 / sqrt(t). Later times are uniform. In discrete time all times
+    are uniform: no step is so early that it matters.
+    """
+    if config.time.steps:
+        return noise(config, x, pad, generator, 0.0, portion), torch.ones(len(x), dtype=torch.float64)
+    check_clean(config, x, pad)
+    u = draw_times(len(x), generator, antithetic=config.time.antithetic, portion=portion)
+    t0 = min(0.25, 2 / x.shape[1])
+    is_early, share = u <= 2 * t0, u / (2 * t0)
+    slope = (1 - t0) / (1 - 2 * t0)
+    t = torch.where(is_early, t0 * share**2, t0 + slope * (u - 2 * t0))
+    return NoisedBatch(noise_at(config, x, pad, t, generator, portion), t), torch.where(is_early, share, slope)
+
+
+def conditioning_sigma_of(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+    """(B,) for time-conditioned networks, else None: -log alpha if given, else sigma at t = the share of masks in z."""
+    if not config.model.time_conditioning:
+        return None
+    if alpha is not None:
+        return -torch.log(alpha).float().to(z.device)
+    share = masked_positions(config, z, pad).sum(dim=1).double() / not_pad(z, pad).sum(dim=1)
+    return conditioning_sigma(config, share, z.device)
