@@ -148,7 +148,7 @@ class D3pm:
 
         if told is None:
             told = diffusion.conditioning_sigma(config, noised.t, x.device)
-        return network.price(noised.z, masked, price, told, attention_pad(config, pad))
+        return network.nats_at_positions(noised.z, masked, price, told, attention_pad(config, pad))
 
     def _last(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
         right, start = x[not_pad(x, pad)], torch.zeros(len(x), dtype=torch.float64)
@@ -157,4 +157,4 @@ class D3pm:
             return -logits.log_softmax(dim=-1).gather(-1, right[index, None])[:, 0]
 
         told = diffusion.conditioning_sigma(self.config, start, x.device)
-        return network.price(x, not_pad(x, pad), price, told, attention_pad(self.config, pad))
+        return network.nats_at_positions(x, not_pad(x, pad), price, told, attention_pad(self.config, pad))

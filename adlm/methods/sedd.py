@@ -145,4 +145,4 @@ class Sedd:
             return score_entropy(torch.logsumexp(clean, dim=-1), log_right, sigma[index])
 
         told = diffusion.conditioning_sigma(self.config, noised.t, x.device)
-        return rate * network.price(noised.z, masked, price, told, attention_pad(self.config, pad))
+        return rate * network.nats_at_positions(noised.z, masked, price, told, attention_pad(self.config, pad))

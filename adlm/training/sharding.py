@@ -29,7 +29,7 @@ from adlm.models.transformer import Trunk
 
 ALONE = "unset RANK, WORLD_SIZE and LOCAL_RANK to train in one process"
 PATIENCE = timedelta(days=1)  # what the others wait while the first process prepares the data
-CALLED = ("score", "price")  # what methods call of a network, beside the network itself
+CALLED = ("score", "nats_at_positions")  # what methods call of a network, beside the network itself
 
 MOST_THREADS = torch.get_num_threads()  # before any run lowers it: one for each physical core
 
