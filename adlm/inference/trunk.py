@@ -133,7 +133,7 @@ class Modulation:
         parts = F.linear(self.condition(sigma), self.to_parts, self.to_parts_bias)
         parts = parts.view(len(sigma), -1, self.weight.shape[1]).transpose(0, 1).contiguous()  # (6n + 2, M, d)
         shifts, scales, gates = parts[0::3], parts[1::3], parts[2::3]
-        gates = torch.cat([gates[:1], gates])  # unused: nothing is added before the first norm
+        gates = torch.cat([gates[:1], gates])  # the first is unused: nothing is added before the first norm
         return [Norm(*parts) for parts in zip(gates, weight * (1 + scales), shifts, strict=True)]
 
 

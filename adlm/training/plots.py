@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.files import PICTURE_METADATA, replacing
+from adlm.files import PLOT_METADATA, replacing
 from adlm.training.metrics import scan_metrics
 
 Lines = list[dict[str, Any]]
@@ -24,7 +24,7 @@ def plot_runs(runs: Sequence[Path], say: Callable[[str], None] = lambda sentence
     places = [runs[0] / f"{name}.png", runs[0] / f"{name}.svg"]
     for place in places:
         with replacing(place) as part:
-            figure.savefig(part, format=place.suffix[1:], dpi=120, metadata=PICTURE_METADATA[place.suffix])
+            figure.savefig(part, format=place.suffix[1:], dpi=120, metadata=PLOT_METADATA[place.suffix])
     return places
 
 
