@@ -11,7 +11,9 @@ __all__ = ["__version__", "load"]
 
 
 def load(path: str | Path, device: str = "cpu") -> "LanguageModel":
-    """A model folder, or a checkpoint of the released code, as a model to ask; `auto` is a GPU where there is one."""
-    from adlm.language_model import load as load_language_model  # torch is slow to import, and `adlm --help` needs none
+    """Load a model folder or a released checkpoint; device `auto` is a GPU if there is one."""
+    from adlm.language_model import (
+        load as load_language_model,  # slow: imports torch, which `adlm --help` does not need
+    )
 
     return load_language_model(path, device)

@@ -1,4 +1,4 @@
-"""`python -m adlm` is the command `adlm`; torchrun starts it as `torchrun ... -m adlm train ...`."""
+"""`python -m adlm` runs the command `adlm`; with torchrun: `torchrun ... -m adlm train ...`."""
 
 import sys
 

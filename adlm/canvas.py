@@ -1,6 +1,8 @@
-"""Text with holes -> ids with masks: prompts, suffixes, infilling. Knows no networks.
+"""Canvases: text with masks -> ids, for prompts, suffixes and infilling. Independent of networks.
 
-`[MASK]` is one masked token, `[MASK*12]` twelve; everything around them is given.
+In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; the rest of the text is fixed.
+
+Shapes: B rows, L tokens.
 """
 
 import re
@@ -14,56 +16,56 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
-MAX_HOLE = 1_000_000  # masks of one hole: beyond it, a slip of the finger
+MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """Rows of unequal lengths, side by side."""
+    """A batch of rows, padded to the same length."""
 
     ids: Tensor
-    """(B, L), the mask id where text is wanted."""
+    """(B, L), with the mask id at the positions to fill."""
     pad: Tensor | None = None
-    """(B, L), True past the end of a row; None where all rows are as long."""
+    """(B, L), True at padding; None if all rows have the same length."""
     starts: tuple[int, ...] = ()
-    """Where the text of each row begins: what stands before it, bos, is read and not told; () is 0 everywhere."""
+    """First position of each row's text: a bos token before it is an input but not part of the text; () means all 0."""
 
     def texts(self, ids: Tensor) -> list[list[int]]:
-        """What ids (B, L) on this canvas say, row by row: without what stands before a text, and without padding."""
+        """The ids of each row's text, for ids (B, L) on this canvas: without leading bos and without padding."""
         width, starts = ids.shape[1], self.starts or (0,) * len(ids)
         ends = [width] * len(ids) if self.pad is None else (~self.pad).sum(dim=1).tolist()
         return [row[start:end] for row, start, end in zip(ids.tolist(), starts, ends, strict=True)]
 
 
 def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids of a text, masks for its holes.
+    """The ids of a text, with the mask id in its holes.
 
-    Where a tokenizer writes a word and the space before it as one token, a space before a hole belongs to the hole.
+    If the tokenizer encodes a word and the space before it as one token, a space before a hole belongs to the hole.
     """
     ids: list[int] = []
     start = 0
     for hole in HOLE.finditer(text):
-        before, num = text[start : hole.start()], _number(hole)
+        before, num = text[start : hole.start()], _num_masks(hole)
         if num < 1:
-            raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N from 1 on")
+            raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1")
         if num > MAX_HOLE:
             raise UserError(f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N")
-        ids += _known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
+        ids += _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
-    return ids + _known(text[start:], tokenizer)
+    return ids + _encode_known(text[start:], tokenizer)
 
 
-def _number(hole: re.Match[str]) -> int:
-    """Of masks in a hole; a number of more digits than any text has tokens is only known to be too large."""
+def _num_masks(hole: re.Match[str]) -> int:
+    """Number of masks in a hole; MAX_HOLE + 1 for a number of ten or more digits, which is not parsed."""
     digits = hole[1] or "1"
     return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 
-def _known(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids of a text, every word of which has one."""
+def _encode_known(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a text; words that the tokenizer cannot represent are a user error."""
     ids = tokenizer.encode(text) if text else []
-    unknown = tokenizer.unknown(text) if ids else []
+    unknown = tokenizer.unknown_words(text) if ids else []
     if unknown:
         words = ", ".join(map(repr, dict.fromkeys(unknown)))
         raise UserError(f"tokenizer {tokenizer.name} has no id for {words}; write something else there")
@@ -71,20 +73,20 @@ def _known(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) -> str:
-    """A text with one hole between what is given, as long as makes `length` tokens of it all."""
-    for name, given in (("prompt", prompt), ("suffix", suffix)):
-        if HOLE.search(given):
-            raise UserError(f"{name} {given!r} has a hole of its own; give the whole text, with its holes, to fill")
+    """The text prompt + hole + suffix, with the hole sized so that it has `length` tokens in total."""
+    for name, text in (("prompt", prompt), ("suffix", suffix)):
+        if HOLE.search(text):
+            raise UserError(f"{name} {text!r} contains a mask; pass the complete text with its masks to fill instead")
     num = length - len(encode_canvas(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
     if num < 1:
         raise UserError(
-            f"length {length} leaves no room: what is given is {length - num} tokens long; give a longer one"
+            f"length {length} leaves no room: prompt and suffix have {length - num} tokens; use a larger length"
         )
     return f"{prompt}[MASK*{num}]{suffix}"
 
 
 def make_canvas(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
-    """Rows of ids, those that are shorter filled up at the end and marked as padding there."""
+    """Rows of ids as a canvas; shorter rows are padded at the end with `filling`."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), filling)
     pad = torch.ones(len(rows), width, dtype=torch.bool)

@@ -1,13 +1,13 @@
-"""User errors, and text that is safe to print. Imports nothing of the package."""
+"""User errors, and text that is safe to print. Imports no other module of the package."""
 
 import unicodedata
 
 
 class UserError(ValueError):
-    """A mistake in what was given to us; the message is one line: the option, its value, the remedy.
+    """Invalid input by the user; the message is one line: the option, its value, the remedy.
 
-    The command line prints it and exits with code 2; anything else that escapes is our bug and keeps its traceback.
-    Messages quote names out of foreign files, so they are made printable here, for every caller.
+    The command line prints the message and exits with code 2; any other exception is a bug and shows its traceback.
+    Messages may quote names from untrusted files, so they are made printable here.
     """
 
     def __init__(self, message: object):
@@ -15,11 +15,11 @@ class UserError(ValueError):
 
 
 TEXT = "\n\t\u00ad\u200c\u200d"
-"""What stays as it is in text that a model writes: line breaks, tabs, and invisible characters that languages need."""
+"""Control characters to keep in generated text: line breaks, tabs, soft hyphens and zero-width joiners."""
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """The text with every character that could control a terminal, hide, or not be encoded written as its escape."""
+    """The text with control, invisible and unencodable characters escaped, except those in `keep`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

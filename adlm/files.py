@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and what may be overwritten. Knows no formats but JSON.
+"""Atomic writes of files and folders, checks of output paths, and reading of JSON. Independent of other formats.
 
-A file or folder is written beside its place, under a name that ends in `.adlm-part`, and renamed when it is complete.
-The writer holds a lock on it, so what a killed process left behind can be told from what is being written, and is
-deleted by the next write to the same place.
+A file or folder is written next to its target under a temporary name that ends in `.adlm-part`, and renamed when it is
+complete. The writer holds a lock on it, so leftovers of killed processes can be distinguished from files that are still
+being written; the next write to the same target deletes them.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ from adlm.errors import UserError
 
 PART = ".adlm-part"
 JSON_LIMIT = 2**28
-"""Bytes of the largest JSON file that is read; ours are far smaller."""
+"""Size in bytes of the largest JSON file that is read; ours are far smaller."""
 
-# How files that we write begin, and where they name adlm as their maker: pages, and pictures in PNG, SVG and PDF.
+# How files written by adlm start, and how they name adlm as their creator: HTML, and plots in PNG, SVG and PDF.
 MARKS = (
     (b"<!doctype html>", b'<meta name="generator" content="adlm"'),
     (b"\x89PNG", b"Software\0adlm"),
@@ -33,65 +33,67 @@ MARKS = (
     (b"%PDF", b"/Creator (adlm)"),
 )
 JSON_MARK, SAMPLES_MARK = b'{"adlm":', b'{"made_by": {"adlm":'
-PICTURE_METADATA = {
+PLOT_METADATA = {
     ".png": {"Software": "adlm"},
     ".svg": {"Creator": "adlm", "Date": None},
     ".pdf": {"Creator": "adlm", "CreationDate": None},
 }
-"""What matplotlib writes into a picture, by its suffix: its maker, and no date, so that equal pictures are equal."""
+"""Metadata of a plot by suffix, for matplotlib: the creator, and no date, so that equal plots are equal files."""
 
 
 def refuse_taken(folder: Path) -> None:
-    """A folder is written only where there is nothing, or an empty folder."""
+    """A user error if the path exists and is not an empty folder."""
     with writing(folder):
         taken = folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
     if taken:
-        raise UserError(f"{folder} exists already; give another place, or move it away")
+        raise UserError(f"{folder} exists already; give another path, or move it away")
 
 
 def check_output(path: Path | None, option: str = "--out", force: bool = False, inputs: Iterable[Path] = ()) -> None:
-    """Refuse now what would fail or destroy something when the file is written, after hours perhaps.
+    """A user error, before any work is done, if writing the file would fail or destroy data.
 
-    A file that adlm wrote is replaced, any other only with `force`, and what the command reads never: neither a file
-    nor what is in a folder (but results and samples that adlm wrote may lie there).
+    A file that adlm wrote may be replaced, any other only with `force`, and an input of the command never: neither an
+    input file nor a file in an input folder, except for results and samples that adlm wrote there.
     """
     if path is None:
         return
-    place = path.absolute()
+    target = path.absolute()
     with writing(path, f"{option} {path} cannot be written"):
-        if not place.parent.is_dir() or not place.name:
-            raise UserError(f"{option} {path}: there is no folder {place.parent}")
-        if place.exists() and not place.is_file():
+        if not target.parent.is_dir() or not target.name:
+            raise UserError(f"{option} {path}: there is no folder {target.parent}")
+        if target.exists() and not target.is_file():
             raise UserError(f"{option} {path} is not a regular file; give another path")
-        ours = place.exists() and written_by_adlm(place)
-        foreign = not ours and not _holds_samples(place)
-        if place.exists() and any(_is(each, place) or (foreign and _holds(each, place)) for each in inputs):
+        written_by_us = target.exists() and written_by_adlm(target)
+        is_foreign = not written_by_us and not _holds_samples(target)
+        if target.exists() and any(
+            _is_same_file(each, target) or (is_foreign and _contains(each, target)) for each in inputs
+        ):
             raise UserError(f"{option} {path} is what this command reads; give another path")
-        if place.exists() and not force and not ours:
+        if target.exists() and not force and not written_by_us:
             raise UserError(f"{option} {path} exists and was not written by adlm; give another path, or add --force")
-        with tempfile.TemporaryFile(dir=place.parent):
-            pass  # the folder can be written
-        if len(os.fsencode(place.name)) + len(PART) + 12 > os.pathconf(place.parent, "PC_NAME_MAX"):
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass  # the folder is writable
+        if len(os.fsencode(target.name)) + len(PART) + 12 > os.pathconf(target.parent, "PC_NAME_MAX"):
             raise UserError(f"{option} {path}: the file name is too long; give a shorter one")
 
 
-def _is(given: Path, place: Path) -> bool:
-    return given.exists() and place.samefile(given)
+def _is_same_file(path: Path, target: Path) -> bool:
+    return path.exists() and target.samefile(path)
 
 
-def _holds(given: Path, place: Path) -> bool:
-    return given.resolve() in place.resolve().parents
+def _contains(folder: Path, target: Path) -> bool:
+    return folder.resolve() in target.resolve().parents
 
 
-def _holds_samples(place: Path) -> bool:
-    if not place.exists():
+def _holds_samples(target: Path) -> bool:
+    if not target.exists():
         return False
-    with place.open("rb") as file:
+    with target.open("rb") as file:
         return file.read(64).startswith(SAMPLES_MARK)
 
 
 def written_by_adlm(path: Path) -> bool:
-    """Whether a file says that it holds results of adlm; an empty one may be replaced too."""
+    """Whether the content of a file marks it as written by adlm, or it is empty."""
     with path.open("rb") as file:
         content = file.read(2**24)
     if not content or b"".join(content[:64].split()).startswith(JSON_MARK):
@@ -101,7 +103,7 @@ def written_by_adlm(path: Path) -> bool:
 
 @contextmanager
 def writing(path: Path, problem: str = "") -> Iterator[None]:
-    """Operating system errors inside become user errors: which file, and why."""
+    """Operating system errors in the block become user errors with the path and the reason."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -111,107 +113,107 @@ def writing(path: Path, problem: str = "") -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Why the operating system refused, in one phrase."""
+    """The reason of an operating system error, in one phrase."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{error.strerror}; make room, then run the same command again"
     return (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a whole file, or leave what is there."""
+    """Write a file atomically."""
     with replacing(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write a file to; after the block it is on the disk and takes the place of `path` in one move.
+    """Yields a temporary path to write to; after the block the file is synced and atomically replaces `path`.
 
-    Through a link, the file that the link leads to is replaced.
+    If `path` is a symbolic link, its target is replaced.
     """
     with writing(path):
-        place = path.resolve()
-        if place.exists() and not place.is_file():
+        target = path.resolve()
+        if target.exists() and not target.is_file():
             raise UserError(f"{path} is not a regular file; give another path")
-        part = _part_of(place)
-        remove_parts(place.parent, place.name)
-        with part.open("xb") as held:
-            _lock(held.fileno())
+        part = _temporary_path(target)
+        remove_parts(target.parent, target.name)
+        with part.open("xb") as file:
+            _lock(file.fileno())
             try:
                 yield part
                 _sync(part)
-                part.replace(place)
+                part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
-        _sync(place.parent)
+        _sync(target.parent)
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill; after the block it takes the place of `folder`, whatever was there. Checks nothing."""
+    """Yields an empty temporary folder to fill; after the block it atomically replaces `folder`, without any check."""
     with writing(folder):
-        place = folder.absolute()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = _part_of(place)
-        remove_parts(place.parent, place.name)
+        target = folder.absolute()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = _temporary_path(target)
+        remove_parts(target.parent, target.name)
         part.mkdir()
-        held = os.open(part, os.O_RDONLY)
+        descriptor = os.open(part, os.O_RDONLY)
         try:
-            _lock(held)
+            _lock(descriptor)
             yield part
             for path in (*part.rglob("*"), part):
                 _sync(path)
-            move_folder(part, place)
-            _sync(place.parent)
+            move_folder(part, target)
+            _sync(target.parent)
         finally:
-            os.close(held)
+            os.close(descriptor)
             shutil.rmtree(part, ignore_errors=True)
 
 
-def move_folder(new: Path, place: Path) -> None:
-    """Put a folder in its place in one move. What was there is then called as the new one was, or is gone."""
-    if place.exists() and not _exchange(new, place):
-        aside = _part_of(place, "old")
-        place.rename(aside)
+def move_folder(new: Path, target: Path) -> None:
+    """Rename the folder `new` to `target`. An existing folder at `target` is renamed to `new` in exchange."""
+    if target.exists() and not _exchange(new, target):
+        backup = _temporary_path(target, "old")
+        target.rename(backup)
         try:
-            new.rename(place)
+            new.rename(target)
         except OSError:
-            aside.rename(place)
+            backup.rename(target)
             raise
-        aside.rename(new)
-    elif not place.exists():
-        new.rename(place)
+        backup.rename(new)
+    elif not target.exists():
+        new.rename(target)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder. If this is interrupted, the next write to the same place deletes what is left of it."""
+    """Delete a folder. If this is interrupted, the next write to the same path deletes the rest."""
     remove_parts(folder.parent, folder.name)
-    part = _part_of(folder, "old")
+    part = _temporary_path(folder, "old")
     folder.rename(part)
     shutil.rmtree(part, ignore_errors=True)
 
 
 def remove_parts(folder: Path, name: str = "*") -> None:
-    """Delete what killed processes left of files and folders of this name (all names: `*`) in a folder."""
+    """Delete the temporary files and folders of killed processes for this target name, or for all with `*`."""
     pattern = (
         name if name == "*" else "".join(f"[{character}]" if character in "*?[" else character for character in name)
     )
     for part in folder.glob(f".{pattern}.*{PART}"):
-        with suppress(OSError):  # another process writes it, has just finished, or it may not be deleted
-            held = os.open(part, os.O_RDONLY)
+        with suppress(OSError):  # it is locked by its writer, already gone, or may not be deleted
+            descriptor = os.open(part, os.O_RDONLY)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
             finally:
-                os.close(held)
+                os.close(descriptor)
 
 
-def _part_of(place: Path, kind: str = "new") -> Path:
-    return place.with_name(f".{place.name}.{kind}{os.getpid()}{PART}")
+def _temporary_path(target: Path, kind: str = "new") -> Path:
+    return target.with_name(f".{target.name}.{kind}{os.getpid()}{PART}")
 
 
 def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: a leftover then stays
+    with suppress(OSError):  # a file system without locks: leftovers then stay
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -224,18 +226,18 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap the names of two files or folders in one move (Linux); False where the system cannot."""
+    """Atomically exchange two paths (Linux renameat2); False if the system does not support it."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
         return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+    at_fdcwd, rename_exchange = -100, 2
+    return bool(rename(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """A regular file to read from; a pipe or a device would be waited for without end. Failures are user errors."""
+    """Open a regular file for reading; failures are user errors, and so are pipes and devices, which may not end."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path} is not a regular file")
@@ -254,12 +256,12 @@ def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise UserError(f"{path} has {size:,} bytes, more than the {limit:,} that are read")
+            raise UserError(f"{path} has {size:,} bytes, more than the limit of {limit:,}")
         return file.read()
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
-    """The content of a JSON file; a user error where it is none."""
+    """The content of a JSON file; a user error if it is not valid JSON."""
     content = read_bytes(path, limit)
     try:
         return parse_json(content)
@@ -268,7 +270,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """json.loads, with one kind of error: ValueError, also where the text is nested too deeply or not UTF-8."""
+    """json.loads with ValueError as the only error, also for text that is nested too deeply or not UTF-8."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Whether the hub answers. Where it does not, its libraries look in their caches at once instead of trying for long."""
+"""Offline mode of the Hugging Face libraries when the hub is unreachable, instead of their long retries."""
 
 import os
 from functools import cache
@@ -6,15 +6,15 @@ from functools import cache
 import huggingface_hub
 from huggingface_hub.utils.logging import set_verbosity_error
 
-SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 
 
 @cache
 def skip_unreachable_hub() -> None:
-    """Ask, briefly; without an answer this process works offline. Call it before the hub's libraries are used."""
-    set_verbosity_error()  # type: ignore[no-untyped-call]  # their retries are not the user's concern
+    """Switch this process to offline mode if the hub does not respond. Call it before using the hub's libraries."""
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # hides their messages about retries
     try:
-        huggingface_hub.HfApi().model_info("gpt2", timeout=SECONDS)
-    except Exception:  # noqa: BLE001  (whatever stands in the way, the cache is all there is)
+        huggingface_hub.HfApi().model_info("gpt2", timeout=TIMEOUT_SECONDS)
+    except Exception:  # noqa: BLE001  (whatever the error, only the local cache is left)
         os.environ["HF_HUB_OFFLINE"] = "1"
         huggingface_hub.constants.HF_HUB_OFFLINE = True

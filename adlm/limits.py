@@ -1,7 +1,7 @@
-"""Sizes are bounded here before work begins: lower bounds of memory, compared with what the device has.
+"""Checks of sizes before work starts: lower bounds on the required memory against the memory of the device.
 
-Only what cannot fit is refused. The bounds are deliberately low: weights, gradients, optimizer state and the largest
-tensors that must exist at once. Whatever passes may still run out of memory, and says so then.
+Only requests that cannot fit are user errors. The bounds are deliberately low: weights, gradients, optimizer state and
+the largest tensors that must exist at the same time. A request that passes may still run out of memory later.
 """
 
 import operator
@@ -24,52 +24,52 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:
-    """An argument that must be a whole number from `least` to `most`; one of numpy or torch is as good as Python's."""
+    """An argument that must be an integer from `least` to `most`, as int; numpy and torch integers are accepted."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # torch: several numbers, or one on the meta device
+    except (TypeError, ValueError, RuntimeError):  # torch: several elements, or the meta device
         number = None
     if number is None or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
-        raise UserError(f"{name} must be a whole number, not {_described(value)}")
+        raise UserError(f"{name} must be a whole number, not {_describe(value)}")
     if number < least:
-        raise UserError(f"{name} {_digits(number)} must be {f'at least {least}' if least else '0 or more'}")
+        raise UserError(f"{name} {_format_integer(number)} must be {f'at least {least}' if least else '0 or more'}")
     if number > most:
-        raise UserError(f"{name} {_digits(number)} must be at most {most:,}")
+        raise UserError(f"{name} {_format_integer(number)} must be at most {most:,}")
     return number
 
 
-def _digits(number: int) -> str:
+def _format_integer(number: int) -> str:
     return str(number) if abs(number) < 10**30 else f"of {number.bit_length()} bits"
 
 
-def _described(value: object) -> str:
-    """A wrong value in a few words: plain ones as they are, others by their type."""
+def _describe(value: object) -> str:
+    """A short description of an invalid value: plain values by their repr, others by their type."""
     if value is None or isinstance(value, (bool, float, str)):
         return f"{value!r:.60}"
     return f"a {type(value).__name__}"
 
 
 def num_parameters_of(config: Config) -> int:
-    """Parameters of the network of a config, by what one more block adds; only networks of 1 or 2 blocks are built."""
+    """Number of parameters of a config's network, extrapolated from networks of 1 and 2 blocks."""
     model = config.model
-    second = min(1, model.num_denoiser_blocks)
+    denoiser_blocks = min(1, model.num_denoiser_blocks)
 
-    def built(blocks: int, denoiser_blocks: int) -> int:
+    def count(blocks: int, denoiser_blocks: int) -> int:
         small = replace(model, blocks=blocks, denoiser_blocks=denoiser_blocks)
         return num_parameters(on_meta(method_of(replace(config, model=small)).build))
 
-    least = built(1, second)
-    total = least + (model.blocks - 1) * (built(2, second) - least)
+    smallest = count(1, denoiser_blocks)
+    total = smallest + (model.blocks - 1) * (count(2, denoiser_blocks) - smallest)
     if model.num_denoiser_blocks > 1:
-        total += (model.num_denoiser_blocks - 1) * (built(1, 2) - least)
+        total += (model.num_denoiser_blocks - 1) * (count(1, 2) - smallest)
     return total
 
 
 def check_network(config: Config, device: torch.device) -> int:
-    """Refuse a network whose weights cannot fit; the bytes that they take."""
+    """Bytes of a network's weights; a user error if they cannot fit."""
     model, size = config.model, 8 if config.train.precision == "float64" else 4
     weights = num_parameters_of(config) * size
-    _refuse_more(
+    _check_fits(
         weights,
         device,
         f"the weights of model.hidden {model.hidden}, model.blocks {model.blocks}, model.condition {model.condition} "
@@ -82,35 +82,35 @@ def check_network(config: Config, device: torch.device) -> int:
 def check_training(
     config: Config, device: torch.device, num_ranks: int = 1, batch_option: str = "train.batch_size"
 ) -> None:
-    """Refuse a training run that cannot fit: weights, gradients, AdamW's moments, EMA, one micro-batch, one batch.
+    """A user error if training cannot fit: weights, gradients, AdamW moments, EMA, one micro-batch, one batch.
 
-    `batch_option` is what the batch size is called where it was given.
+    `batch_option` is the name of the batch size option in messages.
     """
     train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
     weights = check_network(config, device)
     state = weights * (5 if train.ema > 0 else 4) // train.shard  # weights, gradients, two moments, EMA
-    _refuse_more(
+    _check_fits(
         state,
         device,
         f"the weights, gradients{', EMA' if train.ema > 0 else ''} and AdamW moments of {weights // size:,} parameters",
         "lower model.hidden or model.blocks, or split them over more processes with train.shard",
     )
     rows = train.micro_batch or max(1, train.batch_size // num_ranks)
-    # Kept for the backward pass, in bf16 at least: a block's input or, unless it is recomputed, its qkv and MLP too.
-    kept = model.blocks * model.hidden * 2 * (1 if train.recompute else 8)
-    _refuse_more(
-        state + rows * config.length * kept,
+    # Saved for the backward pass, in bf16 at least: a block's input and, without recomputation, its qkv and MLP.
+    activations = model.blocks * model.hidden * 2 * (1 if train.recompute else 8)
+    _check_fits(
+        state + rows * config.length * activations,
         device,
         f"a training step with {rows} sequences of {config.length} tokens at once",
         "lower train.micro_batch" if train.micro_batch else f"lower {batch_option}, or set train.micro_batch",
     )
-    _refuse_more(
+    _check_fits(
         train.batch_size * config.length * ID_BYTES,
         torch.device("cpu"),
         f"one batch of {batch_option} {train.batch_size} sequences of {config.length} tokens",
         f"lower {batch_option} or length",
     )
-    _refuse_more(
+    _check_fits(
         train.samples * config.length * vocabulary_of(config).size * size // 2,  # logits, in bf16 at least
         device,
         f"train.samples {train.samples} texts of {config.length} tokens at once",
@@ -126,22 +126,22 @@ def check_sampling(
     option: str = "num_samples",
     rows_at_once: int | None = None,
 ) -> None:
-    """Refuse samples whose ids cannot fit the host, or whose hidden states cannot fit the device.
+    """A user error if the ids of the samples cannot fit the host, or their hidden states the device.
 
-    All `num_rows` are held on the host; `rows_at_once` of them, by default all, are sampled side by side. `option` is
-    what the number of rows is called where it was given.
+    All `num_rows` are held on the host; batches of `rows_at_once`, by default all, are sampled on the device. `option`
+    is the name of the option for the number of rows in messages.
     """
     at_once = num_rows if rows_at_once is None else min(num_rows, rows_at_once)
-    what = f"{option} {num_rows} of length {length}"
-    _refuse_more(num_rows * length * ID_BYTES, torch.device("cpu"), what, f"lower {option} or length")
+    request = f"{option} {num_rows} of length {length}"
+    _check_fits(num_rows * length * ID_BYTES, torch.device("cpu"), request, f"lower {option} or length")
     window = min(length, config.length)
     hidden = window * config.model.hidden * 2 * 4  # the residual stream and qkv, in bf16 at least
-    _refuse_more(at_once * (2 * length * ID_BYTES + hidden), device, what, f"lower {option} or length")
+    _check_fits(at_once * (2 * length * ID_BYTES + hidden), device, request, f"lower {option} or length")
 
 
 @cache
 def memory_of(device: torch.device) -> int:
-    """Bytes of memory that the device has in all; of the host, what the container may use."""
+    """Total memory of the device in bytes; for the CPU, at most the limit of the container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -155,7 +155,7 @@ def memory_of(device: torch.device) -> int:
     return min(found)
 
 
-def size_in_words(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """1,536,000,000 -> 1.5 GB."""
     for power, unit in enumerate(("bytes", "kB", "MB", "GB", "TB", "PB")):
         if num_bytes < 1000 ** (power + 1) or unit == "PB":
@@ -164,10 +164,10 @@ def size_in_words(num_bytes: int) -> str:
     return f"{number:,.0f} {unit}" if number >= 100 or power == 0 else f"{number:.3g} {unit}"
 
 
-def _refuse_more(num_bytes: int, device: torch.device, what: str, remedy: str) -> None:
+def _check_fits(num_bytes: int, device: torch.device, request: str, remedy: str) -> None:
     memory = memory_of(device)
     if num_bytes > memory:
         where = f"{device} has" if device.type == "cuda" else "this machine has"
         raise UserError(
-            f"{what}: at least {size_in_words(num_bytes)} of memory, and {where} {size_in_words(memory)}; {remedy}"
+            f"{request}: at least {format_bytes(num_bytes)} of memory, and {where} {format_bytes(memory)}; {remedy}"
         )

@@ -1,7 +1,7 @@
-"""Text <-> ids, and the one place where the mask, bos, eos and pad ids are settled. Knows no tensors.
+"""Tokenizers: text <-> ids, and the ids of the mask, bos, eos and pad tokens. Independent of tensors.
 
-Every tokenizer is a Hugging Face `tokenizers` object underneath (the characters of text8 and plain bytes too), so that
-one class encodes, decodes and is saved as a tokenizer.json. A tokenizer without a mask (GPT-2) gets one more id for it.
+Every tokenizer wraps a Hugging Face `tokenizers` object, including the characters of text8 and plain bytes, and can be
+saved as a tokenizer.json. A tokenizer without a mask token (GPT-2) gets one as an additional id.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from adlm.hub import skip_unreachable_hub
 MASK = "[MASK]"
 BUILT_IN = ("text8", "bytes")
 
-# What a special token is called where no file beside the tokenizer says so; the first that exists is taken.
-USUAL_NAMES = {
+# Default names of special tokens where no file next to the tokenizer names them; the first that exists is used.
+DEFAULT_SPECIAL_TOKENS = {
     "mask": (MASK, "<mask>", "<|mask|>", "<MASK>"),
     "bos": ("[BOS]", "<s>", "<|startoftext|>", "<|begin_of_text|>", "[CLS]", "<|endoftext|>"),
     "eos": ("[EOS]", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
@@ -39,55 +39,58 @@ USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Ids for text and text for ids; `vocabulary` says how many symbols there are and which are special."""
+    """Encodes text and decodes ids; `vocabulary` has the number of symbols and the special ids."""
 
     name: str
     engine: Engine
     vocabulary: Vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone: nothing is added, and `[MASK]` in a document is ordinary characters."""
+        """The ids of a text, without special tokens; `[MASK]` in a text is encoded as ordinary characters."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts, in parallel."""
+        """`encode` for several texts, in parallel."""
         self.engine.encode_special_tokens = True
         try:
-            with _panics_told(self.name):
+            with _panics_as_user_errors(self.name):
                 encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
         except UserError:
             raise
-        except Exception:  # noqa: BLE001  (the engine raises bare Exception for a symbol it has no id for)
-            half = next((c for text in texts for c in text if "\ud800" <= c <= "\udfff"), None)
-            if half is not None:
-                raise UserError(f"the text holds {half!r}, half a character: it is no UTF-8") from None
+        except Exception:  # noqa: BLE001  (the engine raises a bare Exception for a symbol without an id)
+            surrogate = next((c for text in texts for c in text if "\ud800" <= c <= "\udfff"), None)
+            if surrogate is not None:
+                raise UserError(
+                    f"the text contains {surrogate!r}, a lone surrogate, which is not valid Unicode text"
+                ) from None
             unknown = next((c for text in texts for c in text if self.engine.token_to_id(c) is None), None)
-            raise UserError(f"tokenizer {self.name} has no id for {unknown!r}; it is not in its alphabet") from None
+            raise UserError(
+                f"tokenizer {self.name} has no id for {unknown!r}; remove it from the text or use another tokenizer"
+            ) from None
         return [row.ids for row in encoded]
 
-    def unknown(self, text: str) -> list[str]:
-        """The words of the text that are all the same to this tokenizer: the engine's unknown token stands for them."""
-        index = self._unknown_id()
-        if index is None:
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of the text that are encoded as the unknown token."""
+        unknown_id = self._unknown_id()
+        if unknown_id is None:
             return []
         self.engine.encode_special_tokens = True
-        with _panics_told(self.name):
+        with _panics_as_user_errors(self.name):
             encoded = self.engine.encode(text, add_special_tokens=False)
         return [
-            text[slice(*place)] for found, place in zip(encoded.ids, encoded.offsets, strict=True) if found == index
+            text[slice(*span)] for index, span in zip(encoded.ids, encoded.offsets, strict=True) if index == unknown_id
         ]
 
     def _unknown_id(self) -> int | None:
         model = self.engine.model
-        if isinstance(model, models.Unigram):  # which does not tell
+        if isinstance(model, models.Unigram):  # it does not expose its unknown token
             return json.loads(self.engine.to_str())["model"]["unk_id"]  # type: ignore[no-any-return]
         return None if model.unk_token is None else self.engine.token_to_id(model.unk_token)
 
     def decode(self, ids: Sequence[int], special_tokens: bool = True) -> str:
-        """The text of the ids, special tokens written out.
+        """The text of the ids, including special tokens.
 
-        With `special_tokens=False` bos, eos and pad are left out; between two texts a blank line stands for them, so
-        that the end of a document does not run into the next one.
+        With `special_tokens=False` bos, eos and pad are omitted; between two texts they are replaced by a blank line.
         """
         if not special_tokens:
             runs = groupby(ids, key=self.special_ids.__contains__)
@@ -97,51 +100,51 @@ class Tokenizer:
                 raise UserError(
                     f"id {index} is outside tokenizer {self.name}, which has ids 0 to {self.vocabulary.size - 1}"
                 )
-        with _panics_told(self.name):
+        with _panics_as_user_errors(self.name):
             return str(self.engine.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """bos, eos and pad, where the vocabulary has them; the mask is not text and not one of them."""
+        """The ids of bos, eos and pad, as far as the vocabulary has them; the mask is not included."""
         vocabulary = self.vocabulary
         return frozenset(i for i in (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) if i is not None)
 
     @cached_property
     def sha256(self) -> str:
-        """What tells it from any other: see `symbols_sha256`."""
+        """Identifies the tokenizer: see `symbols_sha256`."""
         return symbols_sha256(self.engine.get_vocab())
 
     @cached_property
     def joins_spaces(self) -> bool:
-        """Whether a word and the space before it are one symbol: what GPT-2 writes as Ġ and SentencePiece as ▁."""
+        """Whether a word and the space before it are one symbol, marked Ġ by GPT-2 and ▁ by SentencePiece."""
         return any(len(symbol) > 1 and symbol[0] in "Ġ▁" for symbol in self.engine.get_vocab())
 
     def piece(self, index: int) -> bytes:
-        """What one id adds to a text that has begun, in UTF-8: of a byte-level tokenizer perhaps part of a character.
+        """The UTF-8 bytes that one id adds inside a text; for byte-level tokenizers possibly part of a character.
 
-        Joined, the pieces of ids are their `decode`, but for the space that decoders of words leave out at the start.
+        The concatenated pieces equal `decode`, except for the leading space that word-level decoders omit.
         """
         if isinstance(self.engine.decoder, decoders.ByteLevel):
             symbols = str(self.engine.id_to_token(index) or "")
             if all(symbol in BYTES for symbol in symbols):
                 return bytes(BYTES[symbol] for symbol in symbols)
             return symbols.encode()
-        alone, twice = self.decode([index]), self.decode([index, index])
-        return (twice.removeprefix(alone) if twice.startswith(alone) else alone).encode()
+        once, twice = self.decode([index]), self.decode([index, index])
+        return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json and its special tokens by name; `load_tokenizer` reads them back to the same ids."""
+        """Write tokenizer.json and special_tokens_map.json; `load_tokenizer` restores the same ids."""
         write_file(folder / "tokenizer.json", self.engine.to_str(pretty=True))
-        ids = {role: getattr(self.vocabulary, f"{role}_id") for role in USUAL_NAMES}
-        named = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
-        write_file(folder / "special_tokens_map.json", json.dumps(named, indent=1))
+        ids = {role: getattr(self.vocabulary, f"{role}_id") for role in DEFAULT_SPECIAL_TOKENS}
+        tokens = {f"{role}_token": self.engine.id_to_token(index) for role, index in ids.items() if index is not None}
+        write_file(folder / "special_tokens_map.json", json.dumps(tokens, indent=1))
 
 
 @contextmanager
-def _panics_told(name: str) -> Iterator[None]:
-    """The engine panics, which is no Exception, where a tokenizer.json asks for what cannot be done.
+def _panics_as_user_errors(name: str) -> Iterator[None]:
+    """Panics of the Rust engine, which are not subclasses of Exception, become user errors.
 
-    One reason is a regular expression that backtracks without end: the engine gives up after some tenths of a second.
+    One cause is a regular expression with catastrophic backtracking: the engine gives up after some tenths of a second.
     """
     try:
         yield
@@ -149,37 +152,41 @@ def _panics_told(name: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         reason = str(error).partition("\n")[0]
-        raise UserError(f"tokenizer {name} fails ({reason}): its pattern is damaged or hostile; use another") from None
+        raise UserError(
+            f"tokenizer {name} fails ({reason}): its pattern is damaged or hostile; use another tokenizer"
+        ) from None
 
 
 def symbols_sha256(vocabulary: Mapping[str, int]) -> str:
-    """Of every symbol with its id but the mask, which one who reads whole texts need not have.
+    """sha256 of all symbols with their ids, without the mask, which tokenizers of other models may lack.
 
-    Two with the same one mean the same by an id, whichever library wrote them down.
+    Tokenizers with equal hashes assign the same meaning to every id, whichever library saved them.
     """
-    symbols = sorted((symbol, index) for symbol, index in vocabulary.items() if symbol not in USUAL_NAMES["mask"])
+    symbols = sorted(
+        (symbol, index) for symbol, index in vocabulary.items() if symbol not in DEFAULT_SPECIAL_TOKENS["mask"]
+    )
     return hashlib.sha256(json.dumps(symbols).encode()).hexdigest()
 
 
 def _byte_symbols() -> list[str]:
-    """How the engine writes each byte: as itself where it is printable, else as the next character from 256 on."""
+    """The engine's character for each byte: the byte itself if printable, else the next character from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(hidden)) for byte in range(256)]
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
 BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
 
 
 def bpe_size(name: str) -> int | None:
-    """Of `bpe-2048`, a tokenizer yet to be trained, 2048; of any other name nothing."""
+    """2048 for `bpe-2048`, the name of a tokenizer to be trained; None for any other name."""
     return int(name[4:]) if re.fullmatch(r"bpe-[1-9]\d*", name) else None
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE as GPT-2's, of `size` symbols with the mask, learnt from the texts; eos ends a document."""
+    """Train a byte-level BPE like GPT-2's with `size` symbols including the mask; <|endoftext|> is eos."""
     if not 300 <= size <= 1_000_000:
-        raise UserError(f"tokenizer bpe-{size} cannot be made: give a size from 300 (256 bytes and a few) to 1000000")
+        raise UserError(f"tokenizer bpe-{size} cannot be trained: use a size from 300 to 1000000")
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
@@ -190,80 +197,82 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
         show_progress=False,
     )
     engine.train_from_iterator(texts, trainer)
-    return Tokenizer(f"bpe-{size}", engine, _settle(engine, {}))
+    return Tokenizer(f"bpe-{size}", engine, _build_vocabulary(engine, {}))
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer by name (in $ADLM_DATA/tokenizers, then on the hub), tokenizer.json, vocab.txt or folder."""
-    engine, special = _read(name)
+    """Load a tokenizer by name ($ADLM_DATA/tokenizers, then the hub), or from a tokenizer.json, vocab.txt or folder."""
+    engine, special = _load_engine(name)
     engine.no_truncation()
     engine.no_padding()
-    return Tokenizer(name, engine, _settle(engine, special))
+    return Tokenizer(name, engine, _build_vocabulary(engine, special))
 
 
-def _read(name: str) -> tuple[Engine, Mapping[str, str]]:
-    """The engine, and the special tokens that files beside it name."""
+def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:
+    """The engine, and the special tokens named by the files next to it."""
     if name == "text8":
-        return _characters(" " + string.ascii_lowercase), {}
+        return _character_engine(" " + string.ascii_lowercase), {}
     if name == "bytes":
-        return _bytes(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+        return _byte_engine(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
     if bpe_size(name) is not None:
         raise UserError(
-            f"tokenizer {name} is learnt from the text when it is prepared, so there is none to load yet; run `adlm "
-            f"prepare tokenizer={name} ...` first and give data.prepared"
+            f"tokenizer {name} is trained by `adlm prepare`, so there is none to load yet; run `adlm prepare "
+            f"tokenizer={name} ...` first and set data.prepared"
         )
     path = Path(name)
     local = Path(os.environ.get("ADLM_DATA", "")) / "tokenizers" / name
     if not path.exists() and os.environ.get("ADLM_DATA") and local.is_dir():
         path = local
     if path.is_dir():
-        return _from_folder(path), _named_beside(path)
+        return _engine_from_folder(path), _read_special_tokens(path)
     if path.is_file():
-        return (_bert(path) if path.suffix == ".txt" else _from_json(path)), _named_beside(path.parent)
-    if meant := re.fullmatch(r"bpe[-_ ]?([1-9]\d*)", name, re.IGNORECASE):
+        return (
+            _engine_from_vocab_txt(path) if path.suffix == ".txt" else _engine_from_json(path)
+        ), _read_special_tokens(path.parent)
+    if match := re.fullmatch(r"bpe[-_ ]?([1-9]\d*)", name, re.IGNORECASE):
         raise UserError(
-            f"tokenizer {name!r} does not exist; did you mean 'bpe-{meant[1]}', learnt from the text itself?"
+            f"tokenizer {name!r} does not exist; did you mean 'bpe-{match[1]}', trained on the text itself?"
         )
     if path.suffix in (".json", ".txt"):
         raise UserError(f"tokenizer {name} does not exist; give a tokenizer.json, a vocab.txt or a folder with one")
-    return _from_hub(name), {}
+    return _engine_from_hub(name), {}
 
 
-def _from_folder(folder: Path) -> Engine:
+def _engine_from_folder(folder: Path) -> Engine:
     if (folder / "tokenizer.json").is_file():
-        return _from_json(folder / "tokenizer.json")
+        return _engine_from_json(folder / "tokenizer.json")
     if (folder / "vocab.txt").is_file():
-        return _bert(folder / "vocab.txt")
+        return _engine_from_vocab_txt(folder / "vocab.txt")
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _gpt2(folder / "vocab.json", folder / "merges.txt")
+        return _engine_from_merges(folder / "vocab.json", folder / "merges.txt")
     raise UserError(f"tokenizer folder {folder} has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
 
 
-def _from_json(path: Path) -> Engine:
+def _engine_from_json(path: Path) -> Engine:
     content = read_bytes(path)
     try:
-        with _panics_told(str(path)):
+        with _panics_as_user_errors(str(path)):
             return Engine.from_buffer(content)
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  (the engine raises bare Exception for a damaged file)
+    except Exception as error:  # noqa: BLE001  (the engine raises a bare Exception for a damaged file)
         problem = str(error).removeprefix("Cannot instantiate Tokenizer from buffer: ")
         raise UserError(f"tokenizer {path} cannot be read as a tokenizer.json: {problem}") from None
 
 
-def _from_hub(name: str) -> Engine:
+def _engine_from_hub(name: str) -> Engine:
     skip_unreachable_hub()
     try:
         return Engine.from_pretrained(name)
-    except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
+    except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
         raise UserError(
-            f"tokenizer {name!r} is no file, not in $ADLM_DATA/tokenizers, none of {', '.join(BUILT_IN)}, and was not "
-            f"fetched from the hub ({type(error).__name__}); give the path of a tokenizer.json"
+            f"tokenizer {name!r} is not a file, not in $ADLM_DATA/tokenizers, not one of {', '.join(BUILT_IN)}, and "
+            f"could not be downloaded from the hub ({type(error).__name__}); pass the path of a tokenizer.json"
         ) from None
 
 
-def _bert(vocab: Path) -> Engine:
-    """WordPiece over a vocab.txt, as bert-base-uncased reads text."""
+def _engine_from_vocab_txt(vocab: Path) -> Engine:
+    """WordPiece from a vocab.txt, with the settings of bert-base-uncased."""
     try:
         engine: Engine = tokenizers.BertWordPieceTokenizer(str(vocab), lowercase=True)._tokenizer
     except Exception as error:  # noqa: BLE001  (as above)
@@ -271,8 +280,8 @@ def _bert(vocab: Path) -> Engine:
     return engine
 
 
-def _gpt2(vocab: Path, merges: Path) -> Engine:
-    """Byte-level BPE over vocab.json and merges.txt, as GPT-2 reads text."""
+def _engine_from_merges(vocab: Path, merges: Path) -> Engine:
+    """Byte-level BPE from vocab.json and merges.txt, with the settings of GPT-2."""
     try:
         engine: Engine = tokenizers.ByteLevelBPETokenizer(str(vocab), str(merges))._tokenizer
     except Exception as error:  # noqa: BLE001  (as above)
@@ -280,16 +289,16 @@ def _gpt2(vocab: Path, merges: Path) -> Engine:
     return engine
 
 
-def _characters(alphabet: str) -> Engine:
-    """One id a character, in the order of the alphabet."""
+def _character_engine(alphabet: str) -> Engine:
+    """One id per character, in the order of the alphabet."""
     engine = Engine(models.WordLevel({character: index for index, character in enumerate(alphabet)}))
     engine.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     engine.decoder = decoders.Fuse()
     return engine
 
 
-def _bytes() -> Engine:
-    """The ids 0 to 255 are the bytes themselves; 256 ends a document."""
+def _byte_engine() -> Engine:
+    """Ids 0 to 255 are the bytes; 256 is the end of a document."""
     engine = Engine(models.BPE(dict(BYTES), []))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
@@ -297,8 +306,8 @@ def _bytes() -> Engine:
     return engine
 
 
-def _named_beside(folder: Path) -> dict[str, str]:
-    """The special tokens that special_tokens_map.json or tokenizer_config.json name."""
+def _read_special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens named by special_tokens_map.json or tokenizer_config.json."""
     named: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if not (folder / file).exists():
@@ -314,33 +323,33 @@ def _named_beside(folder: Path) -> dict[str, str]:
                 if content is None:
                     continue
                 if not isinstance(content, str) or any("\ud800" <= character <= "\udfff" for character in content):
-                    raise UserError(f"{folder / file}: {key}_token is {content!r:.100}, which is no text")
+                    raise UserError(f"{folder / file}: {key}_token is {content!r:.100}, which is not a valid string")
                 named[role] = content
     return named
 
 
-def _settle(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
-    """The special ids; a mask is added as one more symbol where there is none, and eos pads where there is no pad."""
+def _build_vocabulary(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
+    """Size and special ids. Adds a mask token if there is none; without a pad token, eos is used for padding."""
 
     def first(role: str) -> int | None:
-        return next(_ids(engine, [named[role]] if role in named else USUAL_NAMES[role]), None)
+        return next(_existing_ids(engine, [named[role]] if role in named else DEFAULT_SPECIAL_TOKENS[role]), None)
 
     mask_id = first("mask")
     size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
     if mask_id is None:
         engine.add_special_tokens([MASK])
-        mask_id, size = next(_ids(engine, [MASK])), size + 1
+        mask_id, size = next(_existing_ids(engine, [MASK])), size + 1
         if mask_id != size - 1:
             raise UserError(
-                f"the tokenizer's ids have gaps, so no id is free for a mask: {MASK} would be {mask_id}, a word"
+                f"the tokenizer's ids have gaps, so no mask can be added: {MASK} would get id {mask_id}, which is used"
             )
     else:
-        engine.add_special_tokens([str(engine.id_to_token(mask_id))])  # so that no text encodes to it
+        engine.add_special_tokens([str(engine.id_to_token(mask_id))])  # so that no text is encoded as the mask
     bos_id, eos_id, pad_id = first("bos"), first("eos"), first("pad")
     return Vocabulary(size, mask_id, bos_id, eos_id, eos_id if pad_id is None else pad_id)
 
 
-def _ids(engine: Engine, tokens: Sequence[str]) -> Iterator[int]:
+def _existing_ids(engine: Engine, tokens: Sequence[str]) -> Iterator[int]:
     for token in tokens:
         index = engine.token_to_id(token)
         if index is not None:

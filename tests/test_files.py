@@ -1,4 +1,4 @@
-"""Properties of adlm.files: files appear whole or not at all, and only what adlm wrote is replaced."""
+"""Writes are atomic, and only files that adlm wrote are replaced."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from adlm import files
 from adlm.errors import UserError, printable
 from adlm.files import (
     PART,
-    PICTURE_METADATA,
+    PLOT_METADATA,
     check_output,
     move_folder,
     opened,
@@ -35,7 +35,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "a.json"
     write_file(path, "one")
     with suppress(KeyboardInterrupt), replacing(path) as part:
@@ -49,7 +49,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_link_is_written_through(tmp_path):
+def test_writing_to_a_link_replaces_its_target(tmp_path):
     (tmp_path / "there").write_text("one")
     (tmp_path / "link").symlink_to("there")
     write_file(tmp_path / "link", b"two")
@@ -57,16 +57,16 @@ def test_a_link_is_written_through(tmp_path):
     assert (tmp_path / "there").read_text() == "two"
 
 
-def elsewhere(statements, *given):
-    """The exit code of these statements in a process of its own; `given` are paths."""
+def in_subprocess(statements, *paths):
+    """The exit code of the statements in a separate process; `paths` are its arguments."""
     script = f"import os, sys; from pathlib import Path; from adlm.files import *\n{statements}"
-    return subprocess.run([sys.executable, "-c", script, *map(str, given)], check=False).returncode
+    return subprocess.run([sys.executable, "-c", script, *map(str, paths)], check=False).returncode
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_write_to_the_same_place(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_write_to_the_same_path(tmp_path):
     path, other = tmp_path / "a[1]*.json", tmp_path / "b.json"
-    for place in (path, other):
-        assert elsewhere("with replacing(Path(sys.argv[1])): os._exit(7)", place) == 7
+    for target in (path, other):
+        assert in_subprocess("with replacing(Path(sys.argv[1])): os._exit(7)", target) == 7
     assert len(names(tmp_path)) == 2
     write_file(path, "whole")
     assert [name for name in names(tmp_path) if name.endswith(PART)] == [
@@ -76,19 +76,19 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write_to_the_same_pla
     assert names(tmp_path) == ["a[1]*.json"]
 
 
-def test_what_a_living_process_writes_is_left_to_it(tmp_path):
+def test_temporary_files_of_running_processes_are_not_removed(tmp_path):
     path = tmp_path / "a.json"
     with replacing(path) as part:
         part.write_text("slow")
-        assert elsewhere("remove_parts(Path(sys.argv[1]))", tmp_path) == 0
+        assert in_subprocess("remove_parts(Path(sys.argv[1]))", tmp_path) == 0
         assert part.read_text() == "slow"
-        assert elsewhere("write_file(Path(sys.argv[1]), 'quick')", path) == 0
+        assert in_subprocess("write_file(Path(sys.argv[1]), 'quick')", path) == 0
         assert path.read_text() == "quick"
     assert path.read_text() == "slow"
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_folder_takes_the_place_of_another_in_one_move(tmp_path):
+def test_a_folder_is_replaced_atomically(tmp_path):
     folder = tmp_path / "model"
     for content in ("one", "two"):
         with replacing_folder(folder) as part:
@@ -102,7 +102,7 @@ def test_a_folder_takes_the_place_of_another_in_one_move(tmp_path):
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_folder_that_is_moved_into_place_exchanges_names_with_what_was_there(tmp_path, monkeypatch, can_exchange):
+def test_a_moved_folder_exchanges_names_with_the_existing_one(tmp_path, monkeypatch, can_exchange):
     if not can_exchange:
         monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     for name in ("new", "place"):
@@ -114,12 +114,12 @@ def test_a_folder_that_is_moved_into_place_exchanges_names_with_what_was_there(t
     assert names(tmp_path) == ["new", "place"]
 
 
-def refused(sentence, *given, **options):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        check_output(*given, **options)
+def refused(message, *arguments, **options):
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_output(*arguments, **options)
 
 
-def test_what_adlm_did_not_write_is_replaced_by_force_alone_and_what_is_read_never(tmp_path):
+def test_other_files_are_replaced_only_with_force_and_inputs_never(tmp_path):
     ours, theirs, folder = tmp_path / "ours.json", tmp_path / "theirs.json", tmp_path / "run"
     folder.mkdir()
     ours.write_text(OURS)
@@ -144,7 +144,7 @@ def test_what_adlm_did_not_write_is_replaced_by_force_alone_and_what_is_read_nev
     assert theirs.read_text() == '{"mine": "adlm"}'
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+def test_a_path_that_cannot_be_written_is_a_user_error_before_any_work(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused("--plot", tmp_path / "no" / "a.json", option="--plot")
     refused("there is no folder", tmp_path / "no" / "a.json")
@@ -155,8 +155,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     assert names(tmp_path) == ["pipe"]
 
 
-@pytest.mark.parametrize("suffix", PICTURE_METADATA)
-def test_our_pictures_are_known_as_ours_and_others_are_not(tmp_path, suffix):
+@pytest.mark.parametrize("suffix", PLOT_METADATA)
+def test_plots_written_by_adlm_are_recognized_and_others_are_not(tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from adlm.evaluation.plotting import new_figure, save_figure
 
@@ -168,7 +168,7 @@ def test_our_pictures_are_known_as_ours_and_others_are_not(tmp_path, suffix):
     assert not written_by_adlm(theirs)
 
 
-def test_a_text_that_quotes_our_marks_is_not_ours(tmp_path):
+def test_a_text_that_quotes_our_marks_is_not_recognized_as_ours(tmp_path):
     quoting = tmp_path / "quoting.py"
     quoting.write_text('MARKS = """<!doctype html> <meta name="generator" content="adlm"> {"adlm": """')
     assert not written_by_adlm(quoting)
@@ -176,7 +176,7 @@ def test_a_text_that_quotes_our_marks_is_not_ours(tmp_path):
     assert written_by_adlm(tmp_path / "empty")
 
 
-def test_a_full_disk_is_one_sentence_with_its_remedy_and_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_user_error_with_a_remedy_and_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_file(path, "one")
 
@@ -193,20 +193,20 @@ def test_a_full_disk_is_one_sentence_with_its_remedy_and_leaves_what_was_there(t
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_pipe_a_device_and_a_file_without_end_are_not_read(tmp_path):
+def test_pipes_devices_and_huge_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with pytest.raises(UserError, match="is not a regular file"), opened(tmp_path / place):
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(UserError, match="is not a regular file"), opened(tmp_path / path):
             pass
     with pytest.raises(UserError, match="is not a regular file"):
         write_file(tmp_path / "pipe", "")
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(UserError, match="more than the 268,435,456 that are read"):
+    with pytest.raises(UserError, match="more than the limit of 268,435,456"):
         read_bytes(tmp_path / "huge")
 
 
-def test_json_that_is_none_is_a_user_error_however_deep_it_is(tmp_path):
+def test_invalid_or_deeply_nested_json_is_a_user_error(tmp_path):
     path = tmp_path / "a.json"
     for content in (b"{", b"\xff\xfe\x00", b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000, b""):
         path.write_bytes(content)
@@ -218,7 +218,7 @@ def test_json_that_is_none_is_a_user_error_however_deep_it_is(tmp_path):
     assert read_json(path) == [1, "ü"]
 
 
-def test_text_of_foreign_files_cannot_control_a_terminal():
+def test_text_from_files_cannot_control_a_terminal():
     assert printable("\x1b]0;evil\x07\x9b2J\u202e\ud800\r") == "\\x1b]0;evil\\x07\\x9b2J\\u202e\\ud800\\r"
     assert str(UserError("weight \x1b[31m\n")) == "weight \\x1b[31m\\n"
     assert printable("plain ± 日本\n\t") == "plain ± 日本\n\t"

@@ -176,8 +176,8 @@ def test_of_many_canvases_the_wrong_one_is_named_however_many_samples_are_drawn(
         (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
         (lambda: LM.sample(0), r"num 0 must be at least 1"),
         (lambda: model("ar").sample(suffix="z"), r"gives a token after a mask, and ar writes from left to right"),
-        (lambda: LM.sample(prompt="abc", length=3), r"length 3 leaves no room: what is given is 3 tokens long"),
-        (lambda: LM.sample(suffix="a[MASK]"), r"suffix 'a\[MASK\]' has a hole of its own"),
+        (lambda: LM.sample(prompt="abc", length=3), r"length 3 leaves no room: prompt and suffix have 3 tokens"),
+        (lambda: LM.sample(suffix="a[MASK]"), r"suffix 'a\[MASK\]' contains a mask"),
         (lambda: LM.sample(seed=-3), r"seed -3 must be 0 or more"),
         (
             lambda: model("mdlm").sample(sampler="anchor-first"),

@@ -1,4 +1,4 @@
-"""What cannot fit is refused before work begins, by bounds that are exact or below the truth."""
+"""Requests that cannot fit in memory are user errors before work starts; the bounds are never too high."""
 
 import os
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_the_number_of_parameters_is_known_without_building_the_network(method, 
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("config", "message"),
     [
         (
             config_of(hidden=10**6, heads=4, denoiser_blocks=0),
@@ -63,13 +63,13 @@ def test_the_number_of_parameters_is_known_without_building_the_network(method, 
         (config_of(length=2**24), "of 16777216 tokens"),
     ],
 )
-def test_training_that_cannot_fit_is_refused_in_one_sentence(config, sentence, eight_gigabytes):
-    with pytest.raises(UserError, match=sentence):
+def test_training_that_cannot_fit_is_a_user_error(config, message, eight_gigabytes):
+    with pytest.raises(UserError, match=message):
         limits.check_training(config, CPU)
 
 
 @pytest.mark.usefixtures("eight_gigabytes")
-def test_what_fits_by_sharding_by_recomputing_or_over_several_processes_is_not_refused():
+def test_training_that_fits_by_sharding_recomputation_or_several_processes_is_accepted():
     limits.check_training(resolve(["owt/adlm", "vocabulary.size=50258", "vocabulary.mask_id=50257"]), CPU, num_ranks=64)
     large = config_of(hidden=2048, blocks=16, denoiser_blocks=0, train=Train(batch_size=8, ema=0.0))
     with pytest.raises(UserError, match="AdamW moments"):
@@ -82,7 +82,7 @@ def test_what_fits_by_sharding_by_recomputing_or_over_several_processes_is_not_r
 
 
 @pytest.mark.usefixtures("eight_gigabytes")
-def test_sampling_that_cannot_fit_is_refused_in_one_sentence():
+def test_sampling_that_cannot_fit_is_a_user_error():
     config = config_of(length=1024)
     limits.check_sampling(config, 64, 1024, CPU)
     limits.check_sampling(config, 100_000, 1024, CPU, rows_at_once=32)
@@ -91,12 +91,12 @@ def test_sampling_that_cannot_fit_is_refused_in_one_sentence():
             limits.check_sampling(config, rows, length, CPU, "--batch", at_once)
 
 
-def test_the_memory_of_this_machine_is_not_more_than_it_has():
+def test_the_memory_of_the_machine_is_at_most_its_physical_memory():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 2**28 < limits.memory_of(CPU) <= pages
 
 
-def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
+def test_the_memory_limit_of_a_container_is_respected(monkeypatch, tmp_path):
     (tmp_path / "max").write_text("max\n")
     (tmp_path / "limit").write_text("123456789\n")
     monkeypatch.setattr(limits, "CGROUP_LIMITS", (tmp_path / "max", tmp_path / "limit", tmp_path / "absent"))
@@ -104,22 +104,22 @@ def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "words"),
+    ("num_bytes", "text"),
     [(999, "999 bytes"), (1536, "1.54 kB"), (48_120_000_000_000, "48.1 TB"), (10**24, "1,000,000,000 PB")],
 )
-def test_sizes_are_told_in_words(num_bytes, words):
-    assert limits.size_in_words(num_bytes) == words
+def test_bytes_are_formatted_with_units(num_bytes, text):
+    assert limits.format_bytes(num_bytes) == text
 
 
 @pytest.mark.parametrize(
-    ("knob", "sentence"),
+    ("option", "message"),
     [
         ("model.hidden=1000000", "at least 96 TB of memory"),
         ("train.batch_size=1000000000", "a training step with 1000000000 sequences"),
     ],
 )
-def test_a_run_that_cannot_fit_is_refused_at_once_and_writes_no_config(knob, sentence, tmp_path, eight_gigabytes):
+def test_a_run_that_cannot_fit_is_a_user_error_at_once_and_writes_no_config(option, message, tmp_path, eight_gigabytes):
     prepared = corpus(tmp_path, lines=50)
-    with pytest.raises(UserError, match=sentence):
-        run(prepared, tmp_path / "run", "method=mdlm", knob)
+    with pytest.raises(UserError, match=message):
+        run(prepared, tmp_path / "run", "method=mdlm", option)
     assert not (tmp_path / "run" / "config.yaml").exists()

@@ -1,4 +1,4 @@
-"""Laws of files of samples: they grow by whole batches, go on after any cut, and say how they were made."""
+"""Samples files: appended in batches, resumed after any truncation, with their provenance."""
 
 import errno
 import json
@@ -31,13 +31,13 @@ SAMPLES = [Sample(row, row // 5, 3, f"line\n{row} \u2028 é \x00", [row, 255]) f
 
 
 def write(path, made_by=MADE_BY, num=10, batch=2):
-    """What a command does: batches from the one that broke off on, and of each what is not there yet."""
+    """Like `adlm sample`: resumes at the incomplete batch and appends its missing rows."""
     with open_samples(path, made_by) as file:
         for start in range(file.num_rows - file.num_rows % batch, num, batch):
             file.append([sample for sample in SAMPLES[start : start + batch] if sample.row >= file.num_rows])
 
 
-def test_what_is_written_is_read_with_how_it_was_made(tmp_path):
+def test_samples_and_provenance_can_be_read_back(tmp_path):
     write(tmp_path / "deep" / "samples.jsonl")
     samples = read_samples(tmp_path / "deep" / "samples.jsonl")
     assert samples.made_by == MADE_BY
@@ -45,94 +45,93 @@ def test_what_is_written_is_read_with_how_it_was_made(tmp_path):
     assert samples.made_by.num_rows == 10
 
 
-def test_a_file_cut_anywhere_goes_on_to_the_same_bytes(tmp_path):
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    write(whole)
-    data = whole.read_bytes()
+def test_a_file_truncated_anywhere_is_resumed_to_the_same_bytes(tmp_path):
+    complete, truncated = tmp_path / "complete.jsonl", tmp_path / "truncated.jsonl"
+    write(complete)
+    data = complete.read_bytes()
     for end in [*range(0, 500, 7), *random.Random(0).sample(range(len(data) + 1), 60), len(data) - 1, len(data)]:
-        cut.write_bytes(data[:end])
-        write(cut)
-        assert cut.read_bytes() == data
+        truncated.write_bytes(data[:end])
+        write(truncated)
+        assert truncated.read_bytes() == data
 
 
-def test_a_torn_last_line_is_read_by_nobody(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path)
     path.write_bytes(path.read_bytes()[:-1])
     assert [sample.row for sample in read_samples(path)] == list(range(9))
 
 
-def test_a_file_that_was_made_otherwise_is_refused_with_the_difference_and_left_alone(tmp_path):
+def test_a_file_with_other_provenance_is_a_user_error_and_left_unchanged(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path)
     before = path.read_bytes()
     other = replace(MADE_BY, seed=4, sampling={"sampler": "ancestral", "steps": 9})
-    with pytest.raises(UserError, match=r"made otherwise: seed 3 -> 4, sampling.steps 8 -> 9; give another --out"):
+    with pytest.raises(UserError, match=r"with other settings: seed 3 -> 4, sampling.steps 8 -> 9; give another --out"):
         write(path, other)
     assert path.read_bytes() == before
 
 
-def as_it_was(path, *names):
-    """The same file with a first line from before these were told."""
+def remove_provenance(path, *names):
+    """Remove entries from the first line of a file."""
     first, _, rows = path.read_bytes().partition(b"\n")
     made_by = {name: value for name, value in json.loads(first)["made_by"].items() if name not in names}
     path.write_bytes(json.dumps({"made_by": made_by}, ensure_ascii=False).encode() + b"\n" + rows)
 
 
-def test_a_file_from_before_its_tokenizer_was_told_is_read_and_not_gone_on_with(tmp_path):
-    """Samplers drew other numbers then: the rows that are missing would not be those of its seed."""
+def test_a_file_without_the_hash_of_its_tokenizer_can_be_read_but_not_resumed(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path, num=5)
-    as_it_was(path, "tokenizer_sha256", "about")
+    remove_provenance(path, "tokenizer_sha256", "about")
     before = path.read_bytes()
     assert read_samples(path).made_by == replace(MADE_BY, tokenizer_sha256=None, about={})
-    with pytest.raises(UserError, match=r"made otherwise: tokenizer_sha256 None -> abcd; give another --out"):
+    with pytest.raises(UserError, match=r"with other settings: tokenizer_sha256 None -> abcd; give another --out"):
         write(path)
     assert path.read_bytes() == before
     assert list(read_samples(path)) == SAMPLES[:6]
 
 
-def test_what_no_sample_depends_on_keeps_nobody_from_going_on_and_another_tokenizer_does(tmp_path):
+def test_a_file_can_be_resumed_with_other_facts_about_the_model_but_not_with_another_tokenizer(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path, num=5)
     write(path, replace(MADE_BY, about={"parameters": 12, "tokens_trained": 40}))
     assert read_samples(path).made_by == MADE_BY
-    with pytest.raises(UserError, match="made otherwise: tokenizer_sha256 abcd -> ef01"):
+    with pytest.raises(UserError, match="with other settings: tokenizer_sha256 abcd -> ef01"):
         write(path, replace(MADE_BY, tokenizer_sha256="ef01"))
 
 
-def test_a_first_line_with_more_or_less_than_was_ever_told_is_refused(tmp_path):
+def test_a_first_line_with_missing_entries_is_a_user_error(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path)
-    as_it_was(path, "weights")
-    with pytest.raises(UserError, match="no file of samples"):
+    remove_provenance(path, "weights")
+    with pytest.raises(UserError, match="not a samples file"):
         read_samples(path)
 
 
 @pytest.mark.parametrize("content", [b"my diary", b"my diary\n", b"{}\n", b'{"made_by": 1}\n', b"\x00" * 9, b"[1]\n"])
-def test_a_file_of_someone_elses_is_refused_and_left_alone(tmp_path, content):
+def test_a_file_that_is_not_a_samples_file_is_a_user_error_and_left_unchanged(tmp_path, content):
     path = tmp_path / "diary.txt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="no file of samples"):
+    with pytest.raises(UserError, match="not a samples file"):
         write(path)
     assert path.read_bytes() == content
-    with pytest.raises(UserError, match="no file of samples"):
+    with pytest.raises(UserError, match="not a samples file"):
         read_samples(path)
 
 
-def test_a_damaged_file_is_told(tmp_path):
+def test_a_damaged_file_is_a_user_error(tmp_path):
     path = tmp_path / "samples.jsonl"
     write(path)
     lines = path.read_bytes().splitlines(keepends=True)
-    for damaged, sentence in (
-        ([*lines[:3], b"??\n", *lines[4:]], "line 4 is no JSON"),
+    for damaged, message in (
+        ([*lines[:3], b"??\n", *lines[4:]], "line 4 is not JSON"),
         ([*lines[:3], *lines[4:]], "line 4 is not row 2"),
         ([*lines, lines[-1].replace(b'"row": 9', b'"row": 10')], "more than the 10 rows"),
     ):
         path.write_bytes(b"".join(damaged))
-        with pytest.raises(UserError, match=sentence):
+        with pytest.raises(UserError, match=message):
             list(read_samples(path))
-        with pytest.raises(UserError, match=sentence):
+        with pytest.raises(UserError, match=message):
             write(path)
 
 
@@ -152,29 +151,29 @@ def test_a_damaged_file_is_told(tmp_path):
         (b'"text": "line\\n4', b'"text": 4, "t": "'),
     ],
 )
-def test_what_is_not_of_its_kind_is_damage(tmp_path, was, now):
+def test_entries_of_wrong_types_are_a_user_error(tmp_path, was, now):
     path = tmp_path / "samples.jsonl"
     write(path)
     data = path.read_bytes()
     assert was in data
     path.write_bytes(data.replace(was, now, 1))
-    with pytest.raises(UserError, match=r"is damaged|is no file of samples"):
+    with pytest.raises(UserError, match=r"is damaged|is not a samples file"):
         list(read_samples(path))
 
 
-def test_without_a_sample_there_is_no_file(tmp_path):
+def test_a_file_without_samples_is_deleted(tmp_path):
     path = tmp_path / "samples.jsonl"
     with open_samples(path, MADE_BY):
         assert path.exists()
     assert not path.exists()
 
 
-def test_two_processes_do_not_write_one_file(tmp_path):
+def test_two_processes_cannot_write_the_same_file(tmp_path):
     with open_samples(tmp_path / "samples.jsonl", MADE_BY), pytest.raises(UserError, match="another process"):
         write(tmp_path / "samples.jsonl")
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_whole_lines(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_user_error_and_leaves_complete_lines(tmp_path, monkeypatch):
     path = tmp_path / "samples.jsonl"
 
     def full(descriptor):
@@ -182,16 +181,16 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_lines(tmp_path, monkeypatc
 
     write(path, num=4)
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"cannot be written: No space left on device; 4 samples are in it"):
+    with pytest.raises(UserError, match=r"cannot be written: No space left on device; 4 samples are complete"):
         write(path)
     monkeypatch.undo()
     assert [sample.row for sample in read_samples(path)] == [0, 1, 2, 3]
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_path_that_cannot_be_written_is_a_user_error(tmp_path):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path, tmp_path / "file" / "samples.jsonl"):
-        with pytest.raises(UserError, match=r"is no file|cannot be written"):
-            write(place)
+    for path in (tmp_path, tmp_path / "file" / "samples.jsonl"):
+        with pytest.raises(UserError, match=r"is not a regular file|cannot be written"):
+            write(path)
     with pytest.raises(UserError, match="cannot be read"):
         read_samples(tmp_path / "none.jsonl")

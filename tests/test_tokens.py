@@ -1,4 +1,4 @@
-"""Laws of text and ids."""
+"""Tokenizers: encoding, decoding, special ids, training and loading."""
 
 import json
 import string
@@ -39,7 +39,7 @@ def byte_level(tmp_path):
     return path
 
 
-def test_bytes_are_their_own_ids_and_every_text_comes_back():
+def test_byte_ids_are_the_bytes_and_decoding_restores_every_text():
     tokenizer = load_tokenizer("bytes")
     assert tokenizer.encode(TEXT) == list(TEXT.encode())
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
@@ -69,7 +69,7 @@ def test_a_tokenizer_with_a_mask_keeps_it(word_piece):
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) == (2, 3, 0)
 
 
-def test_no_text_ever_encodes_to_the_mask_or_to_a_special_token(word_piece, byte_level):
+def test_no_text_is_encoded_as_the_mask_or_another_special_token(word_piece, byte_level):
     for name in ("bytes", str(word_piece), str(byte_level)):
         tokenizer = load_tokenizer(name)
         special = {tokenizer.vocabulary.mask_id, tokenizer.vocabulary.eos_id, tokenizer.vocabulary.bos_id}
@@ -82,12 +82,12 @@ def test_truncation_and_padding_saved_in_a_file_are_switched_off(byte_level):
     assert len(tokenizer.encode("the")) <= 3
 
 
-def test_masks_can_be_read_in_decoded_text(byte_level):
+def test_masks_are_visible_in_decoded_text(byte_level):
     tokenizer = load_tokenizer(str(byte_level))
     assert tokenizer.decode([*tokenizer.encode("by "), tokenizer.vocabulary.mask_id]) == "by [MASK]"
 
 
-def test_many_texts_encode_as_one_by_one(byte_level):
+def test_a_batch_of_texts_is_encoded_like_single_texts(byte_level):
     tokenizer = load_tokenizer(str(byte_level))
     texts = [TEXT, "", "the people"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
@@ -102,25 +102,25 @@ def test_a_saved_tokenizer_loads_to_the_same_ids(byte_level, tmp_path):
     assert again.encode(TEXT) == tokenizer.encode(TEXT)
 
 
-def test_a_vocabulary_with_gaps_has_no_room_for_a_mask(tmp_path):
+def test_no_mask_can_be_added_to_a_vocabulary_with_gaps(tmp_path):
     Engine(models.WordLevel({"a": 0, "b": 2}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="the tokenizer's ids have gaps"):
         load_tokenizer(str(tmp_path))
 
 
-def test_special_tokens_named_beside_the_tokenizer_count_before_the_usual_names(word_piece):
+def test_special_tokens_in_files_next_to_the_tokenizer_override_the_defaults(word_piece):
     names = {"mask_token": {"content": "##s"}, "pad_token": "the", "cls_token": "[UNK]", "bos_token": None}
     (word_piece.parent / "special_tokens_map.json").write_text(json.dumps(names))
     vocabulary = load_tokenizer(str(word_piece.parent)).vocabulary
     assert (vocabulary.mask_id, vocabulary.pad_id, vocabulary.bos_id, vocabulary.eos_id) == (7, 5, 1, 3)
-    kept = word_piece.parent / "kept"
-    kept.mkdir()
-    load_tokenizer(str(word_piece.parent)).save(kept)
-    assert load_tokenizer(str(kept)).vocabulary == vocabulary
+    saved = word_piece.parent / "saved"
+    saved.mkdir()
+    load_tokenizer(str(word_piece.parent)).save(saved)
+    assert load_tokenizer(str(saved)).vocabulary == vocabulary
 
 
 @pytest.mark.parametrize(
-    ("files", "sentence"),
+    ("files", "message"),
     [
         ({}, "has no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt"),
         ({"tokenizer.json": "{"}, "cannot be read as a tokenizer.json"),
@@ -128,25 +128,25 @@ def test_special_tokens_named_beside_the_tokenizer_count_before_the_usual_names(
         ({"vocab.txt": "[UNK]", "tokenizer_config.json": "{"}, "cannot be read"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(tmp_path, files, sentence):
+def test_a_damaged_folder_is_a_user_error(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         load_tokenizer(str(tmp_path))
 
 
-def test_a_file_that_is_not_there_is_not_looked_for_on_the_network():
+def test_a_missing_file_is_not_requested_from_the_hub():
     with pytest.raises(UserError, match=r"tokenizer no/such/tokenizer.json does not exist"):
         load_tokenizer("no/such/tokenizer.json")
 
 
 @pytest.mark.parametrize("name", ["bpe4096", "bpe_4096", "BPE-4096"])
-def test_a_size_written_otherwise_gets_the_name_that_is_meant(name):
+def test_a_misspelled_bpe_name_gets_a_suggestion(name):
     with pytest.raises(UserError, match=f"tokenizer '{name}' does not exist; did you mean 'bpe-4096'"):
         load_tokenizer(name)
 
 
-def test_an_id_outside_the_tokenizer_is_refused():
+def test_decoding_an_id_outside_the_vocabulary_is_a_user_error():
     with pytest.raises(UserError, match="id 258 is outside tokenizer bytes, which has ids 0 to 257"):
         load_tokenizer("bytes").decode([65, 258])
 
@@ -163,7 +163,7 @@ def test_the_real_tokenizers_have_their_known_ids(data_folder):
     assert only_vocab.encode(TEXT) == bert.encode(TEXT)
 
 
-def test_a_bpe_learnt_from_texts_gives_them_back_and_is_the_same_every_time(tmp_path):
+def test_training_a_bpe_is_deterministic_and_decoding_restores_the_text(tmp_path):
     texts = ["the people of the people", "by the people, for the people"] * 20
     tokenizer = train_bpe(texts, 300)
     assert tokenizer.vocabulary.size <= 300
@@ -174,36 +174,36 @@ def test_a_bpe_learnt_from_texts_gives_them_back_and_is_the_same_every_time(tmp_
     assert train_bpe(iter(texts), 300).engine.to_str() == tokenizer.engine.to_str()
 
 
-def test_a_bpe_to_be_learnt_is_told_from_one_that_is_there():
+def test_the_name_of_a_bpe_to_be_trained_cannot_be_loaded():
     assert bpe_size("bpe-2048") == 2048
     assert bpe_size("gpt2") is bpe_size("bpe-0x10") is bpe_size("bpe-") is None
-    with pytest.raises(UserError, match=r"bpe-2048 is learnt from the text.*adlm prepare tokenizer=bpe-2048"):
+    with pytest.raises(UserError, match=r"bpe-2048 is trained by `adlm prepare`.*adlm prepare tokenizer=bpe-2048"):
         load_tokenizer("bpe-2048")
-    with pytest.raises(UserError, match=r"bpe-100 cannot be made: give a size from 300"):
+    with pytest.raises(UserError, match=r"bpe-100 cannot be trained: use a size from 300"):
         train_bpe(["text"], 100)
 
 
-def test_words_without_an_id_of_their_own_are_known_and_refused_on_a_canvas(word_piece):
+def test_unknown_words_are_found_and_are_a_user_error_on_a_canvas(word_piece):
     tokenizer = load_tokenizer(str(word_piece))
-    assert tokenizer.unknown("the peoples, the snow ☃.") == ["snow", "☃"]
-    assert tokenizer.unknown("the peoples") == []
+    assert tokenizer.unknown_words("the peoples, the snow ☃.") == ["snow", "☃"]
+    assert tokenizer.unknown_words("the peoples") == []
     with pytest.raises(UserError, match="has no id for 'snow', '☃'; write something else there"):
         encode_canvas("the [MASK] snow ☃ snow", tokenizer)
-    assert load_tokenizer("bytes").unknown("☃") == []
+    assert load_tokenizer("bytes").unknown_words("☃") == []
 
 
-def test_words_a_unigram_model_does_not_know_are_known(tmp_path):
+def test_unknown_words_of_a_unigram_model_are_found(tmp_path):
     Engine(models.Unigram([("a", -1.0), ("<unk>", 0.0)], 1, False)).save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(str(tmp_path)).unknown("ab") == ["b"]
+    assert load_tokenizer(str(tmp_path)).unknown_words("ab") == ["b"]
 
 
 @pytest.mark.parametrize("name", ["bytes", "text8"])
-def test_half_a_character_is_told(name):
-    with pytest.raises(UserError, match="half a character: it is no UTF-8"):
+def test_a_lone_surrogate_is_a_user_error(name):
+    with pytest.raises(UserError, match="a lone surrogate, which is not valid Unicode text"):
         load_tokenizer(name).encode("ab\udcff")
 
 
-def test_hidden_special_tokens_leave_a_blank_line_between_texts_and_nothing_at_the_ends(tmp_path):
+def test_omitted_special_tokens_become_a_blank_line_between_texts_and_nothing_at_the_ends(tmp_path):
     tokenizer = load_tokenizer("bytes")
     end = tokenizer.vocabulary.eos_id
     ids = [end, *b"one", end, end, *b"two", end]
@@ -217,7 +217,7 @@ def test_hidden_special_tokens_leave_a_blank_line_between_texts_and_nothing_at_t
 
 
 def with_pattern(folder, pattern):
-    """The tokenizer of bytes, its text split by a regular expression."""
+    """The byte tokenizer with a regular expression as its pre-tokenizer."""
     content = json.loads(load_tokenizer("bytes").engine.to_str())
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     content["pre_tokenizer"] = split
@@ -226,13 +226,13 @@ def with_pattern(folder, pattern):
 
 
 @pytest.mark.parametrize("pattern", ["(", "[z-a]", "(" * 10_000 + ")" * 10_000])
-def test_a_pattern_that_is_none_is_one_sentence(pattern, tmp_path):
+def test_an_invalid_pattern_is_a_user_error(pattern, tmp_path):
     with pytest.raises(UserError, match=r"cannot be read as a tokenizer.json: Oniguruma error"):
         load_tokenizer(str(with_pattern(tmp_path, pattern)))
 
 
-def test_a_pattern_that_backtracks_without_end_is_given_up_soon(tmp_path):
-    """Its library panics, which is no Exception of Python's."""
+def test_a_pattern_with_catastrophic_backtracking_is_a_user_error(tmp_path):
+    """The engine panics with an error that is not a subclass of Exception."""
     tokenizer = load_tokenizer(str(with_pattern(tmp_path, "(a|aa)+$")))
     start = time.monotonic()
     for call in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
@@ -243,11 +243,11 @@ def test_a_pattern_that_backtracks_without_end_is_given_up_soon(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
-        ('{"mask_token": 5}', "mask_token is 5, which is no text"),
-        ('{"eos_token": {"content": ["x"]}}', r"eos_token is \['x'\], which is no text"),
-        ('{"bos_token": "\\ud800"}', "bos_token is .*, which is no text"),
+        ('{"mask_token": 5}', "mask_token is 5, which is not a valid string"),
+        ('{"eos_token": {"content": ["x"]}}', r"eos_token is \['x'\], which is not a valid string"),
+        ('{"bos_token": "\\ud800"}', "bos_token is .*, which is not a valid string"),
         ('{"pad_token": ' * 100_000, "is not JSON: it is nested too deeply"),
         ("[" * 100_000, "is not JSON: it is nested too deeply"),
         ("\xff", "is not JSON"),
@@ -255,8 +255,8 @@ def test_a_pattern_that_backtracks_without_end_is_given_up_soon(tmp_path):
     ],
 )
 @pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
-def test_special_tokens_of_odd_types_are_one_sentence(content, sentence, file, tmp_path):
+def test_special_tokens_of_wrong_types_are_a_user_error(content, message, file, tmp_path):
     load_tokenizer("bytes").save(tmp_path)
     (tmp_path / file).write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         load_tokenizer(str(tmp_path))

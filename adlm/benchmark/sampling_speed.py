@@ -115,7 +115,7 @@ def measure_sampling(
     return SamplingSpeed(
         device=device_name(device),
         dtype=str(network.dtype if isinstance(network, FrozenNetwork) else plain_dtype).removeprefix("torch."),
-        graphs=isinstance(network, FrozenNetwork) and network.recorder is not None,
+        graphs=isinstance(network, FrozenNetwork) and network.graph_cache is not None,
         plain=plain,
         method=lm.config.method,
         sampler=sampling.sampler,

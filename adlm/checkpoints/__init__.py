@@ -1,1 +1,1 @@
-"""Model folders, the released checkpoints, and an interpreter that reads pickles without executing them."""
+"""Model folders, the released checkpoints, and a pickle interpreter that never calls anything."""

@@ -1,8 +1,8 @@
-"""A stack machine that follows a pickle without importing or calling anything it names. Knows no files.
+"""A pickle interpreter that never imports or calls anything. Independent of files.
 
-It builds plain data and notes down tensors. The objects that released checkpoints carry along (configs, tokenizers,
-counters) become an inert `Foreign` with their name and the data that was meant for them; any other name is refused.
-There is no call in it to be tricked into.
+It builds plain data, and a `TensorRecord` for each tensor. Objects of the other classes that released checkpoints
+contain (configs, tokenizers, counters) become an inert `ForeignObject` with the class name and the constructor's data;
+any other global is rejected. Opcode names are those of Python's pickletools.
 """
 
 import io
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-MOST_STEPS = 1_000_000  # a few seconds; GPT-2's slow tokenizer, which released files may carry, takes 587,363
-LONGEST_NAME = 200
+MAX_OPCODES = 1_000_000  # a few seconds; GPT-2's slow tokenizer, which released files may contain, takes 587,363
+MAX_NAME_LENGTH = 200
 
-# What a released checkpoint may name. None of it is imported either: the list tells a checkpoint from an attack.
-PERMITTED = re.compile(
+# Globals that a released checkpoint may contain. They are not imported either: the list detects attacks.
+PERMITTED_GLOBALS = re.compile(
     r"(omegaconf|transformers|tokenizers|hydra|lightning|lightning_fabric|lightning_utilities|pytorch_lightning"
     r"|torchmetrics|dataloader|diffusion|models|noise_schedule)\.[\w.]+"
     r"|collections\.(OrderedDict|defaultdict|Counter|deque)|typing\.\w+|argparse\.Namespace|enum\.\w+"
@@ -45,8 +45,8 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Name:
-    """A function or class that the file names; only ever a name."""
+class Global:
+    """The name of a function or class in the pickle; never resolved."""
 
     module: str
     name: str
@@ -57,7 +57,7 @@ class Name:
 
 @dataclass(eq=False, slots=True)
 class ForeignObject:
-    """An object of a class that was not imported: its name, and the data that was meant for it."""
+    """An object that was not constructed: the name of its class, its arguments and its state."""
 
     name: str
     data: list[Any] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ForeignObject:
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of numbers in the archive."""
+    """A one-dimensional array in the archive."""
 
     dtype: torch.dtype
     key: str
@@ -74,7 +74,7 @@ class Storage:
 
 @dataclass(frozen=True, eq=False)
 class TensorRecord:
-    """A tensor that has not been read yet."""
+    """The metadata of a tensor whose data has not been read yet."""
 
     storage: Storage
     offset: int
@@ -87,39 +87,39 @@ class TensorRecord:
 
 
 class DamagedPickle(Exception):
-    """The file is not what it says; becomes a sentence with the file's name."""
+    """The pickle or its archive is invalid; `torch_archive` turns it into a user error with the path."""
 
 
 def interpret(program: bytes) -> tuple[Any, set[str]]:
-    """What a pickle builds, and the names of everything in it that was left foreign."""
-    machine = PickleInterpreter()
+    """The object that a pickle builds, and the class names of its ForeignObjects."""
+    interpreter = PickleInterpreter()
     try:
-        for step, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(program))):
-            if step > MOST_STEPS:
-                raise DamagedPickle(f"its data.pkl takes more than {MOST_STEPS:,} steps")
-            machine.do(opcode.name, argument)
-        return machine.result(), machine.foreign
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(program))):
+            if number > MAX_OPCODES:
+                raise DamagedPickle(f"its data.pkl has more than {MAX_OPCODES:,} opcodes")
+            interpreter.execute(opcode.name, argument)
+        return interpreter.result(), interpreter.foreign
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, UnicodeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DamagedPickle(f"its data.pkl cannot be followed ({type(error).__name__}: {reason})") from None
+        raise DamagedPickle(f"its data.pkl cannot be interpreted ({type(error).__name__}: {reason})") from None
 
 
 INTEGERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
-TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
-CONSTANTS = INTEGERS | TEXTS | BYTES | {"FLOAT", "BINFLOAT"}
-FIXED: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-EMPTY: dict[str, Callable[[], Any]] = {
+CONSTANTS = INTEGERS | STRINGS | BYTES | {"FLOAT", "BINFLOAT"}
+SINGLETONS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+EMPTY_CONTAINERS: dict[str, Callable[[], Any]] = {
     "EMPTY_TUPLE": tuple,
     "EMPTY_LIST": list,
     "EMPTY_DICT": dict,
     "EMPTY_SET": lambda: ForeignObject("set"),
 }
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+TUPLE_LENGTHS = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class PickleInterpreter:
-    """The stack machine. Nothing on its stack is ever called, compared or hashed but plain keys."""
+    """The pickle machine: stack, mark stack and memo. Values are never called; only plain dict keys are hashed."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -129,17 +129,17 @@ class PickleInterpreter:
 
     def result(self) -> Any:
         if len(self.stack) != 1:
-            raise DamagedPickle("its data.pkl does not end with one object")
+            raise DamagedPickle("its data.pkl does not end with a single object")
         return self.stack[0]
 
-    def do(self, name: str, argument: Any) -> None:
+    def execute(self, name: str, argument: Any) -> None:
         stack = self.stack
         if name in CONSTANTS:
             if name in INTEGERS and not -(2**63) <= argument < 2**63:
-                raise DamagedPickle("its data.pkl holds a number of more than 64 bits")
+                raise DamagedPickle("its data.pkl contains an integer of more than 64 bits")
             stack.append(argument)
-        elif name in FIXED:
-            stack.append(FIXED[name])
+        elif name in SINGLETONS:
+            stack.append(SINGLETONS[name])
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
             self.memo[argument] = stack[-1]
         elif name == "MEMOIZE":
@@ -151,108 +151,112 @@ class PickleInterpreter:
         elif name == "POP":
             stack.pop()
         elif name == "POP_MARK":
-            self.since_mark()
+            self.pop_mark()
         elif name == "DUP":
             stack.append(stack[-1])
         elif name not in ("PROTO", "FRAME", "STOP"):
-            self.build(name, argument)
+            self.execute_container(name, argument)
 
-    def since_mark(self) -> list[Any]:
+    def pop_mark(self) -> list[Any]:
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
         return items
 
-    def build(self, name: str, argument: Any) -> None:
+    def execute_container(self, name: str, argument: Any) -> None:
+        """The opcodes that build and fill tuples, lists, dicts and sets."""
         stack = self.stack
-        if name in TUPLES:
-            together = tuple(stack[-TUPLES[name] :])
-            del stack[-TUPLES[name] :]
-            stack.append(together)
-        elif name in EMPTY:
-            stack.append(EMPTY[name]())
+        if name in TUPLE_LENGTHS:
+            items = stack[-TUPLE_LENGTHS[name] :]
+            del stack[-TUPLE_LENGTHS[name] :]
+            stack.append(tuple(items))
+        elif name in EMPTY_CONTAINERS:
+            stack.append(EMPTY_CONTAINERS[name]())
         elif name == "TUPLE":
-            stack.append(tuple(self.since_mark()))
+            stack.append(tuple(self.pop_mark()))
         elif name == "LIST":
-            stack.append(self.since_mark())
+            stack.append(self.pop_mark())
         elif name == "DICT":
-            items = self.since_mark()
+            items = self.pop_mark()
             stack.append({})
-            put(stack[-1], items)
+            add_items(stack[-1], items)
         elif name == "FROZENSET":
-            stack.append(ForeignObject("frozenset", self.since_mark()))
+            stack.append(ForeignObject("frozenset", self.pop_mark()))
         elif name == "APPEND":
-            put(stack[-2], [stack.pop()])
+            add_items(stack[-2], [stack.pop()])
         elif name in ("APPENDS", "ADDITEMS", "SETITEMS"):
-            items = self.since_mark()
-            put(stack[-1], items)
+            items = self.pop_mark()
+            add_items(stack[-1], items)
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
-            put(stack[-1], [key, value])
+            add_items(stack[-1], [key, value])
         else:
-            self.make(name, argument)
+            self.execute_construction(name, argument)
 
-    def make(self, name: str, argument: Any) -> None:
-        """The steps that would call something."""
+    def execute_construction(self, name: str, argument: Any) -> None:
+        """The opcodes that would import or call something."""
         stack = self.stack
         if name == "GLOBAL":
-            stack.append(permitted(*argument.split(" ", 1)))
+            stack.append(check_global(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
-            stack.append(permitted(module, attribute))
+            stack.append(check_global(module, attribute))
         elif name in ("REDUCE", "NEWOBJ"):
-            arguments, callee = stack.pop(), stack.pop()
-            stack.append(self.called(callee, arguments))
+            arguments, function = stack.pop(), stack.pop()
+            stack.append(self.reduce(function, arguments))
         elif name == "NEWOBJ_EX":
-            keywords, arguments, callee = stack.pop(), stack.pop(), stack.pop()
-            stack.append(self.called(callee, (arguments, keywords)))
+            keywords, arguments, function = stack.pop(), stack.pop(), stack.pop()
+            stack.append(self.reduce(function, (arguments, keywords)))
         elif name == "OBJ":
-            callee, *rest = self.since_mark()
-            stack.append(self.called(callee, tuple(rest)))
+            function, *rest = self.pop_mark()
+            stack.append(self.reduce(function, tuple(rest)))
         elif name == "INST":
-            stack.append(self.called(permitted(*argument.split(" ", 1)), tuple(self.since_mark())))
+            stack.append(self.reduce(check_global(*argument.split(" ", 1)), tuple(self.pop_mark())))
         elif name == "BUILD":
             state = stack.pop()
             if isinstance(stack[-1], ForeignObject):
-                stack[-1].data.append(state)  # on plain data a state is an attribute nobody needs
+                stack[-1].data.append(state)  # the state of plain data is dropped: it would only set attributes
         elif name in ("BINPERSID", "PERSID"):
-            stack.append(stored(stack.pop() if name == "BINPERSID" else argument))
+            stack.append(parse_storage(stack.pop() if name == "BINPERSID" else argument))
         else:
-            raise DamagedPickle(f"its data.pkl holds the step {name}, which no checkpoint needs")
+            raise DamagedPickle(f"its data.pkl contains the opcode {name}, which no checkpoint needs")
 
-    def called(self, callee: Any, arguments: Any) -> Any:
-        """What a call would make, where it is a tensor or an ordered dict; else something foreign."""
-        if not isinstance(callee, Name):
-            raise DamagedPickle("its data.pkl calls something that is no name")
-        named = str(callee)
-        if named == "collections.OrderedDict" and len(arguments) == 0:
+    def reduce(self, function: Any, arguments: Any) -> Any:
+        """The value of function(*arguments) for tensors, parameters and empty OrderedDicts; else a ForeignObject."""
+        if not isinstance(function, Global):
+            raise DamagedPickle("its data.pkl calls an object that is not a global")
+        name = str(function)
+        if name == "collections.OrderedDict" and len(arguments) == 0:
             return {}
-        if named == "torch._utils._rebuild_tensor_v2":
-            return noted(*arguments[:4])
-        if named == "torch._utils._rebuild_parameter" and isinstance(arguments[0], TensorRecord):
+        if name == "torch._utils._rebuild_tensor_v2":
+            return parse_tensor(*arguments[:4])
+        if name == "torch._utils._rebuild_parameter" and isinstance(arguments[0], TensorRecord):
             return arguments[0]
-        self.foreign.add(named)
-        return ForeignObject(named, [arguments])
+        self.foreign.add(name)
+        return ForeignObject(name, [arguments])
 
 
-def describe_value(text: str) -> str:
-    """A name out of a file, fit to be printed: no control characters, no novels."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:100])
+def printable_name(text: str) -> str:
+    """A name from a file, made safe to print: at most 100 characters, non-printable ones replaced by "?"."""
+    return "".join(character if character.isprintable() else "?" for character in text[:100])
 
 
-def permitted(module: Any, name: Any) -> Name:
-    """The name, if a checkpoint has any business with it."""
-    if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > LONGEST_NAME:
-        raise DamagedPickle("it names something by no proper name; nothing of it was run")
-    if not PERMITTED.fullmatch(f"{module}.{name}"):
+def check_global(module: Any, name: Any) -> Global:
+    """The global, if a checkpoint may contain it."""
+    if not isinstance(module, str) or not isinstance(name, str) or len(module) + len(name) > MAX_NAME_LENGTH:
+        raise DamagedPickle("it contains a global without a valid name; nothing in it was executed")
+    if not PERMITTED_GLOBALS.fullmatch(f"{module}.{name}"):
         raise DamagedPickle(
-            f"it names {describe_value(f'{module}.{name}')}, which no checkpoint needs; nothing of it was run"
+            f"it names {printable_name(f'{module}.{name}')}, which no checkpoint needs; nothing in it was executed"
         )
-    return Name(module, name)
+    return Global(module, name)
 
 
-def put(container: Any, items: list[Any]) -> None:
-    """Add to a list or, two by two, to a dict, if the key is plain: a nested tuple can take forever to hash."""
+def add_items(container: Any, items: list[Any]) -> None:
+    """Add items to a list, or alternating keys and values to a dict.
+
+    Only plain keys are added: hashing a nested tuple can take exponential time.
+    """
     if isinstance(container, list):
         container.extend(items)
     elif isinstance(container, dict):
@@ -262,27 +266,27 @@ def put(container: Any, items: list[Any]) -> None:
     elif isinstance(container, ForeignObject):
         container.data.append(items)
     else:
-        raise DamagedPickle("its data.pkl adds to something that is no container")
+        raise DamagedPickle("its data.pkl adds items to an object that is not a container")
 
 
-def stored(identity: Any) -> Storage:
-    """('storage', a storage type, key, device, length)"""
-    if not isinstance(identity, tuple) or len(identity) < 5 or not isinstance(identity[1], Name):
-        raise DamagedPickle("it refers to something outside itself that is no storage")
-    kind, key, length = identity[1], identity[2], identity[4]
-    if kind.module != "torch" or kind.name not in DTYPES:
-        raise DamagedPickle(f"it stores numbers of a kind that is not known: {describe_value(str(kind))}")
-    if not isinstance(key, str) or len(key) > LONGEST_NAME or not isinstance(length, int) or length < 0:
-        raise DamagedPickle("one of its storages has no proper key or length")
-    return Storage(DTYPES[kind.name], key, length)
+def parse_storage(persistent_id: Any) -> Storage:
+    """The storage of a persistent id ("storage", storage type, key, device, length)."""
+    if not isinstance(persistent_id, tuple) or len(persistent_id) < 5 or not isinstance(persistent_id[1], Global):
+        raise DamagedPickle("it has a persistent id that is not a storage")
+    storage_type, key, length = persistent_id[1], persistent_id[2], persistent_id[4]
+    if storage_type.module != "torch" or storage_type.name not in DTYPES:
+        raise DamagedPickle(f"it has a storage of an unknown type: {printable_name(str(storage_type))}")
+    if not isinstance(key, str) or len(key) > MAX_NAME_LENGTH or not isinstance(length, int) or length < 0:
+        raise DamagedPickle("one of its storages has an invalid key or length")
+    return Storage(DTYPES[storage_type.name], key, length)
 
 
-def noted(storage: Any, offset: Any, size: Any, stride: Any) -> TensorRecord:
-    """A tensor's shape, before anything is read."""
+def parse_tensor(storage: Any, offset: Any, size: Any, stride: Any) -> TensorRecord:
+    """The record of a tensor from the arguments of _rebuild_tensor_v2."""
     if not isinstance(storage, Storage) or len(size) != len(stride) or len(size) > 64:
-        raise DamagedPickle("one of its tensors is not made of a storage, a shape and strides")
+        raise DamagedPickle("one of its tensors has no valid storage, shape and strides")
     if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
-        raise DamagedPickle("one of its tensors has a shape that is not whole numbers")
+        raise DamagedPickle("one of its tensors has a shape that is not of non-negative integers")
     if math.prod(size) >= 2**48 or any(number >= 2**48 for number in (offset, *size, *stride)):
         raise DamagedPickle("one of its tensors is larger than any memory")
     return TensorRecord(storage, offset, tuple(size), tuple(stride))

@@ -1,6 +1,6 @@
-"""A torch .ckpt or .pt file: its plain data, and its tensors when they are asked for. Knows no networks.
+"""Reading torch .ckpt and .pt files: plain data at once, tensors on request. Independent of networks.
 
-Each tensor is checked against the bytes that are really there before it is read.
+Each tensor's metadata is checked against the size of its storage in the archive before it is read.
 """
 
 import math
@@ -16,84 +16,84 @@ from torch import Tensor
 from adlm.checkpoints.pickle_interpreter import DamagedPickle, TensorRecord, interpret
 from adlm.errors import UserError
 
-LARGEST_PROGRAM = 64 * 2**20  # bytes; GPT-2's slow tokenizer pickled has 3 MB
-MOST_ENTRIES = 50_000
-MOST_COPIES = 4  # tensors that share bytes may not come to more than this many times the file
+MAX_PICKLE_BYTES = 64 * 2**20  # GPT-2's slow tokenizer takes 3 MB
+MAX_ENTRIES = 50_000
+MAX_EXPANSION = 4  # all tensors together, in multiples of the file size: tensors may share a storage
 
 
 class Archive:
-    """An opened file: `content` is its plain data, with `Noted` for tensors and `Foreign` for what is not plain."""
+    """An open file. `content` is its plain data, with TensorRecord for tensors and ForeignObject for other objects."""
 
     def __init__(self, path: Path, file: zipfile.ZipFile):
         num_bytes = path.stat().st_size
         self._path, self._file = path, file
-        self._left = MOST_COPIES * num_bytes
+        self._bytes_left = MAX_EXPANSION * num_bytes
         entries = file.infolist()
-        if len(entries) > MOST_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
-            raise DamagedPickle("its entries claim more than the file holds")
-        # Of two entries of one name Python reads the last and torch the first; some readers ignore case.
+        if len(entries) > MAX_ENTRIES or sum(entry.file_size for entry in entries) > num_bytes:
+            raise DamagedPickle("its entries claim more bytes than the file has")
+        # Of two entries with the same name Python reads the last and torch the first; some readers ignore case.
         names = {entry.filename.lower() for entry in entries}
         if len(names) < len(entries):
             raise DamagedPickle("two of its entries have the same name")
         if any(entry.filename != entry.orig_filename for entry in entries):
-            raise DamagedPickle("the name of an entry holds a NUL")
+            raise DamagedPickle("the name of an entry contains a NUL")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-            raise DamagedPickle("it is compressed, which torch never does")
-        programs = [
+            raise DamagedPickle("it is compressed, which torch files never are")
+        pickles = [
             entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")
         ]
-        if len(programs) != 1:
-            raise DamagedPickle("it is a zip file without torch's data.pkl")
-        if programs[0].file_size > LARGEST_PROGRAM:
+        if len(pickles) != 1:
+            raise DamagedPickle("it is a zip archive without exactly one torch data.pkl")
+        if pickles[0].file_size > MAX_PICKLE_BYTES:
             raise DamagedPickle(
-                f"its data.pkl has {programs[0].file_size:,} bytes, and more than {LARGEST_PROGRAM:,} is not read"
+                f"its data.pkl has {pickles[0].file_size:,} bytes, more than the limit of {MAX_PICKLE_BYTES:,}"
             )
-        self._folder = programs[0].filename.removesuffix("data.pkl")
+        self._folder = pickles[0].filename.removesuffix("data.pkl")
         if f"{self._folder}byteorder" in file.namelist() and file.read(f"{self._folder}byteorder") != b"little":
-            raise DamagedPickle("its numbers are big-endian; save it again on an ordinary machine")
-        self.content, self.foreign = interpret(file.read(programs[0]))
+            raise DamagedPickle("its data is big-endian; save it again on a little-endian machine")
+        self.content, self.foreign = interpret(file.read(pickles[0]))
 
-    def tensor(self, noted: TensorRecord) -> Tensor:
-        """The numbers, copied out of the archive."""
-        with in_words(self._path):
-            return self._tensor(noted)
+    def tensor(self, record: TensorRecord) -> Tensor:
+        """The tensor, copied out of the archive."""
+        with errors_as_user_errors(self._path):
+            return self._tensor(record)
 
-    def _tensor(self, noted: TensorRecord) -> Tensor:
-        storage, num_bytes = noted.storage, noted.storage.length * noted.storage.dtype.itemsize
-        last = noted.offset + sum((n - 1) * step for n, step in zip(noted.size, noted.stride, strict=True))
-        if math.prod(noted.size) and not last < storage.length:
-            raise DamagedPickle(f"a tensor of shape {noted.size} does not fit its {storage.length} numbers")
-        self._left -= max(noted.num_bytes, num_bytes)  # all of a storage is read, however little of it is wanted
-        if self._left < 0:
-            raise DamagedPickle("its tensors come to several times the size of the file")
+    def _tensor(self, record: TensorRecord) -> Tensor:
+        storage, num_bytes = record.storage, record.storage.length * record.storage.dtype.itemsize
+        last = record.offset + sum((n - 1) * step for n, step in zip(record.size, record.stride, strict=True))
+        if math.prod(record.size) and not last < storage.length:
+            raise DamagedPickle(f"a tensor of shape {record.size} does not fit its storage of {storage.length} numbers")
+        self._bytes_left -= max(record.num_bytes, num_bytes)  # the whole storage is read, even for a small view of it
+        if self._bytes_left < 0:
+            raise DamagedPickle("its tensors together are several times the size of the file")
         try:
             entry = self._file.getinfo(f"{self._folder}data/{storage.key}")
         except KeyError:
-            raise DamagedPickle(f"its numbers {storage.key!r} are missing") from None
+            raise DamagedPickle(f"its storage {storage.key!r} is missing") from None
         if entry.file_size != num_bytes:
-            raise DamagedPickle(f"its numbers {storage.key!r} are {entry.file_size} bytes, not {num_bytes}")
-        if not math.prod(noted.size):
-            return torch.empty(noted.size, dtype=storage.dtype)
+            raise DamagedPickle(f"its storage {storage.key!r} has {entry.file_size} bytes, not {num_bytes}")
+        if not math.prod(record.size):
+            return torch.empty(record.size, dtype=storage.dtype)
         flat = torch.frombuffer(bytearray(self._file.read(entry)), dtype=storage.dtype)
-        return flat.as_strided(noted.size, noted.stride, noted.offset).clone()
+        return flat.as_strided(record.size, record.stride, record.offset).clone()
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
-    """A torch file, for as long as its tensors are wanted; one sentence where it is damaged or something else."""
-    with in_words(path):
+    """Open a torch file, so that its tensors can be read; a user error if it is damaged or not a torch file."""
+    with errors_as_user_errors(path):
         start = check_directory(path)
         file = zipfile.ZipFile(path)
     with file:
-        with in_words(path):
-            if file.start_dir != start:  # where Python and torch would look for it differently
-                raise DamagedPickle("its list of entries is not where its end says")
+        with errors_as_user_errors(path):
+            if file.start_dir != start:  # Python and torch would read different directories
+                raise DamagedPickle("its central directory is not where its end record says")
             archive = Archive(path, file)
         yield archive
 
 
 def check_directory(path: Path) -> int:
-    """Where a zip's list of entries begins, as its end says; refused is what is no zip, and a list too long to read."""
+    """Offset of the zip central directory according to the end record. Rejects non-zip files and long directories."""
     if path.exists() and not path.is_file():
         raise DamagedPickle("it is not a file")
     with path.open("rb") as stream:
@@ -102,26 +102,26 @@ def check_directory(path: Path) -> int:
         tail = stream.read()
     end = tail.rfind(b"PK\x05\x06")
     if not is_zip:
-        raise DamagedPickle("torch's files are zip archives, and this is none")
+        raise DamagedPickle("torch files are zip archives, and this is not one")
     if end < 0:
-        raise DamagedPickle("it is cut off: a zip archive ends with a list of its entries, and this one does not")
-    place, kind = end + 12, "<LL"
+        raise DamagedPickle("it is truncated: it does not end with a zip central directory")
+    offset, layout = end + 12, "<LL"
     if tail[max(0, end - 76) :].startswith(b"PK\x06\x06") and tail[max(0, end - 20) :].startswith(b"PK\x06\x07"):
-        place, kind = end - 36, "<QQ"  # a zip64 record and its locator stand right before the end record
-    size, start = struct.unpack_from(kind, tail, place)
-    if size > 100 * MOST_ENTRIES:
-        raise DamagedPickle(f"it lists more than the {MOST_ENTRIES:,} entries that are read")
+        offset, layout = end - 36, "<QQ"  # a zip64 record and its locator directly precede the end record
+    size, start = struct.unpack_from(layout, tail, offset)
+    if size > 100 * MAX_ENTRIES:
+        raise DamagedPickle(f"it lists more entries than the limit of {MAX_ENTRIES:,}")
     return int(start)
 
 
 @contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file, as one sentence."""
+def errors_as_user_errors(path: Path) -> Iterator[None]:
+    """Errors of a damaged or unreadable file become user errors with its path."""
     try:
         yield
     except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError, struct.error) as error:
-        raise UserError(f"{path} is damaged: {error or 'it is cut off'}") from None
+        raise UserError(f"{path} is damaged: {error or 'it is truncated'}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (DamagedPickle, RuntimeError, ValueError) as error:
-        raise UserError(f"{path} is damaged or is no checkpoint: {error}") from None
+        raise UserError(f"{path} is damaged or not a checkpoint: {error}") from None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.files import PICTURE_METADATA, check_output, replacing
+from adlm.files import PLOT_METADATA, check_output, replacing
 
 FORMS = (".png", ".svg", ".pdf")
 INK, GREY, WARNING = "#222222", "#8a8a8a", "#a32020"
@@ -58,7 +58,7 @@ def literal_text() -> Iterator[None]:
 
 def save_figure(figure: Any, path: Path) -> None:
     with replacing(path) as part:
-        figure.savefig(part, format=path.suffix[1:], dpi=200, metadata=PICTURE_METADATA[path.suffix])
+        figure.savefig(part, format=path.suffix[1:], dpi=200, metadata=PLOT_METADATA[path.suffix])
 
 
 def style_axes(axes: Any, grid: str = "both") -> None:

@@ -1,1 +1,1 @@
-"""The trained networks arranged for sampling: frozen weights, KV cache, CUDA graphs, kernels."""
+"""Networks with frozen weights for fast sampling: KV cache, CUDA graphs, fused kernels."""

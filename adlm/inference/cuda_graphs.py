@@ -1,6 +1,6 @@
-"""CUDA graphs: a function of tensors recorded once and replayed without its host's work. Knows nothing of networks.
+"""CUDA graphs: a function of tensors captured once and replayed without its launch overhead. Independent of networks.
 
-A small network's block is eight kernels of a few microseconds each, less than the host needs to launch them.
+A block of a small network is eight kernels of a few microseconds each, less than the host needs to launch them.
 """
 
 from collections.abc import Callable
@@ -11,66 +11,66 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
-Other = TypeVar("Other")
+Captured = TypeVar("Captured")
 
 
 class CudaGraph(Generic[Result]):
-    """What a function did with inputs of these shapes. It reads copies of the inputs and always writes one result."""
+    """A function captured for inputs of given shapes. It reads copies of the inputs and reuses its output tensors."""
 
-    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], recorder: "GraphCache[Any]"):
-        self.inputs = [None if given is None else given.clone() for given in inputs]
-        stream, outside = recorder.stream, torch.cuda.current_stream(recorder.stream.device)
+    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], cache: "GraphCache[Any]"):
+        self.inputs = [None if tensor is None else tensor.clone() for tensor in inputs]
+        stream, outside = cache.stream, torch.cuda.current_stream(cache.stream.device)
         stream.wait_stream(outside)
         with torch.cuda.stream(stream):
-            for _ in range(2):  # kernels are built, and libraries choose theirs and take their workspace
+            for _ in range(2):  # warm up: kernels are compiled, libraries select algorithms and allocate workspaces
                 function(*self.inputs)
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(self.graph, recorder.pool, stream, capture_error_mode="thread_local"):
+        # thread_local: other threads may use the device during the capture.
+        with torch.cuda.graph(self.graph, cache.pool, stream, capture_error_mode="thread_local"):
             self.result = function(*self.inputs)
         outside.wait_stream(stream)
 
     def replay(self, *inputs: Tensor | None) -> Result:
-        for held, given in zip(self.inputs, inputs, strict=True):
-            if held is not None and given is not None:
-                held.copy_(given)
+        for static, tensor in zip(self.inputs, inputs, strict=True):
+            if static is not None and tensor is not None:
+                static.copy_(tensor)
         self.graph.replay()
         return self.result
 
 
 class GraphCache(Generic[Result]):
-    """Records functions on one device, and remembers the last few by the shapes of their inputs.
+    """Captures functions on one device and caches the most recently used graphs by the shapes of their inputs.
 
-    Its recordings share the memory of what they need in between: a result holds until the next replay of any of them.
+    The graphs share one memory pool: a result is valid until the next replay of any of them.
     """
 
-    def __init__(self, device: torch.device, most: int = 8):
+    def __init__(self, device: torch.device, max_graphs: int = 8):
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pool, self.most = torch.cuda.graph_pool_handle(), most
-        self.recordings: dict[tuple[object, ...], CudaGraph[Result]] = {}
+        self.pool, self.max_graphs = torch.cuda.graph_pool_handle(), max_graphs
+        self.graphs: dict[tuple[object, ...], CudaGraph[Result]] = {}
 
-    def record(self, function: Callable[..., Other], *inputs: Tensor | None) -> CudaGraph[Other]:
-        """The function is called three times: it must leave everything as a single call would."""
+    def capture(self, function: Callable[..., Captured], *inputs: Tensor | None) -> CudaGraph[Captured]:
+        """Calls the function three times, so three calls must have the same effect as one."""
         with torch.cuda.device(self.stream.device):
             return CudaGraph(function, inputs, self)
 
     def replay(self, function: Callable[..., Result], *inputs: Tensor | None) -> Result:
-        """function(*inputs), always the same function, recorded where no recording has these shapes."""
-        shapes = tuple(None if given is None else (given.shape, given.dtype) for given in inputs)
-        recording = self.recordings.pop(shapes, None) or self.record(function, *inputs)
-        self.recordings[shapes] = recording  # the last one used is the last one to go
-        if len(self.recordings) > self.most:
-            del self.recordings[next(iter(self.recordings))]
-        return recording.replay(*inputs)
+        """function(*inputs), captured if no cached graph has these shapes. Always pass the same function."""
+        shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
+        graph = self.graphs.pop(shapes, None) or self.capture(function, *inputs)
+        self.graphs[shapes] = graph  # moved to the end: the least recently used graph is evicted first
+        if len(self.graphs) > self.max_graphs:
+            del self.graphs[next(iter(self.graphs))]
+        return graph.replay(*inputs)
 
 
 @cache
 def why_no_cuda_graphs(device: torch.device) -> str:
-    """Empty where CUDA graphs can be recorded; else the reason, found by trying something small."""
+    """The reason why CUDA graphs cannot be captured on the device, found by capturing a tiny one; empty if they can."""
     if device.type != "cuda":
         return f"{device.type} has no CUDA graphs"
     try:
         GraphCache[Tensor](device).replay(torch.neg, torch.ones(1, device=device))
     except RuntimeError as error:
-        return f"recording a CUDA graph failed on something small ({error})"
+        return f"capturing a tiny CUDA graph failed ({error})"
     return ""

@@ -1,7 +1,7 @@
-"""The Triton kernels of `fused.py`. Know nothing but pointers.
+"""The Triton kernels of `fused_ops.py`.
 
-h, norms, turns and all sums are float32; the rest is in the width of the products. Lengths are not specialised: a
-kernel is not built again for a length that is no multiple of 16.
+h, norms, rotary tables and all sums are float32; the rest has the dtype of the matrix products. Lengths are not
+specialised, so a kernel is not recompiled for a length that is not a multiple of 16.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -16,7 +16,7 @@ from triton.language.extra.cuda import (  # type: ignore[import-not-found,unused
 def add_norm_kernel(  # type: ignore[no-untyped-def]
     h, added, gate, weight, shift, normed, length, width, modulation_stride, ADDING: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a token: h <- h + gate * added; normed = (h - mean) / deviation * weight + shift."""
+    """One program per token: h <- h + gate * added; normed = (h - mean) / deviation * weight + shift."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -34,25 +34,25 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
-def rotary_kernel(qkv, turns, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program a token: every pair of its queries and keys is multiplied by its head's complex number."""
+def rotary_kernel(qkv, rotary, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program per token: every pair of coordinates of its queries and keys is multiplied by a complex number."""
     token = tl.program_id(0).to(tl.int64)
     head, column, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :], 2 * tl.arange(0, WIDTH // 2)
     inside = (head < 2 * heads) & (column < width)
     at = qkv + token * 3 * heads * width + head * width + column
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     real, imaginary = tl.split(tl.reshape(x, (HEADS, WIDTH // 2, 2)))
-    turn = turns + (token % length) * width + pair
-    cos = tl.load(turn, mask=pair < width, other=0.0)[None, :]
-    sin = tl.load(turn + 1, mask=pair < width, other=0.0)[None, :]
-    turned = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos)
-    tl.store(at, turned.to(qkv.dtype.element_ty), mask=inside)
+    angle = rotary + (token % length) * width + pair
+    cos = tl.load(angle, mask=pair < width, other=0.0)[None, :]
+    sin = tl.load(angle + 1, mask=pair < width, other=0.0)[None, :]
+    rotated = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos)
+    tl.store(at, rotated.to(qkv.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["places"])  # type: ignore[untyped-decorator,unused-ignore]
-def attend_one_token_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["capacity"])  # type: ignore[untyped-decorator,unused-ignore]
+def attend_cached_kernel(  # type: ignore[no-untyped-def]
     qkv,
-    turns,
+    rotary,
     keys,
     values,
     position,
@@ -61,34 +61,34 @@ def attend_one_token_kernel(  # type: ignore[no-untyped-def]
     arrivals,
     mixed,
     heads,
-    places,
+    capacity,
     width,
     scale,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
 ):
-    """One program a row, head and PART places: the next token's query attends to those that are filled.
+    """One program per row, head and PART positions of the cache: the new token's query attends to the filled ones.
 
-    Its key and value are kept by the program that has its place, and come to it from registers: what was just written
-    is not read again. A part is left as its blend, the largest score and the sum of e^(score - largest); the program
-    that arrives last at its row and head joins them. EARLY is told in `one_row_kernel`: only qkv is from a kernel
-    that may still run.
+    The program whose part contains the new position writes the new key and value to the cache, and uses them from
+    registers instead of reading them back. Each program stores its weighted sum of values, its largest score and its
+    sum of e^(score - largest); the last program to finish for its row and head combines the parts.
+    DEPENDENT_LAUNCH is explained in `single_row_kernel`: only qkv is written by a kernel that may still be running.
     """
     row, head, first = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * PART
     here = tl.load(position)
     if first <= here:
         column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
         wide, paired = column < width, pair < width
-        place, one = first + tl.arange(0, PART), row * heads + head
-        kept = one * places * width
-        at, known = kept + place[:, None] * width + column[None, :], (place < here)[:, None] & wide[None, :]
+        slot, row_head = first + tl.arange(0, PART), row * heads + head
+        cached = row_head * capacity * width
+        at, known = cached + slot[:, None] * width + column[None, :], (slot < here)[:, None] & wide[None, :]
         earlier_keys = tl.load(keys + at, mask=known, other=0.0)
         earlier_values = tl.load(values + at, mask=known, other=0.0)
-        cos = tl.load(turns + here * width + pair, mask=paired, other=0.0)
-        sin = tl.load(turns + here * width + pair + 1, mask=paired, other=0.0)
-        if EARLY:
+        cos = tl.load(rotary + here * width + pair, mask=paired, other=0.0)
+        sin = tl.load(rotary + here * width + pair + 1, mask=paired, other=0.0)
+        if DEPENDENT_LAUNCH:
             gdc_launch_dependents()
             gdc_wait()
         query = qkv + (3 * row * heads + head) * width
@@ -100,36 +100,36 @@ def attend_one_token_kernel(  # type: ignore[no-untyped-def]
         imaginary = tl.load(key + pair + 1, mask=paired, other=0.0)
         k = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos).to(keys.dtype.element_ty)
         v = tl.load(value + column, mask=wide, other=0.0)
-        mine = wide & (here < first + PART)
-        tl.store(keys + kept + here * width + column, k, mask=mine)
-        tl.store(values + kept + here * width + column, v, mask=mine)
-        itself = (place == here)[:, None]
-        score = tl.sum(q[None, :] * tl.where(itself, k[None, :], earlier_keys).to(tl.float32), 1)
-        score = tl.where(place <= here, score, -float("inf"))
+        is_owner = wide & (here < first + PART)
+        tl.store(keys + cached + here * width + column, k, mask=is_owner)
+        tl.store(values + cached + here * width + column, v, mask=is_owner)
+        is_new = (slot == here)[:, None]
+        score = tl.sum(q[None, :] * tl.where(is_new, k[None, :], earlier_keys).to(tl.float32), 1)
+        score = tl.where(slot <= here, score, -float("inf"))
         largest = tl.max(score, 0)
         share = tl.exp(score - largest)
-        blend = tl.sum(share[:, None] * tl.where(itself, v[None, :], earlier_values).to(tl.float32), 0)
-        part = one * tl.num_programs(2) + tl.program_id(2)
-        tl.store(parts + part * width + column, blend, mask=wide)
+        partial = tl.sum(share[:, None] * tl.where(is_new, v[None, :], earlier_values).to(tl.float32), 0)
+        part = row_head * tl.num_programs(2) + tl.program_id(2)
+        tl.store(parts + part * width + column, partial, mask=wide)
         tl.store(sums + 2 * part, largest)
         tl.store(sums + 2 * part + 1, tl.sum(share, 0))
-        tl.debug_barrier()  # all of a part is written before it is counted
-        if tl.atomic_add(arrivals + one, 1, sem="acq_rel") == here // PART:
-            tl.store(arrivals + one, 0)
-            joined = _joined(parts, sums, one * tl.num_programs(2), here // PART + 1, width, PARTS, WIDTH)
-            tl.store(mixed + one * width + column, joined.to(mixed.dtype.element_ty), mask=wide)
+        tl.debug_barrier()  # the part is written completely before it is counted
+        if tl.atomic_add(arrivals + row_head, 1, sem="acq_rel") == here // PART:
+            tl.store(arrivals + row_head, 0)
+            combined = _combine_parts(parts, sums, row_head * tl.num_programs(2), here // PART + 1, width, PARTS, WIDTH)
+            tl.store(mixed + row_head * width + column, combined.to(mixed.dtype.element_ty), mask=wide)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _joined(parts, sums, first, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The blends of some parts in a row, each weighed by its share of all. Read from L2, as others wrote them."""
+def _combine_parts(parts, sums, first, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Softmax-weighted combination of consecutive parts. Loads bypass L1 (.cg): other programs wrote the data."""
     part, column = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     filled = part < num_parts
     largest = tl.load(sums + 2 * (first + part), mask=filled, other=-float("inf"), cache_modifier=".cg")
     weight = tl.exp(largest - tl.max(largest, 0))
     share = tl.load(sums + 2 * (first + part) + 1, mask=filled, other=0.0, cache_modifier=".cg")
     inside = filled[:, None] & (column < width)[None, :]
-    blends = tl.load(
+    partials = tl.load(
         parts + (first + part)[:, None] * width + column[None, :], mask=inside, other=0.0, cache_modifier=".cg"
     )
-    return tl.sum(weight[:, None] * blends, 0) / tl.sum(weight * share, 0)
+    return tl.sum(weight[:, None] * partials, 0) / tl.sum(weight * share, 0)

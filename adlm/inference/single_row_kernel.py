@@ -1,9 +1,9 @@
-"""The Triton kernel of `one_row.py`. Knows nothing but pointers.
+"""The Triton kernel of `single_row.py`.
 
-x is h, in float32, where it is normed first; else it is in the width of the products. Norms, gates and all sums are
-float32. Where EARLY is set, a kernel is started before its predecessor has ended: it loads what no kernel of the same
-token writes, lets its own successor start, and only then waits for all before it. Every kernel that is started so waits
-before it writes.
+With NORMED, x is the residual stream h in float32; else it has the dtype of the matrix products. Norms, gates and all
+sums are float32. With DEPENDENT_LAUNCH (programmatic dependent launch) a kernel starts before its predecessor has
+finished: it loads data that no kernel of the same token writes, allows its successor to start, and only then waits for
+all its predecessors. Every kernel launched this way waits before it writes.
 """
 
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -25,23 +25,23 @@ def single_row_kernel(  # type: ignore[no-untyped-def]
     sums,
     num_sums,
     WIDTH: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
     GELU: tl.constexpr,
     ADDING: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
 ):
-    """One program for TOGETHER sums: their rows of the matrix are on their way before anything is waited for."""
-    number, column = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER), tl.arange(0, BLOCK)
-    wanted, inside = number < num_sums, column < WIDTH
-    at = number[:, None] * WIDTH + column[None, :]
-    w = tl.load(weight + at, mask=wanted[:, None] & inside[None, :], other=0.0)
+    """One program per PER_PROGRAM outputs; it loads their rows of the matrix before it waits for its predecessors."""
+    number, column = tl.program_id(0) * PER_PROGRAM + tl.arange(0, PER_PROGRAM), tl.arange(0, BLOCK)
+    valid, inside = number < num_sums, column < WIDTH
+    offset = number[:, None] * WIDTH + column[None, :]
+    w = tl.load(weight + offset, mask=valid[:, None] & inside[None, :], other=0.0)
     if NORMED:
         scale = tl.load(norm_weight + column, mask=inside, other=0.0)
         shift = tl.load(norm_shift + column, mask=inside, other=0.0)
-    if EARLY:
+    if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
         gdc_wait()
     v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
@@ -51,10 +51,10 @@ def single_row_kernel(  # type: ignore[no-untyped-def]
         v = v.to(weight.dtype.element_ty).to(tl.float32)
     total = tl.sum(w.to(tl.float32) * v[None, :], 1)
     if BIASED:
-        total += tl.load(bias + number, mask=wanted, other=0.0).to(tl.float32)
+        total += tl.load(bias + number, mask=valid, other=0.0).to(tl.float32)
     if GELU:  # x (1 + tanh u) / 2 = x / (1 + e^-2u)
         total = total * tl.sigmoid(1.5957691216057308 * (total + 0.044715 * total * total * total))
     if ADDING:
-        gated = tl.load(gate + number, mask=wanted, other=0.0)
-        total = tl.load(sums + number, mask=wanted, other=0.0) + gated * total
-    tl.store(sums + number, total.to(sums.dtype.element_ty), mask=wanted)
+        gated = tl.load(gate + number, mask=valid, other=0.0)
+        total = tl.load(sums + number, mask=valid, other=0.0) + gated * total
+    tl.store(sums + number, total.to(sums.dtype.element_ty), mask=valid)

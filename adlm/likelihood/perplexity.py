@@ -21,7 +21,7 @@ from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, writing
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.limits import memory_of, size_in_words
+from adlm.limits import format_bytes, memory_of
 from adlm.methods.method import Method
 
 AUTO = "auto"
@@ -124,8 +124,8 @@ def _check_samples(replicates: int, tokens: int) -> None:
     needed, there = replicates * tokens * 8, memory_of(torch.device("cpu"))
     if needed > there:
         raise UserError(
-            f"samples {replicates} of {tokens:,} tokens at once take {size_in_words(needed)} of memory, and this "
-            f"machine has {size_in_words(there)}; take fewer"
+            f"samples {replicates} of {tokens:,} tokens at once take {format_bytes(needed)} of memory, and this "
+            f"machine has {format_bytes(there)}; take fewer"
         )
 
 

@@ -92,7 +92,7 @@ class D3pm(MaskedDiffusion):
 
         if sigma is None:
             sigma = noising.conditioning_sigma(config, noised.t, x.device)
-        return network.price(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
+        return network.nats_at_positions(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
 
     def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
         """-log x_theta(x) at t = 0, where the network reads x itself, (B, L)."""
@@ -101,7 +101,7 @@ class D3pm(MaskedDiffusion):
         def cross_entropy_at(logits: Tensor, index: Tensor) -> Tensor:
             return -logits.log_softmax(dim=-1).gather(-1, targets[index, None])[:, 0]
 
-        return network.price(x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad))
+        return network.nats_at_positions(x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad))
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""

@@ -66,7 +66,7 @@ class Sedd(MaskedDiffusion):
             log_right = scores.gather(-1, targets[index, None])[:, 0]
             return score_entropy(torch.logsumexp(clean, dim=-1), log_right, sigma[index])
 
-        return rate * network.price(noised.z, masked, entropy_at, *self.conditioning(noised, pad))
+        return rate * network.nats_at_positions(noised.z, masked, entropy_at, *self.conditioning(noised, pad))
 
     def generate(
         self,

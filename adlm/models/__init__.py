@@ -1,1 +1,1 @@
-"""The networks: ids in, logits or nats out. Knows no sampling, no time grids and no ranks."""
+"""The networks: token ids -> logits or per-token nats. Independent of sampling, time grids and ranks."""

@@ -1,6 +1,6 @@
-"""The anchored pair: a network that names the important tokens, a bridge, a network that restores all tokens.
+"""The anchored pair of networks: an anchor network, a bridge, and a denoiser that reads the bridge's output.
 
-Knows nothing of masks, anchors or gamma: which positions count comes in as weights.
+Independent of masking, anchor selection and gamma: the positions to score are passed in as weights.
 
 Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adlm.config.schema import Model
-from adlm.models.heads import LOGITS_AT_ONCE, Positions, Scored, plain_linear_cross_entropy, score_positions
+from adlm.models.heads import MAX_LOGITS, Positions, Scored, plain_linear_cross_entropy, score_positions
 from adlm.models.layers import zero_linear
 from adlm.models.transformer import Transformer, Trunk
 
@@ -22,8 +22,8 @@ from adlm.models.transformer import Transformer, Trunk
 class LogitsBridge(nn.Module):
     """Linear(V -> d) of the anchor network's raw logits, as published: no softmax, no other path from z.
 
-    The anchor head (d -> V) feeds it with nothing between, so the two are one map of d x d:
-    W2 (W1 h + b1) + b2 = (W2 W1) h + (W2 b1 + b2). No logits are built, and gradients reach both factors.
+    The anchor head (d -> V) directly precedes it, so the two linear layers are folded into one of d x d:
+    W2 (W1 h + b1) + b2 = (W2 W1) h + (W2 b1 + b2). No logits are computed, and gradients reach both factors.
     """
 
     def __init__(self, num_symbols: int, width: int):
@@ -35,12 +35,12 @@ class LogitsBridge(nn.Module):
         return F.linear(hidden, self.weight @ head.weight, self.weight @ head.bias + self.bias)
 
     def unfolded(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        """The two layers one after the other, all logits built: the oracle."""
+        """The two layers applied one after the other, through all logits: the test oracle."""
         return F.linear(head(hidden), self.weight, self.bias)
 
 
 class HiddenBridge(nn.Module):
-    """Linear(d -> d) of the anchor network's final hidden state, past its head."""
+    """Linear(d -> d) of the anchor network's final hidden states; its head is not used."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -52,9 +52,9 @@ class HiddenBridge(nn.Module):
 
 
 class MixtureBridge(nn.Module):
-    """softmax(anchor logits) times a table (V, d): the embedding the anchor network expects.
+    """softmax(anchor logits) @ table (V, d): the expected embedding under the anchor network's distribution.
 
-    By chunks of positions, recomputed in the backward pass: the logits of a chunk are all that is held.
+    Computed in chunks of positions, recomputed in the backward pass: only one chunk of logits exists at a time.
     """
 
     def __init__(self, num_symbols: int, width: int):
@@ -66,7 +66,7 @@ class MixtureBridge(nn.Module):
         def mixture(rows: Tensor) -> Tensor:
             return F.softmax(head(rows), dim=-1) @ self.table
 
-        chunks = torch.split(hidden.flatten(0, -2), max(1, LOGITS_AT_ONCE // len(self.table)))
+        chunks = torch.split(hidden.flatten(0, -2), max(1, MAX_LOGITS // len(self.table)))
         mixed = [checkpoint(mixture, chunk, use_reentrant=False) for chunk in chunks]
         return torch.cat(mixed).view(*hidden.shape[:-1], -1)
 
@@ -82,7 +82,7 @@ BRIDGES: dict[str, Callable[[int, int], Bridge]] = {
 
 
 class Denoiser(nn.Module):
-    """The second network: what the bridge hands over -> hidden states -> logits."""
+    """The second network: bridge output -> hidden states -> logits."""
 
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
         super().__init__()
@@ -92,9 +92,9 @@ class Denoiser(nn.Module):
 
 
 class AnchoredTransformer(nn.Module):
-    """ids (B, L) -> anchor logits and denoiser logits (B, L, V). Nothing is decoded between the two.
+    """ids (B, L) -> anchor logits and denoiser logits (B, L, V). No token is decoded between the two networks.
 
-    With no blocks for the second network there is none, and the anchor network's prediction is the pair's.
+    With `model.denoiser_blocks` 0 there is no denoiser, and the anchor network's logits are used as the denoiser's.
     """
 
     def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
@@ -106,8 +106,8 @@ class AnchoredTransformer(nn.Module):
         anchor_hidden = self.anchor.hidden(z, sigma, pad)
         if self.denoiser is None:
             return anchor_hidden, anchor_hidden
-        handed_over = self.denoiser.bridge(anchor_hidden, self.anchor.head).to(anchor_hidden.dtype)
-        return anchor_hidden, self.denoiser.trunk(handed_over, sigma, pad)
+        bridged = self.denoiser.bridge(anchor_hidden, self.anchor.head).to(anchor_hidden.dtype)
+        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad)
 
     @property
     def _head(self) -> nn.Linear:
@@ -133,8 +133,8 @@ class AnchoredTransformer(nn.Module):
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
-        The denoiser's sum leaves `mask_id` out (SUBS), the anchor network's runs over all V symbols, as published.
-        One call holds all that reads a weight, so that FSDP2 can wrap it.
+        The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
+        All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
@@ -147,18 +147,18 @@ class AnchoredTransformer(nn.Module):
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None
     ) -> tuple[Scored, Scored]:
-        """`score` as on paper, the logits bridge unfolded and all logits built: the oracle."""
+        """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
         hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
-        handed_over = (bridge.unfolded if isinstance(bridge, LogitsBridge) else bridge)(hidden, self.anchor.head)
-        handed_over = handed_over.to(hidden.dtype)
+        bridged = (bridge.unfolded if isinstance(bridge, LogitsBridge) else bridge)(hidden, self.anchor.head)
+        bridged = bridged.to(hidden.dtype)
         return (
-            _plain(self.denoiser.trunk(handed_over), self.denoiser.head, x, weight, mask_id),
-            _plain(hidden, self.anchor.head, x, anchor_weight, None),
+            _plain_score(self.denoiser.trunk(bridged), self.denoiser.head, x, weight, mask_id),
+            _plain_score(hidden, self.anchor.head, x, anchor_weight, None),
         )
 
 
-def _plain(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
+def _plain_score(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
     flat = plain_linear_cross_entropy(
         hidden.flatten(0, 1), head.weight, head.bias, x.flatten(), weight.flatten(), excluded
     )

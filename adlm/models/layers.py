@@ -1,4 +1,4 @@
-"""The parts of a transformer block as SEDD and ADLM have it. Knows nothing of vocabularies.
+"""The layers of the transformer block of SEDD and ADLM. Independent of vocabularies.
 
 Shapes: B sequences, L tokens, d wide, H heads of d / H each, c the width of the time condition.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm with a weight and no bias, in float32 or better whatever runs around it."""
+    """LayerNorm with a weight and no bias, computed in float32 or float64 even under autocast."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -23,7 +23,7 @@ class LayerNorm(nn.Module):
 
 
 class TimeCondition(nn.Module):
-    """The noise sigma (B,) as a vector (B, c): 128 cosines, then 128 sines, through two linear layers."""
+    """Embedding (B, c) of the noise level sigma (B,): 128 cosines, then 128 sines, through two linear layers."""
 
     FREQUENCIES = 128
     LONGEST_PERIOD = 10_000.0
@@ -41,7 +41,7 @@ class TimeCondition(nn.Module):
 
 
 def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or better."""
+    """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or float64."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     angles = torch.outer(
         torch.arange(length, device=like.device, dtype=dtype), rotary_frequencies(head_width, like.device, dtype)
@@ -50,12 +50,12 @@ def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, T
 
 
 def rotary_frequencies(head_width: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """10000^(-2i / head_width), (head_width / 2,): radians a token."""
+    """10000^(-2i / head_width), (head_width / 2,), in radians per token."""
     return 10_000.0 ** (-torch.arange(0, head_width, 2, device=device, dtype=dtype) / head_width)
 
 
-def rotate(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: coordinates i and i + head_width / 2 of q (..., head_width) turn by one angle.
+def apply_rotary(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding: rotates coordinates i and i + head_width / 2 of q (..., head_width) by the same angle.
 
     cos and sin broadcast over q: (L, head_width / 2) for q (B, H, L, head_width).
     """
@@ -70,7 +70,7 @@ def modulate(h: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each on a modulated norm and added through a gate.
+    """Attention, then an MLP, each applied to a modulated LayerNorm and added to the residual stream through a gate.
 
     With `condition` None there is no adaLN (the autoregressive networks): shift and scale are 0 and the gates 1.
     """
@@ -89,7 +89,7 @@ class Block(nn.Module):
     def forward(
         self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None
     ) -> Tensor:
-        """angles are cos and sin (L, head_width / 2), condition (1, c) or one a sequence (B, c)."""
+        """angles are cos and sin (L, head_width / 2), condition (1, c) or (B, c), visible a mask of attendable keys."""
         parts: tuple[Tensor | float, ...] = (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
         if self.modulation is not None:
             parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
@@ -99,8 +99,8 @@ class Block(nn.Module):
 
     def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
-        turns = angles[0][:, None], angles[1][:, None]
-        q, k, v = (part.transpose(1, 2) for part in (rotate(q, turns), rotate(k, turns), v))
+        angles = angles[0][:, None], angles[1][:, None]
+        q, k, v = (part.transpose(1, 2) for part in (apply_rotary(q, angles), apply_rotary(k, angles), v))
         if visible is not None and self.causal:
             visible = visible & torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
@@ -112,9 +112,9 @@ class Block(nn.Module):
     def _gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
         """gate * dropout(layer(h)).
 
-        A gate that is the same for every sequence, (1, 1, d), is multiplied into the layer's weights instead:
-        gate (W h + b) = (gate W) h + gate b, a product over d x d numbers, not over every token's, and its gradient is
-        a sum over the weights', not over tokens.
+        A gate shared by all sequences, (1, 1, d), is multiplied into the layer's weights instead:
+        gate (W h + b) = (gate W) h + gate b. This costs one multiplication per weight instead of one per activation,
+        and the gate's gradient is a sum over weights instead of over tokens.
         """
         if isinstance(gate, float) or len(gate) > 1:
             return gate * F.dropout(layer(h), self.dropout, self.training)
@@ -125,12 +125,15 @@ class Block(nn.Module):
 
 @torch.no_grad()
 def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.05) -> None:
-    """Gates at 1, and q_i . k_j = sharpness * sum_f cos(f (i - j - offset)) + what the tokens add, offset 1, -1, 1, ...
+    """Initialize heads to attend to the previous and the next token: model.start "neighbours".
 
-    Queries and keys have no bias, so a head cannot look at a place, whatever token stands there, before it finds
-    something that all tokens share. Here that is the shift of the modulation, all ones: the norm's output sums to 0, so
-    a weight whose row sums to 0 reads the tokens alone, and an equal part in a whole row reads the shift alone. `f` are
-    the rotary frequencies down to `slowest` radians a token: slower ones cannot tell a neighbour from the next.
+    Sets the gates to 1 and q_i . k_j = sharpness * sum_f cos(f (i - j - offset)) + a term of the tokens, with offset 1
+    for even heads and -1 for odd ones.
+
+    Queries and keys have no bias, so a purely positional score needs an input component that all tokens share. Here
+    this is the shift of the modulation, set to ones: the norm's output sums to 0, so a weight row that sums to 0
+    depends on the tokens only, and a constant added to a row depends on the shift only. `f` are the rotary frequencies
+    of at least `slowest` radians per token: lower ones do not distinguish adjacent positions.
     """
     assert block.modulation is not None
     width = block.norm1.weight.numel()
@@ -140,15 +143,15 @@ def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.0
     weight = block.qkv.weight.view(3, block.heads, -1, width)
     weight -= weight.mean(dim=-1, keepdim=True)
     frequencies = rotary_frequencies(width // block.heads)
-    reach = (sharpness * (frequencies >= slowest)).sqrt()
+    amplitude = (sharpness * (frequencies >= slowest)).sqrt()
     for head in range(block.heads):
-        turned = frequencies if head % 2 == 0 else -frequencies
-        weight[0, head] += torch.cat([reach * turned.cos(), -reach * turned.sin()])[:, None] / width
-        weight[1, head] += torch.cat([reach, torch.zeros_like(reach)])[:, None] / width
+        angle = frequencies if head % 2 == 0 else -frequencies
+        weight[0, head] += torch.cat([amplitude * angle.cos(), -amplitude * angle.sin()])[:, None] / width
+        weight[1, head] += torch.cat([amplitude, torch.zeros_like(amplitude)])[:, None] / width
 
 
 def zero_linear(width_in: int, width_out: int) -> nn.Linear:
-    """A linear layer that starts at zero, as every adaLN and every head does in the released code."""
+    """A linear layer initialized to zero, as every adaLN and every head in the released code."""
     layer = nn.Linear(width_in, width_out)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)

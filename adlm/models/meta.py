@@ -1,4 +1,4 @@
-"""Networks on the meta device: names and shapes of the weights without the weights."""
+"""Networks on the meta device: parameter names and shapes without storage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,16 +13,16 @@ INITIALIZERS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 class _NoInitialization(TorchFunctionMode):
-    """Random initialization does nothing inside: on the meta device torch would load its compiler for it."""
+    """Skips random initialization: on the meta device it would make PyTorch import its compiler."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
-        return given["tensor"] if func in INITIALIZERS else func(*args, **given)
+        named = dict(kwargs or {})
+        return named["tensor"] if func in INITIALIZERS else func(*args, **named)
 
 
 def on_meta(build: Callable[[], Network]) -> Network:
-    """The network that `build` makes, on the meta device."""
+    """`build()` on the meta device."""
     with torch.device("meta"), _NoInitialization():
         return build()

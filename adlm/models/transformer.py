@@ -26,8 +26,8 @@ from adlm.models.layers import (
 class Trunk(nn.Module):
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
 
-    The blocks and `finish` have static shapes and hold nearly all the work: they are the parts to compile. The angles
-    are made outside of them: a compiler would form every cosine again for every query and key.
+    The blocks and `finish` have static shapes and do nearly all the work: they are the parts to compile. The rotary
+    angles are computed outside them: the compiler would recompute every cosine for every query and key.
     """
 
     def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool):
@@ -44,7 +44,7 @@ class Trunk(nn.Module):
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 
     def forward(self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
-        """sigma (B,) is the noise the network is told; without it every sequence is told 0."""
+        """sigma (B,) is the noise level for time-conditioned networks; None conditions every sequence on 0."""
         angles = rotary_angles(h.shape[1], self.head_width, like=h)
         visible = None if pad is None else attendable(pad)
         condition = None
@@ -56,7 +56,7 @@ class Trunk(nn.Module):
         return self.finish(h, condition)
 
     def finish(self, h: Tensor, condition: Tensor | None) -> Tensor:
-        """The last norm, modulated."""
+        """The final norm, modulated."""
         if self.modulation is None:
             return self.norm(h)  # type: ignore[no-any-return]
         shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
@@ -64,7 +64,7 @@ class Trunk(nn.Module):
 
 
 def attendable(pad: Tensor) -> Tensor:
-    """Who may be attended to, (B, 1, 1, L): all but padding; in a row of nothing but padding, all, to stay finite."""
+    """Keys that may be attended to, (B, 1, 1, L): all but padding; all in a row of only padding, to avoid NaN."""
     return (~pad | pad.all(dim=-1, keepdim=True))[:, None, None, :]
 
 
@@ -95,30 +95,31 @@ class Transformer(nn.Module):
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
-        The head runs at those positions only. One call holds all that reads a weight, so that FSDP2 can wrap it.
+        The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
+        wrapped method.
         """
         positions = Positions(weight)
         return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
 
-    def price(
+    def nats_at_positions(
         self,
         z: Tensor,
         where: Tensor,
-        price: Callable[[Tensor, Tensor], Tensor],
+        objective: Callable[[Tensor, Tensor], Tensor],
         sigma: Tensor | None = None,
         pad: Tensor | None = None,
     ) -> Tensor:
-        """Another objective than the cross-entropy, (B, L), at the positions `where`: see `heads.price_positions`."""
-        return nats_at_positions(self.hidden(z, sigma, pad), self.head, where, price)
+        """`objective` (B, L), other than the cross-entropy, at the positions `where`: see `heads.nats_at_positions`."""
+        return nats_at_positions(self.hidden(z, sigma, pad), self.head, where, objective)
 
 
 def num_parameters(network: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Number of parameters, counted elementwise."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def weights_sha256(network: nn.Module) -> str:
-    """sha256 of every weight, by name."""
+    """sha256 of all weights with their names, shapes and dtypes."""
     digest = hashlib.sha256()
     for name, value in network.state_dict().items():
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

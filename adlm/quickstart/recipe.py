@@ -189,7 +189,7 @@ def with_gaps(text: str, tokenizer: Tokenizer, longest: int) -> str:
 
     Where there is none, the first words that fit; where there are no words, characters.
     """
-    text = HOLE.sub("", " ".join(word for word in text.split() if not tokenizer.unknown(word)))
+    text = HOLE.sub("", " ".join(word for word in text.split() if not tokenizer.unknown_words(word)))
     sentences = (found[0] for found in SENTENCE.finditer(text))
     sentence = next((each for each in sentences if len(tokenizer.encode(each)) <= longest), text)
     space = " " if sentence.count(" ") >= 5 else ""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.files import PICTURE_METADATA, replacing, write_file
+from adlm.files import PLOT_METADATA, replacing, write_file
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def write_report(folder: Path, findings: QuickstartReport, curves: Curves) -> No
     for name in CURVES:
         form = Path(name).suffix
         with replacing(folder / name) as part:
-            figure.savefig(part, format=form[1:], dpi=120, metadata=PICTURE_METADATA[form])
+            figure.savefig(part, format=form[1:], dpi=120, metadata=PLOT_METADATA[form])
     picture = io.StringIO()
     figure.savefig(picture, format="svg")
     drawn = picture.getvalue()

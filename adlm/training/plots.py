@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.files import PICTURE_METADATA, replacing
+from adlm.files import PLOT_METADATA, replacing
 from adlm.training.metrics import scan_metrics
 
 Lines = list[dict[str, Any]]
@@ -24,7 +24,7 @@ def plot_runs(runs: Sequence[Path], report: Callable[[str], None] = lambda messa
     paths = [runs[0] / f"{name}.png", runs[0] / f"{name}.svg"]
     for path in paths:
         with replacing(path) as part:
-            figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=PICTURE_METADATA[path.suffix])
+            figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=PLOT_METADATA[path.suffix])
     return paths
 
 

@@ -28,7 +28,7 @@ from adlm.errors import UserError
 from adlm.models.transformer import Trunk
 
 SINGLE_PROCESS = "unset RANK, WORLD_SIZE and LOCAL_RANK to train in one process"
-FORWARD_METHODS = ("score", "price")  # methods of a network, besides forward, that use its weights
+FORWARD_METHODS = ("score", "nats_at_positions")  # methods of a network, besides forward, that use its weights
 
 MAX_THREADS = torch.get_num_threads()  # read before a run lowers it: one per physical core
 

@@ -1,4 +1,4 @@
-"""Laws of model folders, of importing into them, and of what `adlm.load` gives."""
+"""Model folders, `adlm import` and `adlm.load`."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ MASK = 257
 
 @pytest.fixture
 def model(request):
-    """A tiny model over bytes, of the method a test names."""
+    """A tiny byte-level model of the method that the test names."""
     name = getattr(request, "param", "adlm")
     config = Config(
         method=name,
@@ -63,7 +63,7 @@ def test_a_saved_model_loads_to_the_same_model(model, tmp_path):
     assert torch.equal(filled, lm.complete(canvas, num_samples=3, steps=4, seed=1))
 
 
-def test_a_folder_is_plain_files_that_others_may_read(model, tmp_path):
+def test_a_folder_contains_plain_files_with_group_read_permission(model, tmp_path):
     save_model_folder(model, tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert names == {"model.safetensors", "config.yaml", "tokenizer.json", "special_tokens_map.json"}
@@ -72,16 +72,16 @@ def test_a_folder_is_plain_files_that_others_may_read(model, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_without_a_tokenizer_serves_ids(model, tmp_path):
+def test_a_folder_without_a_tokenizer_works_with_ids(model, tmp_path):
     save_model_folder(replace(model, tokenizer=None), tmp_path / "model")
     lm = adlm.load(tmp_path / "model")
     assert lm.tokenizer is None
     assert (lm.complete(torch.full((1, 5), MASK), steps=3) != MASK).all()
 
 
-def test_nothing_is_ever_written_over(model, tmp_path):
+def test_an_existing_file_or_folder_is_not_overwritten(model, tmp_path):
     save_model_folder(model, tmp_path / "model")
-    with pytest.raises(UserError, match="exists already; give another place"):
+    with pytest.raises(UserError, match="exists already; give another path"):
         save_model_folder(model, tmp_path / "model")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="exists already"):
@@ -96,7 +96,7 @@ def test_a_save_that_fails_leaves_nothing(model, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_a_user_error_and_leaves_nothing(model, tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(model, tmp_path):
+def test_a_path_that_cannot_be_written_is_a_user_error(model, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"cannot be written: Not a directory|cannot be written: File exists"):
         save_model_folder(model, tmp_path / "file" / "model")
@@ -119,7 +119,7 @@ def rewrite(folder, change):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("damage", "message"),
     [
         (lambda f: (f / "config.yaml").unlink(), "has no config.yaml, so it is not a model folder"),
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
@@ -131,27 +131,27 @@ def rewrite(folder, change):
             lambda f: rewrite(f, lambda w: w.pop("anchor.head.bias")),
             "weight anchor.head.bias is missing for method adlm",
         ),
-        (lambda f: rewrite(f, lambda w: w.update(x=torch.ones(1))), "weight x is one too many for method adlm"),
+        (lambda f: rewrite(f, lambda w: w.update(x=torch.ones(1))), "weight x is unexpected for method adlm"),
         (
             lambda f: rewrite(f, lambda w: w.update({"anchor.head.bias": torch.ones(3)})),
             "weight anchor.head.bias has shape",
         ),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(model, tmp_path, spoil, sentence):
+def test_a_damaged_folder_is_a_user_error(model, tmp_path, damage, message):
     save_model_folder(model, tmp_path / "model")
-    spoil(tmp_path / "model")
-    with pytest.raises(UserError, match=sentence):
+    damage(tmp_path / "model")
+    with pytest.raises(UserError, match=message):
         adlm.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("place", ["nowhere", "config.yaml"])
-def test_what_is_no_model_is_not_loaded(place):
+@pytest.mark.parametrize("path", ["nowhere", "config.yaml"])
+def test_a_path_that_is_not_a_model_is_a_user_error(path):
     with pytest.raises(UserError, match=r"is neither a model folder nor a .ckpt file"):
-        adlm.load(place)
+        adlm.load(path)
 
 
-def test_a_model_says_what_it_cannot_do(model):
+def test_unsupported_calls_are_user_errors(model):
     config = replace(model.config, method="mdlm")
     lm = adlm.language_model.LanguageModel(config, method_of(config), method_of(config).build())
     with pytest.raises(UserError, match="method mdlm has no anchor network"):
@@ -165,21 +165,21 @@ def test_a_model_says_what_it_cannot_do(model):
         lm.log_probs(torch.tensor([[1]]), alpha=2)
     with pytest.raises(UserError, match=r"alpha of shape \(2,\) must be one share, or one for each of 1 rows"):
         lm.log_probs(torch.tensor([[1]]), alpha=torch.tensor([0.5, 0.5]))
-    told = replace(lm, config=replace(config, model=replace(config.model, time_conditioning=True)))
+    conditioned = replace(lm, config=replace(config, model=replace(config.model, time_conditioning=True)))
     with pytest.raises(UserError, match="alpha 0 must be a share of visible tokens, above 0 and at most 1"):
-        told.log_probs(torch.tensor([[1]]), alpha=0.0)
+        conditioned.log_probs(torch.tensor([[1]]), alpha=0.0)
     with pytest.raises(UserError, match="num_samples 0 must be at least 1"):
         lm.complete(torch.tensor([MASK]), num_samples=0)
     with pytest.raises(UserError, match=r"sampling.sampler 'fast' is not one of"):
         lm.complete(torch.tensor([MASK]), sampler="fast")
 
 
-def test_import_turns_a_released_checkpoint_into_a_folder(test_vectors, tmp_path, capsys):
+def test_import_converts_a_released_checkpoint_to_a_model_folder(test_vectors, tmp_path, capsys):
     checkpoint = test_vectors / "adlm-tiny.ckpt"
     assert main(["import", str(checkpoint), "--out", str(tmp_path / "model"), "--length", "24"]) == 0
-    told = capsys.readouterr().out
-    assert "adlm after 123 steps: 81 raw weights, 346,124 numbers, every one used" in told
-    assert "ignored: state_dict backbone.rotary_emb.inv_freq" in told
+    output = capsys.readouterr().out
+    assert "adlm after 123 steps: 81 raw weights, 346,124 numbers, every one used" in output
+    assert "ignored: state_dict backbone.rotary_emb.inv_freq" in output
     lm, straight = adlm.load(tmp_path / "model"), adlm.load(checkpoint)
     z = torch.randint(54, (2, 24), generator=seeded())
     assert torch.equal(lm.log_probs(z), straight.log_probs(z))
@@ -188,14 +188,14 @@ def test_import_turns_a_released_checkpoint_into_a_folder(test_vectors, tmp_path
     assert load_model_folder(tmp_path / "model").config.schedule.eps == 1e-3
 
 
-def test_import_speaks_json_and_takes_a_word_for_what_weights_cannot_tell(test_vectors, tmp_path, capsys):
+def test_import_prints_json_and_options_override_what_weights_do_not_determine(test_vectors, tmp_path, capsys):
     content = torch.load(test_vectors / "adlm-tiny.ckpt", weights_only=True)
     state = {name: value for name, value in content["state_dict"].items() if name.startswith("backbone.")}
     torch.save({"state_dict": state}, tmp_path / "alone.ckpt")
-    words = ["import", str(tmp_path / "alone.ckpt"), "--json", "--mask-id", "3", "--out"]
+    arguments = ["import", str(tmp_path / "alone.ckpt"), "--json", "--mask-id", "3", "--out"]
     for method in (None, "sedd", "d3pm"):
         folder = tmp_path / str(method)
-        assert main([*words, str(folder), *(["--method", method] if method else [])]) == 0
+        assert main([*arguments, str(folder), *(["--method", method] if method else [])]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["method"] == (method or "mdlm")
         assert report["config"]["vocabulary"]["mask_id"] == 3
@@ -204,12 +204,12 @@ def test_import_speaks_json_and_takes_a_word_for_what_weights_cannot_tell(test_v
 
 
 class DictConfig:
-    """Stands for omegaconf's, as a released checkpoint pickles it."""
+    """Stands in for omegaconf's, as a released checkpoint pickles it."""
 
     __module__ = "omegaconf.dictconfig"
 
 
-def test_import_looks_into_pickled_configs_without_making_them(test_vectors, tmp_path, capsys, monkeypatch):
+def test_import_inspects_pickled_configs_without_constructing_them(test_vectors, tmp_path, capsys, monkeypatch):
     content = torch.load(test_vectors / "adlm-tiny.ckpt", weights_only=True)
     state = {name: value for name, value in content["state_dict"].items() if name.startswith("backbone.")}
     config = DictConfig()
@@ -218,48 +218,48 @@ def test_import_looks_into_pickled_configs_without_making_them(test_vectors, tmp
     fake.DictConfig = DictConfig
     monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
     monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", fake)
-    torch.save({"state_dict": state, "hyper_parameters": {"config": config}}, tmp_path / "told.ckpt")
+    torch.save({"state_dict": state, "hyper_parameters": {"config": config}}, tmp_path / "hinted.ckpt")
     monkeypatch.delitem(sys.modules, "omegaconf.dictconfig")
     monkeypatch.delitem(sys.modules, "omegaconf")
-    assert main(["import", str(tmp_path / "told.ckpt"), "--out", str(tmp_path / "model")]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("sedd: ")
-    assert "ignored: an object of omegaconf.dictconfig.DictConfig, not made" in told
-    assert "trained with tokenizer gpt2 (--tokenizer)" in told
+    assert main(["import", str(tmp_path / "hinted.ckpt"), "--out", str(tmp_path / "model")]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("sedd: ")
+    assert "ignored: an object of omegaconf.dictconfig.DictConfig, not constructed" in output
+    assert "trained with tokenizer gpt2 (--tokenizer)" in output
     assert adlm.load(tmp_path / "model").config.length == 77
     assert "omegaconf" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
-        (["--weights", "ema"], "--weights ema: the file has no averaged weights"),
+        (["--weights", "ema"], "--weights ema: the file has no EMA weights"),
         (["--tokenizer", "text8"], "tokenizer text8 has 28 symbols and the weights have 54"),
         (["--mask-id", "54"], "vocabulary.mask_id 54 is outside the vocabulary of 54 symbols"),
-        (["--method", "ar"], "for method ar of the sizes that the config gives"),
+        (["--method", "ar"], "for method ar with the sizes in the config"),
         (["--length", "1"], "length 1 must be at least 2"),
         (["--weights", "both"], "invalid choice: 'both'"),
     ],
 )
-def test_an_import_that_cannot_be_leaves_nothing(test_vectors, tmp_path, capsys, words, sentence):
-    assert main(["import", str(test_vectors / "adlm-tiny.ckpt"), "--out", str(tmp_path / "model"), *words]) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_failed_import_leaves_nothing(test_vectors, tmp_path, capsys, arguments, message):
+    assert main(["import", str(test_vectors / "adlm-tiny.ckpt"), "--out", str(tmp_path / "model"), *arguments]) == 2
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_import_does_not_write_over_a_folder(test_vectors, tmp_path, capsys):
+def test_import_does_not_overwrite_a_folder(test_vectors, tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert main(["import", str(test_vectors / "adlm-tiny.ckpt"), "--out", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_vocabulary_of_bert_has_its_mask_where_bert_has_it():
+def test_a_vocabulary_of_the_size_of_bert_has_the_mask_id_of_bert():
     published = PublishedCheckpoint("mdlm", Model(), 30_522, {}, None, None, {}, [])
     assert to_model_folder(published).config.vocabulary == Vocabulary(30_522, 103)
 
 
-def test_to_load_a_model_torch_does_not_load_its_compiler(model, tmp_path):
+def test_loading_a_model_does_not_import_the_torch_compiler(model, tmp_path):
     save_model_folder(model, tmp_path / "model")
     script = f"import sys, adlm; adlm.load({str(tmp_path / 'model')!r}); sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -273,21 +273,21 @@ def changed_weights(folder, change):
 @pytest.mark.parametrize(
     "dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
 )
-def test_weights_that_are_no_real_numbers_are_one_sentence(dtype, tmp_path):
+def test_weights_of_other_than_floating_point_dtypes_are_a_user_error(dtype, tmp_path):
     folder = small_model(tmp_path / "model")
     changed_weights(folder, lambda weights: {name: value.to(dtype) for name, value in weights.items()})
-    with pytest.raises(UserError, match=f"weight .* is made of {str(dtype)[6:]}, and a network of one of float32"):
+    with pytest.raises(UserError, match=f"weight .* has dtype {str(dtype)[6:]}, which is not one of float32"):
         adlm.load(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_weights_of_other_precisions_are_weights(dtype, tmp_path):
+def test_weights_of_other_floating_point_dtypes_can_be_loaded(dtype, tmp_path):
     folder = small_model(tmp_path / "model")
     changed_weights(folder, lambda weights: {name: value.to(dtype) for name, value in weights.items()})
     assert adlm.load(folder).bound(torch.zeros(1, 4, dtype=torch.int64)).isfinite().all()
 
 
-def test_weights_of_two_precisions_are_refused(tmp_path):
+def test_weights_of_two_dtypes_are_a_user_error(tmp_path):
     folder = small_model(tmp_path / "model")
     changed_weights(folder, lambda weights: {**weights, "anchor.head.bias": weights["anchor.head.bias"].double()})
     with pytest.raises(UserError, match="mixes weights of float32 and float64"):
@@ -295,14 +295,14 @@ def test_weights_of_two_precisions_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_a_weight_that_is_not_finite_is_named(number, tmp_path):
+def test_a_weight_that_is_not_finite_is_a_user_error_with_its_name(number, tmp_path):
     folder = small_model(tmp_path / "model")
 
-    def spoil(weights):
+    def damage(weights):
         weights["anchor.trunk.blocks.1.qkv.weight"][3, 4] = number
         return weights
 
-    changed_weights(folder, spoil)
+    changed_weights(folder, damage)
     with pytest.raises(UserError, match=r"weight anchor.trunk.blocks.1.qkv.weight holds a NaN or an infinity"):
         adlm.load(folder)
 
@@ -313,7 +313,7 @@ def test_a_weight_whose_sum_overflows_is_finite(tmp_path):
     adlm.load(folder)
 
 
-def test_foreign_names_of_weights_cannot_control_a_terminal(tmp_path):
+def test_weight_names_from_files_cannot_control_a_terminal(tmp_path):
     folder = small_model(tmp_path / "model")
     changed_weights(folder, lambda weights: {**weights, "\x1b[31m\x07red": torch.ones(2)})
     with pytest.raises(UserError) as caught:
@@ -322,11 +322,11 @@ def test_foreign_names_of_weights_cannot_control_a_terminal(tmp_path):
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("knob", ["blocks: 2\n", "denoiser_blocks: null\n"])
-def test_a_config_with_more_blocks_than_there_are_weights_is_refused_at_once(knob, tmp_path):
+@pytest.mark.parametrize("line", ["blocks: 2\n", "denoiser_blocks: null\n"])
+def test_a_config_with_more_blocks_than_there_are_weights_is_a_user_error_at_once(line, tmp_path):
     folder = small_model(tmp_path / "model")
     config = folder / "config.yaml"
-    config.write_text(config.read_text().replace(f"  {knob}", f"  {knob.split(':')[0]}: 1024\n"))
+    config.write_text(config.read_text().replace(f"  {line}", f"  {line.split(':')[0]}: 1024\n"))
     start = time.monotonic()
     with pytest.raises(UserError, match=r"do not fit: there are 51 weights, and a block has at least 6"):
         adlm.load(folder)

@@ -384,7 +384,7 @@ def test_mistakes_are_one_sentence(place, capsys, tmp_path):
     cases = [
         ((), "one file of samples is judged at a time, and none is given"),
         ((tmp_path / "none.jsonl",), "cannot be read"),
-        ((tmp_path / "other.jsonl",), "is no file of samples"),
+        ((tmp_path / "other.jsonl",), "is not a samples file"),
         ((samples, "--model", ar), "--reference is not given, and MAUVE compares"),
         ((samples, "--model", ar, "--reference", tmp_path / "none"), "--reference .* does not exist"),
         ((few, "--model", ar, "--reference", place / "texts.txt"), "MAUVE needs at least 20 samples"),

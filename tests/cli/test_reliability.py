@@ -93,7 +93,7 @@ def test_a_command_replaces_what_adlm_wrote_and_nothing_else_without_force(name,
 def test_sample_goes_on_with_its_own_file_and_begins_anew_what_holds_something_else_by_force(here, tmp_path, capsys):
     words, out = ["sample", "model", "--steps", "2", "--out"], tmp_path / "samples.jsonl"
     out.write_text("mine\n")
-    refused(capsys, [*words, str(out)], "exists and is no file of samples; give another --out, or add --force")
+    refused(capsys, [*words, str(out)], "exists and is not a samples file; give another --out, or add --force")
     assert out.read_text() == "mine\n"
     assert main([*words, str(out), "--force"]) == 0
     assert main([*words, str(out), "--seed", "1", "--force"]) == 0

@@ -124,8 +124,8 @@ def test_a_window_makes_texts_longer_than_the_model(models, capsys):
         (["text8", "--fill", "a [MASK]", "--fill", "b"], "'b' has no hole"),
         (["text8", "--fill", "a [MASK]", "--length", "8"], "leave out --length, or --fill"),
         (["text8", "--fill", "a [MASK]", "--prompt", "b"], "leave out --prompt, or --fill"),
-        (["text8", "--prompt", "a [MASK]"], "prompt 'a [MASK]' has a hole of its own"),
-        (["text8", "--prompt", "abcd", "--length", "4"], "length 4 leaves no room: what is given is 4 tokens long"),
+        (["text8", "--prompt", "a [MASK]"], "prompt 'a [MASK]' contains a mask"),
+        (["text8", "--prompt", "abcd", "--length", "4"], "length 4 leaves no room: prompt and suffix have 4 tokens"),
         (["text8", "--num", "0"], "--num 0 must be at least 1"),
         (["text8", "--batch", "0"], "--batch 0 must be at least 1"),
         (["text8", "--seed", "-1"], "seed -1 must be 0 or more"),
@@ -200,7 +200,7 @@ def test_another_command_does_not_touch_a_file(models, tmp_path, capsys):
     ):
         capsys.readouterr()
         assert main([*words, *other]) == 2
-        assert f"made otherwise: {told}; give another --out" in capsys.readouterr().err
+        assert f"with other settings: {told}; give another --out" in capsys.readouterr().err
     small_model(tmp_path / "other", "mdlm")
     assert main(["sample", str(tmp_path / "other"), "--num", "3", "--out", str(out)]) == 2
     assert "method adlm -> mdlm" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Laws of the kernel for a single row: it is its plain forms."""
+"""The single-row kernel equals its plain forms."""
 
 import pytest
 import torch
@@ -26,19 +26,19 @@ def noise(*shape: int) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(("width", "num_sums"), [(16, 40), (36, 9), (768, 2304), (3072, 768), (64, 50258)])
-def test_the_kernel_for_one_row_is_its_plain_forms(width, num_sums, dtype):
+def test_the_single_row_kernel_equals_its_plain_forms(width, num_sums, dtype):
     assert why_no_triton() == ""
     h, x, norm = noise(1, 1, width), noise(1, 1, width).to(dtype), Norm(*noise(3, 1, width))
     weight, bias = (noise(num_sums, width) / width**0.5).to(dtype), noise(num_sums).to(dtype)
     assert is_single_row(h)
-    for its_bias, gelu in ((None, False), (bias, False), (bias, True)):
-        fast, slow = (form(h, norm, weight, its_bias, gelu) for form in (normed_product, plain_normed_product))
+    for optional_bias, gelu in ((None, False), (bias, False), (bias, True)):
+        fast, slow = (form(h, norm, weight, optional_bias, gelu) for form in (normed_product, plain_normed_product))
         torch.testing.assert_close(fast, slow, **ROUNDING[dtype])
-    for its_bias in (None, bias):
+    for optional_bias in (None, bias):
         ours, gate = noise(1, 1, num_sums), noise(1, num_sums)
         plain = ours.clone()
-        add_product_(ours, x, weight, its_bias, gate)
-        wide = [None if part is None else part.float() for part in (x, weight, its_bias)]
+        add_product_(ours, x, weight, optional_bias, gate)
+        wide = [None if part is None else part.float() for part in (x, weight, optional_bias)]
         plain_add_product_(plain, *wide, gate)  # the kernel does not round before it adds
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
     sums = precise_product(x, weight, bias[:-3].float())
@@ -48,5 +48,5 @@ def test_the_kernel_for_one_row_is_its_plain_forms(width, num_sums, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_more_rows_and_none_and_double_precision_go_another_way():
+def test_the_kernel_is_not_used_for_other_row_counts_float64_or_the_cpu():
     assert not any(is_single_row(x) for x in (noise(2, 8), noise(0, 8), noise(1, 8).double(), noise(1, 8).cpu()))

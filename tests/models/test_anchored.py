@@ -1,4 +1,4 @@
-"""Laws of the anchored pair."""
+"""Properties of the anchored pair of networks."""
 
 import socket
 from dataclasses import replace
@@ -21,8 +21,8 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 BRIDGES = ("logits", "hidden", "mixture")
 
 
-def pair(bridge: str = "logits", **knobs: object) -> AnchoredTransformer:
-    network = AnchoredTransformer(replace(MODEL, bridge=bridge, **knobs), 12).double()
+def pair(bridge: str = "logits", **options: object) -> AnchoredTransformer:
+    network = AnchoredTransformer(replace(MODEL, bridge=bridge, **options), 12).double()
     return wake(network).eval()
 
 
@@ -55,7 +55,7 @@ def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch)
     plain = head(hidden).softmax(dim=-1) @ bridge.table
     leaves = (hidden, head.weight, head.bias, bridge.table)
     expected = [plain, *torch.autograd.grad((plain**2).sum(), leaves)]
-    monkeypatch.setattr(anchored, "LOGITS_AT_ONCE", 3 * 40)
+    monkeypatch.setattr(anchored, "MAX_LOGITS", 3 * 40)
     chunked = bridge(hidden, head)
     for ours, oracle in zip([chunked, *torch.autograd.grad((chunked**2).sum(), leaves)], expected, strict=True):
         torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)
@@ -63,7 +63,7 @@ def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch)
 
 @pytest.mark.parametrize("bridge", BRIDGES)
 def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
-    """Silence the anchor network's hidden states, and the denoiser says the same of every text."""
+    """With the anchor network's hidden states zeroed, the denoiser's logits are the same for every text."""
     network = pair(bridge)
     assert not torch.equal(network(IDS)[0], network(IDS)[1])
     network.anchor.trunk.norm.weight.data.zero_()
@@ -130,7 +130,7 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[str, dict[st
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_over_two_processes_the_score_has_the_same_gradients():
-    """FSDP2 gathers the weights inside `score`; folding and the chunked loss see them whole."""
+    """FSDP2 gathers the weights inside `score`; folding and the chunked loss use the gathered weights."""
     weight, expected = torch.linspace(0, 1, 8).double().expand(2, 8), {}
     for bridge in BRIDGES:
         network = pair(bridge)

@@ -1,4 +1,4 @@
-"""Laws of the weighted linear cross-entropy: the plain form, without its memory."""
+"""The chunked linear cross-entropy equals the plain form and uses less memory."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TOKENS, WIDTH, SYMBOLS = 11, 6, 9
 
 
 def problem(dtype=torch.float64, device="cpu"):
-    """Hidden states, head, right answers and weights, one of them 0; no answer is symbol 4."""
+    """Hidden states, head, targets and weights, one of them 0; no target is symbol 4."""
     draws = seeded()
     tensors = [
         torch.randn(shape, generator=draws, dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_the_excluded_symbol_has_no_mass_and_no_gradient():
     assert by_bias[4] == 0
 
 
-def test_no_token_at_all_costs_nothing_and_pulls_on_nothing():
+def test_zero_tokens_have_zero_loss_and_zero_gradients():
     hidden, weight, bias, targets, token_weight = problem()
     total, nats, *gradients = answers(linear_cross_entropy, hidden[:0], weight, bias, targets[:0], token_weight[:0])
     assert total == 0
@@ -80,7 +80,7 @@ def test_only_positions_with_a_weight_are_scored():
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most elements any operation ever produced."""
+    """Records the largest number of elements that any operation produced."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_nothing_as_large_as_all_logits_is_ever_made():
+def test_no_tensor_as_large_as_all_logits_is_created():
     tokens, symbols, rows = 512, 300, 16
     hidden, weight, bias = (torch.randn(s, requires_grad=True) for s in ((tokens, 4), (symbols, 4), symbols))
     targets, token_weight = torch.randint(symbols, (tokens,)), torch.rand(tokens)
@@ -106,7 +106,7 @@ def test_nothing_as_large_as_all_logits_is_ever_made():
 
 
 def bf16_gap(device):
-    """How far autocast takes each answer from float64, ours and the plain form's."""
+    """Largest errors under autocast against float64, of the chunked and of the plain form."""
     exact = answers(plain_linear_cross_entropy, *problem(), excluded=4)
     gaps = []
     for form, options in ((linear_cross_entropy, {"rows": 4}), (plain_linear_cross_entropy, {})):
@@ -117,7 +117,7 @@ def bf16_gap(device):
     return gaps
 
 
-def test_under_autocast_it_rounds_like_the_plain_form_and_answers_in_float32():
+def test_under_autocast_it_rounds_like_the_plain_form_and_returns_float32():
     ours, plain = bf16_gap("cpu")
     assert max(ours) < 1e-2
     assert max(ours) < 2 * max(plain)

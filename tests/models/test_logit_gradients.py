@@ -1,4 +1,4 @@
-"""Laws of nats and slopes: autograd's, whatever pass computes them."""
+"""Nats and logit gradients equal autograd's, in both implementations."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from adlm.models.logit_gradients import logit_gradients_, plain_logit_gradients_
 
 
 def problem(rows: int = 5, symbols: int = 9, dtype=torch.float64, device="cpu"):
-    """Logits, some of them without mass, right answers and weights."""
+    """Logits, some of them -inf, targets and weights."""
     logits = 3 * torch.randn(rows, symbols, generator=seeded(), dtype=torch.float64)
     logits[:, symbols // 2] = -torch.inf
     targets = torch.randint(symbols // 2, (rows,), generator=seeded(1))
@@ -20,20 +20,20 @@ def problem(rows: int = 5, symbols: int = 9, dtype=torch.float64, device="cpu"):
 
 
 @pytest.mark.parametrize("form", [logit_gradients_, plain_logit_gradients_])
-def test_the_slope_is_the_gradient_of_the_weighted_nats(form):
+def test_the_logits_are_overwritten_by_the_gradient_of_the_weighted_nats(form):
     logits, targets, weight = problem()
     leaf = logits.clone().requires_grad_()
     expected = F.cross_entropy(leaf, targets, reduction="none")
-    (pull,) = torch.autograd.grad((weight * expected).sum(), leaf)
+    (gradient,) = torch.autograd.grad((weight * expected).sum(), leaf)
     unchanged = logits.clone()
     torch.testing.assert_close(form(unchanged, targets, weight, False), expected.detach())
     assert torch.equal(unchanged, logits)
     torch.testing.assert_close(form(logits, targets, weight, True), expected.detach())
-    torch.testing.assert_close(logits, pull)
+    torch.testing.assert_close(logits, gradient)
     assert (logits[:, 4] == 0).all()
 
 
-def test_positions_are_the_places_whose_weight_is_not_zero():
+def test_positions_are_those_whose_weight_is_not_zero():
     weight = torch.tensor([[0.0, 2.0, 0.0], [-1.0, 0.0, 3.0]])
     assert Positions(weight).index().tolist() == [1, 3, 5]
     assert Positions(torch.zeros(2, 3)).index().tolist() == []
@@ -43,7 +43,7 @@ def test_positions_are_the_places_whose_weight_is_not_zero():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("symbols", [9, 5_000, 50_304])
-def test_the_kernel_is_the_plain_form(dtype, symbols):
+def test_the_kernel_equals_the_plain_form(dtype, symbols):
     assert why_no_triton() == ""
     logits, targets, weight = problem(300, symbols, dtype, "cuda")
     plain = logits.clone()
@@ -56,7 +56,7 @@ def test_the_kernel_is_the_plain_form(dtype, symbols):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_positions_on_a_gpu_are_those_on_the_host():
+def test_positions_on_a_gpu_equal_those_on_the_host():
     weight = torch.rand(8, 1000, generator=seeded()) * (torch.rand(8, 1000, generator=seeded(1)) < 0.3)
     for each in (weight, torch.zeros(2, 3)):
         assert torch.equal(Positions(each.cuda()).index().cpu(), Positions(each).index())

@@ -1,4 +1,4 @@
-"""Laws of the single network."""
+"""Properties of the single network."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from worlds import seeded, wake
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.methods import method_of
-from adlm.models.layers import TimeCondition, rotary_angles, rotate
+from adlm.models.layers import TimeCondition, apply_rotary, rotary_angles
 from adlm.models.transformer import Transformer, num_parameters
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -49,7 +49,7 @@ def test_a_row_of_nothing_but_padding_stays_finite(network):
     assert network(IDS, pad=pad).isfinite().all()
 
 
-def test_a_network_told_nothing_is_told_that_the_noise_is_zero(network):
+def test_without_sigma_a_network_is_conditioned_on_zero_noise(network):
     assert torch.equal(network(IDS), network(IDS, sigma=None))
     torch.testing.assert_close(network(IDS), network(IDS, sigma=torch.zeros(2).double()))
     noisy = network(IDS, sigma=torch.tensor([0.0, 1.3]).double())
@@ -67,8 +67,8 @@ def test_the_time_embedding_is_128_cosines_then_128_sines_of_falling_frequency()
     torch.testing.assert_close(seen[0], torch.tensor(by_hand, dtype=torch.float64))
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units says so and goes on
-def test_a_network_in_half_precision_answers_nearly_the_same(tiny_config):
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units warns and falls back
+def test_a_bfloat16_network_predicts_nearly_the_same(tiny_config):
     network = wake(Transformer(tiny_config.model, 12)).eval()
     precise = network(IDS, sigma=torch.ones(2)).softmax(dim=-1)
     rounded = network.bfloat16()(IDS, sigma=torch.ones(2)).float().softmax(dim=-1)
@@ -76,22 +76,22 @@ def test_a_network_in_half_precision_answers_nearly_the_same(tiny_config):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_a_network_that_starts_at_neighbours_feels_a_changed_token_most_beside_it(tiny_config, heads):
-    """To the left where a head looks right and to the right where one looks left; whatever the tokens are."""
+def test_with_neighbour_initialization_a_changed_token_affects_its_neighbours_most(tiny_config, heads):
+    """Even heads attend to the previous token and odd heads to the next one, whatever the tokens are."""
     model = replace(tiny_config.model, hidden=64, heads=heads, blocks=1, dropout=0.0, start="neighbours")
     torch.manual_seed(0)
     network = Transformer(model, 300).double().eval()
     rows = torch.randint(300, (64, 40), generator=seeded())
     changed = rows.clone()
     changed[:, 20] = torch.randint(300, (64,), generator=seeded(1))
-    felt = (network.hidden(changed) - network.hidden(rows)).square().sum(dim=-1).mean(dim=0)
+    effect = (network.hidden(changed) - network.hidden(rows)).square().sum(dim=-1).mean(dim=0)
     beside = [21] if heads == 1 else [19, 21]
-    elsewhere = [place for place in range(40) if place not in (20, *beside)]
-    assert felt[beside].min() > 1.5 * felt[elsewhere].max()
+    elsewhere = [position for position in range(40) if position not in (20, *beside)]
+    assert effect[beside].min() > 1.5 * effect[elsewhere].max()
 
 
-def test_how_the_blocks_start_changes_no_draw(tiny_config):
-    """Embeddings, heads and MLPs are those of the published start; so is all of a network that is not modulated."""
+def test_the_initialization_of_blocks_leaves_all_other_weights_unchanged(tiny_config):
+    """Embeddings, heads and MLPs are as with start "published"; so is every weight of a network without adaLN."""
     fresh = {}
     for start in ("published", "neighbours"):
         for modulated in (True, False):
@@ -108,18 +108,18 @@ def test_how_the_blocks_start_changes_no_draw(tiny_config):
         assert torch.equal(weight, fresh["neighbours", False][name])
 
 
-def test_rotated_queries_and_keys_meet_by_distance_alone():
+def test_rotary_attention_scores_depend_on_distance_only():
     q, k = torch.randn(2, 1, 1, 1, 8, generator=seeded(), dtype=torch.float64).expand(2, 1, 1, 10, 8)
     angles = rotary_angles(10, 8, like=q)
-    scores = (rotate(q, angles) @ rotate(k, angles).transpose(-1, -2))[0, 0]
+    scores = (apply_rotary(q, angles) @ apply_rotary(k, angles).transpose(-1, -2))[0, 0]
     for distance in range(-9, 10):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
     assert scores[0, 1] != scores[0, 2]
-    torch.testing.assert_close(rotate(q, angles).norm(dim=-1), q.norm(dim=-1))
+    torch.testing.assert_close(apply_rotary(q, angles).norm(dim=-1), q.norm(dim=-1))
 
 
-def test_a_fresh_network_guesses_uniformly_whatever_it_reads(tiny_config):
+def test_a_new_network_predicts_uniformly_for_every_input(tiny_config):
     logits = Transformer(tiny_config.model, 12)(IDS)
     assert (logits == 0).all()
 
@@ -130,7 +130,7 @@ def test_dropout_is_for_training_only(tiny_config):
     assert torch.equal(network.eval()(IDS), network.eval()(IDS))
 
 
-def test_the_nats_of_the_right_answers_are_minus_their_log_probability(network):
+def test_nats_are_minus_the_log_probability_of_the_target(network):
     weight = torch.rand(2, 8, generator=seeded())
     scored = network.score(IDS, IDS, weight, mask_id=0)
     logits = network(IDS)

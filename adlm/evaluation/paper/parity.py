@@ -100,7 +100,7 @@ def _form(golden: Golden, config: Config, form: str) -> Iterator[ParityRow]:
     published, mask_id = read_checkpoint(golden.checkpoint(form)), golden.vocabulary().mask_id
     for kind, weights, file in (
         ("raw", published.weights, "adlm_forward.npz"),
-        ("ema", published.averaged, "adlm_forward_ema.npz"),
+        ("ema", published.ema_weights, "adlm_forward_ema.npz"),
     ):
         if weights is not None and golden.has(file):
             network = network_of(config, weights)

@@ -196,7 +196,7 @@ def test_sizes_are_read_off_the_weights(other_sizes):
     published = read_checkpoint(other_sizes / "adlm-tiny.ckpt")
     assert published.num_symbols == 17
     assert published.model == Model(hidden=24, heads=3, blocks=3, denoiser_blocks=2, condition=10)
-    assert published.averaged.keys() == published.weights.keys()
+    assert published.ema_weights.keys() == published.weights.keys()
 
 
 def test_no_two_rules_of_the_renaming_claim_one_name(test_vectors):
@@ -220,11 +220,11 @@ def test_no_two_rules_of_the_renaming_claim_one_name(test_vectors):
             "says 60 symbols, the weights have 54",
         ),
         (lambda f: (f / "adlm_forward.npz").write_bytes(b"PK"), "cannot be read as the arrays of a .npz"),
-        (lambda f: (f / "adlm-tiny.ckpt").write_bytes(b"PK"), "is damaged or is no checkpoint: torch's files"),
+        (lambda f: (f / "adlm-tiny.ckpt").write_bytes(b"PK"), "is damaged or not a checkpoint: torch files"),
         (lambda f: torch.save({"state_dict": 3}, f / "adlm-tiny.ckpt"), "not a released checkpoint"),
         (
             lambda f: torch.save({"state_dict": {"w": torch.ones(1)}}, f / "adlm-tiny.ckpt"),
-            "belongs to no network we know",
+            "belongs to no known network",
         ),
         (lambda f: spoil_array(f, "adlm_forward.npz", "log_prob", lambda a: a[:1]), "have shape"),
         (lambda f: [path.unlink() for path in f.glob("*.npz")], "has nothing to compare"),
@@ -316,6 +316,6 @@ def test_a_checkpoint_that_would_run_code_runs_none(copy, tmp_path):
 
     content = torch.load(copy / "adlm-tiny.ckpt", weights_only=True)
     torch.save({**content, "hyper_parameters": Hostile()}, copy / "adlm-tiny.ckpt")
-    with pytest.raises(UserError, match=r"it names _?io.open, which no checkpoint needs; nothing of it was run"):
+    with pytest.raises(UserError, match=r"it names _?io.open, which no checkpoint needs; nothing in it was executed"):
         compare(copy)
     assert not (tmp_path / "ran").exists()
