@@ -119,7 +119,7 @@ class Data:
     damaged: Literal["refuse", "replace"] = "refuse"
     """How to handle NUL and bytes that are not UTF-8: refuse the text, or replace them by U+FFFD."""
     packing: PackingName | None = None
-    """How documents are arranged in rows; null means the corpus's default, which is packed for your own text."""
+    """How documents are arranged in rows; null is the corpus's default (packed for your own text)."""
     pad: Literal["masked", "attended"] = "masked"
     """Whether attention sees padding: masked excludes it, attended includes it as the released code does."""
     dtype: Literal["auto", "uint16", "uint32"] = "auto"

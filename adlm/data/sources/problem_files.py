@@ -29,7 +29,7 @@ def as_text(problem: Problem) -> str:
 
 def gsm8k_text(record: Any) -> str:
     """The document of a record of GSM8K on the Hub."""
-    return as_text(gsm8k.original(record["question"], record["answer"], "a record of the hub"))
+    return as_text(gsm8k.parse_original(record["question"], record["answer"], "a record of the hub"))
 
 
 def _digest(*paths: Path) -> str:

@@ -1,4 +1,4 @@
-"""Laws of detokenising: what the field's code gives, on made-up lines and on whole real files."""
+"""Detokenisers reproduce the released code, on example lines and on real files."""
 
 import hashlib
 import json

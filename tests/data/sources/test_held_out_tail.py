@@ -1,4 +1,4 @@
-"""Laws of the tail that is held out: about as long as asked for, cut where a reader would, nothing lost."""
+"""The held-out tail: about as long as requested, cut at a natural break, nothing lost."""
 
 from itertools import islice
 
@@ -14,15 +14,15 @@ LINES = [prose(12, seed=i).replace("\n", " ").strip() for i in range(200)]
 
 
 def divided(data: Data) -> dict[str, list[str]]:
-    """The documents of each split of a plan."""
-    plan, found, number = resolve_source(data), {"train": [], "valid": []}, 0
-    for part in plan.parts:
-        pieces = []
+    """The documents of each split of a source."""
+    source, found, number = resolve_source(data), {"train": [], "valid": []}, 0
+    for part in source.parts:
+        chunks = []
         for text, ends in part.chunks():
-            pieces.append(text)
+            chunks.append(text)
             if ends:
-                found[plan.split_of(part, number)].append("".join(pieces))
-                number, pieces = number + 1, []
+                found[source.split_of(part, number)].append("".join(chunks))
+                number, chunks = number + 1, []
     return found
 
 
@@ -63,8 +63,8 @@ def test_few_documents_are_split_between_two_of_them_if_that_is_near_enough(tmp_
 
 def test_random_documents_are_held_out_if_there_are_enough(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES))
-    plan = resolve_source(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
-    assert (plan.division.last_from, plan.division.cut_at) == (None, None)
+    source = resolve_source(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
+    assert (source.division.last_from, source.division.cut_at) == (None, None)
     found = divided(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
     assert found["valid"][:3] == [LINES[7], LINES[14], LINES[15]]
 

@@ -1,4 +1,4 @@
-"""Laws of reading files: every usual form gives the same documents, and what is no text is told in one sentence."""
+"""Reading files: every format gives the same documents, and invalid text is a user error."""
 
 import bz2
 import csv
@@ -15,9 +15,9 @@ from adlm.errors import UserError
 DOCUMENTS = ["The first document,\nin two lines.", 'A "second", naïve one: ☃', "and a third"]
 
 
-def texts(path, **knobs) -> list[str]:
+def texts(path, **options) -> list[str]:
     documents, parts = [], []
-    for text, ends in TextFile(path, path.name, **knobs).chunks():
+    for text, ends in TextFile(path, path.name, **options).chunks():
         parts.append(text)
         if ends:
             documents.append("".join(parts))
@@ -61,10 +61,10 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "write", "knobs"), FORMS, ids=[form[0] for form in FORMS])
-def test_every_format_gives_the_same_documents(name, write, knobs, tmp_path):
+@pytest.mark.parametrize(("name", "write", "options"), FORMS, ids=[form[0] for form in FORMS])
+def test_every_format_gives_the_same_documents(name, write, options, tmp_path):
     write(tmp_path / name)
-    found = texts(tmp_path / name, **knobs)
+    found = texts(tmp_path / name, **options)
     assert found == DOCUMENTS
 
 
@@ -156,8 +156,8 @@ def test_a_json_list_that_is_too_large_is_refused(tmp_path, monkeypatch):
         texts(tmp_path / "a.json")
 
 
-def pieces_of(path, **knobs):
-    return list(TextFile(path, path.name, **knobs).chunks())
+def chunks_of(path, **options):
+    return list(TextFile(path, path.name, **options).chunks())
 
 
 def test_a_line_of_many_chunks_is_one_document(tmp_path, monkeypatch):
@@ -165,13 +165,13 @@ def test_a_line_of_many_chunks_is_one_document(tmp_path, monkeypatch):
     path, blanks = tmp_path / "a.txt", " " * 500
     path.write_bytes(f"one{blanks}\r\n{blanks}\r\n{blanks}two\r{blanks}\r\nthree\n".encode())
     assert texts(path, boundary="line") == [f"one{blanks}", f"{blanks}two\r{blanks}", "three"]
-    found = pieces_of(path, boundary="line")
+    found = chunks_of(path, boundary="line")
     assert len(found) > 20
     assert sum(piece.ends for piece in found) == 3, "no ids are left without a document"
     path.write_bytes(f"one\n{blanks}".encode())
-    assert pieces_of(path, boundary="line") == [("one", True)]
+    assert chunks_of(path, boundary="line") == [("one", True)]
     path.write_bytes(f"one\n\n{blanks}".encode())
-    assert pieces_of(path, boundary="blank") == [("one", True)]
+    assert chunks_of(path, boundary="blank") == [("one", True)]
 
 
 def test_a_carriage_return_inside_a_line_stays(tmp_path, monkeypatch):
@@ -236,11 +236,11 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "knobs", "sentence"), BROKEN, ids=[f"{row[0]}-{row[3]}" for row in BROKEN])
-def test_invalid_text_is_a_user_error(name, data, knobs, sentence, tmp_path):
+@pytest.mark.parametrize(("name", "data", "options", "sentence"), BROKEN, ids=[f"{row[0]}-{row[3]}" for row in BROKEN])
+def test_invalid_text_is_a_user_error(name, data, options, sentence, tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError) as caught:
-        texts(tmp_path / name, **knobs)
+        texts(tmp_path / name, **options)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
