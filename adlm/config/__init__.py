@@ -1,1 +1,1 @@
-"""Every knob of a run: what there is (schema) and how presets and overrides become one checked Config (load)."""
+"""Config options of a run: their definitions (schema) and the resolution of presets and overrides (load)."""

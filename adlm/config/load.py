@@ -1,7 +1,7 @@
-"""Presets and overrides -> one checked Config, and back to YAML. Knows files and the schema, nothing of what knobs do.
+"""Resolves presets and overrides into one validated Config, and writes it as YAML. Does not interpret the options.
 
-The words of a command are read from left to right: a bare word is a preset or a .yaml file laid over what is there,
-`section=name` lays that section's preset over the section, `a.b=c` sets one knob.
+Overrides are applied from left to right: a word without `=` is a preset or a .yaml file merged over the previous ones,
+`section=name` merges a preset of that section, `a.b=c` sets one option.
 """
 
 import dataclasses
@@ -24,127 +24,128 @@ from adlm.files import read_bytes, write_file
 
 Raw = dict[str, Any]
 
-LARGEST_FILE = 2**18  # bytes; ours have 6,000, and YAML is read at some 300,000 a second
+LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed at about 300,000 bytes a second
 
 PRESETS = files("adlm") / "presets"
 
 
 def resolve(words: Iterable[str], over: Config | None = None) -> Config:
-    """The Config that the words of a command ask for, over the defaults or over another Config."""
+    """The Config given by the overrides of a command, applied to the defaults or to the Config `over`."""
     raw = parse_overrides(words)
-    return from_mapping(raw if over is None else _laid_over(_without_source(to_mapping(over), raw), raw))
+    return from_mapping(raw if over is None else _merge(_without_source(to_mapping(over), raw), raw))
 
 
 def is_run_preset(word: str) -> bool:
-    """Whether a word of a command is a preset of a whole run: not a knob, a file, or a preset of one section."""
+    """Whether an override is a preset of a complete run, not an option, a file or a preset of one section."""
     return word in dict(_preset_files()) and word.partition("/")[0] not in knobs.sections()
 
 
 def parse_overrides(words: Iterable[str]) -> Raw:
-    """What the words of a command set and nothing else, unchecked: to be laid over knobs that are settled."""
+    """The options that the overrides of a command set, without defaults and not yet validated."""
     raw: Raw = {}
-    whole = ""  # the preset that names a method: a run of its own, into which no other must leak
+    run_preset = ""  # the preset that sets `method`; a second one would inherit options of the first
     for word in words:
-        above = _asked(word)
-        if "=" not in word and "method" in above:
-            if whole:
+        override = _parse_override(word)
+        if "=" not in word and "method" in override:
+            if run_preset:
                 raise UserError(
-                    f"{whole} and {word} are both whole runs, and one must not leak into the other; name one"
+                    f"{run_preset} and {word} are both presets of complete runs and cannot be combined; give one"
                 )
-            whole = word
-        raw = _laid_over(_without_source(raw, above), above)
+            run_preset = word
+        raw = _merge(_without_source(raw, override), override)
     return raw
 
 
-def _without_source(raw: Raw, above: Raw) -> Raw:
-    """What is there, without the text it reads where the next word names another: data.path replaces data.name.
+def _without_source(raw: Raw, override: Raw) -> Raw:
+    """`raw` without its text source if `override` sets another one: data.path replaces data.name.
 
-    A prepared folder is text too: data.prepared replaces what a preset reads, and data.path a folder named before it.
+    A prepared folder counts as a source: data.prepared replaces the source of a preset, and data.path replaces an
+    earlier data.prepared.
     """
-    below, over, sources = raw.get("data"), above.get("data"), (*SOURCES, "prepared")
-    if not (isinstance(below, dict) and isinstance(over, dict) and any(over.get(knob) for knob in sources)):
+    below, above, sources = raw.get("data"), override.get("data"), (*SOURCES, "prepared")
+    if not (isinstance(below, dict) and isinstance(above, dict) and any(above.get(option) for option in sources)):
         return raw
-    return {**raw, "data": {knob: value for knob, value in below.items() if knob not in sources}}
+    return {**raw, "data": {option: value for option, value in below.items() if option not in sources}}
 
 
-def _asked(word: str) -> Raw:
-    """What one word of a command sets."""
+def _parse_override(word: str) -> Raw:
+    """The options that one override sets."""
     if word.endswith((".yaml", ".yml")) and Path(word).exists():
         return _read_file(word)
-    knob, equals, value = word.partition("=")
-    section, slash, _ = knob.partition("/")
+    option, equals, value = word.partition("=")
+    section, slash, _ = option.partition("/")
     if not equals:
         preset = _read_preset(word)
         return {section: preset} if slash and section in knobs.sections() else preset
-    if knob in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
+    if option in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
         if value.endswith((".yaml", ".yml")):
-            return {knob: _read_file(value)}
-        if f"{knob}/{value}" not in dict(_preset_files()) and f"{knob}.name" in knobs.descriptions():
-            return {knob: {"name": value}}
-        return {knob: _read_preset(f"{knob}/{value}")}
-    if knob == "data" and "/" in value:
-        raise UserError(f"data {value!r} is no corpus by name; your own text goes by data.path={value}")
-    plain = value if knob in knobs.texts() else _parse(value, origin=f"{knob}={value}")
-    return _nested(knob.split("."), plain)
+            return {option: _read_file(value)}
+        if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in knobs.descriptions():
+            return {option: {"name": value}}
+        return {option: _read_preset(f"{option}/{value}")}
+    if option == "data" and "/" in value:
+        raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
+    plain = value if option in knobs.string_options() else _parse_yaml(value, origin=f"{option}={value}")
+    return _nested(option.split("."), plain)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:
-    """A plain mapping, as YAML gives it, checked key by key."""
-    for knob, value in _leaves(raw):
-        if complaint := knobs.unknown(knob):
-            raise UserError(complaint)
+    """The Config of a nested mapping as read from YAML, with names, types and ranges validated."""
+    for option, value in _leaves(raw):
+        if message := knobs.unknown_option_error(option):
+            raise UserError(message)
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{knob} {value} must be a finite number")
+            raise UserError(f"{option} {value} must be a finite number")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{knob} is a number of {value.bit_length()} bits; give one of at most 63")
+            raise UserError(f"{option} is a number of {value.bit_length()} bits; give one of at most 63")
     try:
-        # through JSON, because there pydantic's strict mode takes a mapping for a record yet no "5" or true for a 5
-        return TypeAdapter(Config).validate_json(json.dumps(raw, default=_plain), strict=True)
+        # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
+        return TypeAdapter(Config).validate_json(json.dumps(raw, default=_to_json), strict=True)
     except ValidationError as error:
-        raise UserError(knobs.in_words(error)) from None
+        raise UserError(knobs.describe_validation_error(error)) from None
 
 
 def validate(config: Config) -> Config:
-    """The same Config, its types and ranges checked: for one that was made in Python."""
+    """The same Config after validation of types and ranges, for a Config constructed in Python."""
     return from_mapping(to_mapping(config))
 
 
 def to_mapping(config: Config) -> Raw:
-    """The Config as nested dicts; what is empty is None."""
+    """The Config as nested dicts."""
     return dataclasses.asdict(config)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Knobs by their dotted names whose values are not the same, with both."""
+    """The options whose values differ, by dotted name, with both values."""
     found: dict[str, tuple[Any, Any]] = {}
-    for knob in dict.fromkeys((*before, *now)):
-        was, is_now = before.get(knob), now.get(knob)
-        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            found |= differences(was, is_now, f"{prefix}{knob}.")
-        elif was != is_now:
-            found[f"{prefix}{knob}"] = (was, is_now)
+    for option in dict.fromkeys((*before, *now)):
+        old, new = before.get(option), now.get(option)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= differences(old, new, f"{prefix}{option}.")
+        elif old != new:
+            found[f"{prefix}{option}"] = (old, new)
     return found
 
 
 def to_yaml(config: Config, explain: bool = False) -> str:
-    """The Config as YAML; with `explain`, each knob under its sentence from the schema."""
+    """The Config as YAML; with `explain`, each option has its description in a comment above it."""
     text = yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=math.inf)
-    return knobs.explained(text) if explain else text
+    return knobs.add_descriptions(text) if explain else text
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the Config as YAML, whole or not at all."""
+    """Write the Config as YAML, atomically. The file can be used as a preset."""
     title = f"# {config.method} on {config.data.name or 'own text'}, resolved: itself a preset\n"
     write_file(path, title + to_yaml(config))
 
 
 def load_config(path: Path) -> Config:
-    """A Config saved by `save`, or any .yaml of knobs."""
+    """Read a Config saved by `save_config`, or any other .yaml file of options."""
     return from_mapping(_read_file(str(path)))
 
 
 def preset_titles() -> dict[str, str]:
-    """Every preset shipped with the package, by name, with the sentence in its first line."""
+    """Every preset shipped with the package, by name, with its title: the comment in its first line."""
     return {
         name: source.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         for name, source in _preset_files()
@@ -162,9 +163,9 @@ def _preset_files(folder: Traversable = PRESETS, prefix: str = "") -> Iterator[t
 def _read_preset(name: str) -> Raw:
     shipped = dict(_preset_files())
     if name in shipped:
-        return _mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
+        return _parse_mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
     if name in knobs.descriptions():
-        raise UserError(f"knob {name} is given no value; write {name}=...")
+        raise UserError(f"option {name} has no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
         raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.suggestion(name, shipped)}")
     return _read_file(name)
@@ -172,32 +173,29 @@ def _read_preset(name: str) -> Raw:
 
 def _read_file(name: str) -> Raw:
     try:
-        return _mapping(_content(Path(name)).decode(), origin=name)
+        content = read_bytes(Path(name), LARGEST_FILE)
+    except UserError as error:
+        raise UserError(f"config file {error}") from None
+    try:
+        return _parse_mapping(content.decode(), origin=name)
     except UnicodeDecodeError:
         raise UserError(f"config file {name} cannot be read: it is not UTF-8 text") from None
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return read_bytes(path, LARGEST_FILE)
-    except UserError as error:
-        raise UserError(f"config file {error}") from None
-
-
-def _mapping(text: str, origin: str) -> Raw:
-    raw = _parse(text, origin)
+def _parse_mapping(text: str, origin: str) -> Raw:
+    raw = _parse_yaml(text, origin)
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise UserError(f"{origin} is not a mapping of knobs to values, such as `length: 1024`")
+        raise UserError(f"{origin} is not a mapping of options to values, such as `length: 1024`")
     return raw
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: 3e-4 is a number, 010 is none, off and no are words, nothing comes twice.
+    """A strict YAML loader: 3e-4 is a number; 010, off, no and dates are strings; duplicate keys are an error.
 
-    Aliases and tags (`!!bool x`) are refused, dates are text. It is Python's own loader: that of libyaml is faster, but
-    does not let these be refused, and ends the process where a file is nested too deeply.
+    Aliases and tags (`!!bool x`) are errors too. It extends the loader written in Python, because the faster libyaml
+    loader cannot reject these and crashes the process on deeply nested files.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -218,17 +216,17 @@ class _Loader(yaml.SafeLoader):
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
 
-    def whole_if_it_is(self, node: yaml.ScalarNode) -> int | float:
-        """1e6 is a whole number, whatever YAML says."""
+    def int_or_float(self, node: yaml.ScalarNode) -> int | float:
+        """1e6 is an int here, and a float in YAML."""
         number = self.construct_yaml_float(node)
         return int(number) if "e" in node.value.lower() and number.is_integer() and abs(number) < 2**53 else number
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.unique_keys)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.whole_if_it_is)
-REPLACED = ("int", "float", "bool", "timestamp")
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.int_or_float)
+REPLACED_TYPES = ("int", "float", "bool", "timestamp")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in REPLACED]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in REPLACED_TYPES]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False)$"), list("tfTF"))
@@ -240,21 +238,21 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse(text: str, origin: str) -> Any:
-    named = origin if len(origin) < 200 else f"{origin[:200]}..."
+def _parse_yaml(text: str, origin: str) -> Any:
+    shown = origin if len(origin) < 200 else f"{origin[:200]}..."
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
-        raise UserError(f"{named} cannot be read as YAML: it is nested too deeply") from None
+        raise UserError(f"{shown} cannot be read as YAML: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark is not None and "=" not in origin else ""
-        raise UserError(f"{named} cannot be read as YAML: {problem}{line}") from None
+        raise UserError(f"{shown} cannot be read as YAML: {problem}{line}") from None
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy or torch as Python's; anything else as text."""
+def _to_json(value: Any) -> Any:
+    """A NumPy or PyTorch scalar as a Python number; any other object as a string."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
@@ -264,11 +262,12 @@ def _nested(keys: list[str], value: Any) -> Raw:
     return {keys[0]: value}
 
 
-def _laid_over(below: Raw, above: Raw) -> Raw:
+def _merge(below: Raw, above: Raw) -> Raw:
+    """A recursive merge of two nested mappings; values of `above` take precedence."""
     merged = dict(below)
     for key, value in above.items():
-        under = merged.get(key)
-        merged[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 

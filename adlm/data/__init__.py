@@ -1,1 +1,1 @@
-"""Text from anywhere -> documents -> ids once -> flat shards -> rows of ids, and problems to reason about."""
+"""Data pipeline: text sources -> documents -> shards of token ids -> rows and batches; also reasoning problems."""

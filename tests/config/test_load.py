@@ -1,4 +1,4 @@
-"""Laws of presets, overrides and the sentences for what is wrong with them."""
+"""Presets, overrides and the error messages for invalid ones."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_every_preset_resolves_and_survives_a_round_trip(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_the_paper_is_what_it_says(name):
+def test_presets_of_the_paper_set_the_published_values(name):
     corpus, method = name.split("/")
     config = resolve([name])
     assert config.method == method
@@ -55,7 +55,7 @@ def test_a_run_of_the_paper_is_what_it_says(name):
     assert config.model.time_conditioning == (method in ("sedd", "d3pm"))
 
 
-def test_words_are_laid_over_each_other_from_left_to_right(tmp_path):
+def test_overrides_are_applied_from_left_to_right(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("length: 64\nanchor: {tau: 2}\n")
     config = resolve(["owt/adlm", "model=medium", str(own), "anchor.gamma=0.1", "length=32"])
@@ -65,18 +65,18 @@ def test_words_are_laid_over_each_other_from_left_to_right(tmp_path):
     assert resolve(["length=32", str(own)]).length == 64
 
 
-def test_numbers_may_be_written_as_people_write_them():
+def test_numbers_may_use_exponents_and_underscores():
     config = resolve(["train.learning_rate=3e-4", "train.steps=500_000", "schedule.eps=0", "anchor.gamma=1"])
     assert (config.train.learning_rate, config.train.steps) == (3e-4, 500_000)
     assert isinstance(config.schedule.eps, float)
 
 
 @pytest.mark.parametrize("text", ["*.txt", "3", "a: b", "[x]", "'quoted'", "true", "~/a#b"])
-def test_a_text_is_taken_as_it_is_written(text):
+def test_values_of_string_options_are_not_parsed(text):
     assert resolve([f"data.path={text}"]).data.path == text
 
 
-def test_off_is_a_word_and_true_is_true(tmp_path):
+def test_off_is_a_string_and_true_is_a_boolean(tmp_path):
     assert resolve(["train.compile=off", "train.wandb=off", "train.recompute=true"]).train.compile == "off"
     (tmp_path / "own.yaml").write_text("train: { compile: off, recompute: True }\n")
     config = resolve([str(tmp_path / "own.yaml")])
@@ -91,25 +91,25 @@ def resolve_yaml(text, folder):
     return resolve([str(folder / "again.yaml")])
 
 
-def test_what_is_read_is_said_by_the_last_word(tmp_path):
+def test_the_last_override_selects_the_text_to_read(tmp_path):
     assert resolve(["owt/adlm", "data.path=mine.txt"]).data.name == ""
     assert resolve(["data.path=mine.txt", "data=ptb"]).data == Data(name="ptb")
     config = resolve(["owt/adlm", "data.hub=a/b", "data.held_out=0.5"])
     assert (config.data.hub, config.data.name, config.data.packing) == ("a/b", "", "packed-published")
-    with pytest.raises(UserError, match=r"data.name ptb and data.path x both say what is read; keep one"):
+    with pytest.raises(UserError, match=r"data.name ptb and data.path x both select the text to read; keep one"):
         Data(name="ptb", path="x")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["anchor.gama=1"], "unknown knob 'anchor.gama'; did you mean anchor.gamma?"),
-        (["gamma=1"], "unknown knob 'gamma'; did you mean anchor.gamma?"),
-        (["model.size=small"], "unknown knob 'model.size'; did you mean vocabulary.size?"),
-        (["anchor.zzz=1"], "unknown knob 'anchor.zzz'; anchor has gamma, tau, positions, warm_up"),
-        (["nothing=1"], "unknown knob 'nothing'; there are method, tokenizer, length"),
-        (["anchor.gamma.x=3"], "unknown knob 'anchor.gamma.x'; did you mean anchor.gamma?"),
-        (["anchor.tau=-1"], "anchor.tau -1 must be at least 0: A token is an anchor where"),
+        (["anchor.gama=1"], "unknown option 'anchor.gama'; did you mean anchor.gamma?"),
+        (["gamma=1"], "unknown option 'gamma'; did you mean anchor.gamma?"),
+        (["model.size=small"], "unknown option 'model.size'; did you mean vocabulary.size?"),
+        (["anchor.zzz=1"], "unknown option 'anchor.zzz'; anchor has gamma, tau, positions, warm_up"),
+        (["nothing=1"], "unknown option 'nothing'; there are method, tokenizer, length"),
+        (["anchor.gamma.x=3"], "unknown option 'anchor.gamma.x'; did you mean anchor.gamma?"),
+        (["anchor.tau=-1"], "anchor.tau -1 must be at least 0: A token is an anchor if"),
         (["anchor.tau=2.5"], "anchor.tau 2.5 must be a whole number"),
         (["anchor.tau=true"], "anchor.tau true must be a whole number"),
         (["anchor.tau="], "anchor.tau null must be a whole number"),
@@ -117,7 +117,7 @@ def test_what_is_read_is_said_by_the_last_word(tmp_path):
         (["anchor.gamma=big"], "anchor.gamma 'big' must be a number"),
         (["anchor.gamma=.inf"], "anchor.gamma inf must be a finite number"),
         (["anchor.warm_up=1"], "anchor.warm_up 1 must be true or false"),
-        (["anchor=3"], "anchor 3 must be a section of knobs, not a single value"),
+        (["anchor=3"], "anchor 3 must be a section of options, not a single value"),
         (["length=1"], "length 1 must be at least 2"),
         (["method=adml"], "method 'adml' is not one of adlm, mdlm, sedd, d3pm, ar, a2r; did you mean 'adlm'?"),
         (
@@ -140,10 +140,10 @@ def test_what_is_read_is_said_by_the_last_word(tmp_path):
         (["schedule=geometric", "schedule.sigma_min=0"], "schedule.sigma_min 0.0 is not positive"),
         (["schedule=linear", "schedule.sigma_max=0.0"], "schedule.sigma_max 0.0 must be more than 0"),
         (["schedule=geometric", "schedule.sigma_min=2"], "schedule.sigma_max 1.0 must exceed schedule.sigma_min 2.0"),
-        (["model.time_conditioning=true"], "needs a finite noise at t = 1, and schedule.eps 0.0"),
+        (["model.time_conditioning=true"], "needs a finite noise level at t = 1, and schedule.eps 0.0"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_knob_the_value_and_the_remedy(words, sentence):
+def test_an_error_is_one_line_with_the_option_the_value_and_the_remedy(words, sentence):
     with pytest.raises(UserError) as caught:
         resolve(words)
     assert sentence in str(caught.value)
@@ -155,16 +155,16 @@ def test_a_mistake_is_one_sentence_with_the_knob_the_value_and_the_remedy(words,
     [
         ("length: 8\nlength: 9\n", "length is set twice, again on line 2"),
         ("anchor: &a {tau: 2}\nmodel: *a\n", "aliases (*name) are not allowed"),
-        ("- 1\n- 2\n", "is not a mapping of knobs to values"),
-        ("just words\n", "is not a mapping of knobs to values"),
+        ("- 1\n- 2\n", "is not a mapping of options to values"),
+        ("just words\n", "is not a mapping of options to values"),
         ("length: !!python/object/apply:os.system ['true']\n", "cannot be read as YAML"),
         ("\x00", "cannot be read as YAML"),
-        ("length: {1: 2}\n", "unknown knob 'length.1'"),
-        ("? [a, b]\n: 3\n", "unknown knob"),
+        ("length: {1: 2}\n", "unknown option 'length.1'"),
+        ("? [a, b]\n: 3\n", "unknown option"),
         ("data: {name: 2024-01-01}\nlength: 2024-01-01\n", "length '2024-01-01' must be a whole number"),
     ],
 )
-def test_a_damaged_file_is_one_sentence_and_runs_nothing(tmp_path, text, sentence):
+def test_a_malformed_file_is_an_error_and_executes_nothing(tmp_path, text, sentence):
     path = tmp_path / "own.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_one_sentence_and_runs_nothing(tmp_path, text, sentenc
     assert sentence in str(caught.value)
 
 
-def test_text_that_is_not_utf8_is_one_sentence(tmp_path):
+def test_a_file_that_is_not_utf8_is_an_error(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="it is not UTF-8 text"):
@@ -185,14 +185,14 @@ def test_an_empty_file_changes_nothing(tmp_path):
     assert resolve([str(path)]) == Config()
 
 
-def test_a_config_made_in_python_is_checked_too():
+def test_a_config_constructed_in_python_is_validated_too():
     config = Config(model=Model(hidden=32, heads=2), vocabulary=Vocabulary(5, 4))
     assert validate(config) == config
     with pytest.raises(UserError, match=r"length 'long' must be a whole number"):
         validate(replace(config, length="long"))
 
 
-def test_every_knob_has_a_sentence():
+def test_every_option_has_a_description():
     known = descriptions()
     for name, value in to_mapping(replace(Config(), vocabulary=Vocabulary(9, 8, 1, 2, 3))).items():
         leaves = [f"{name}.{leaf}" for leaf in value] if name in sections() else [name]

@@ -1,4 +1,4 @@
-"""What the data tests share: a small tokenizer like GPT-2's, and texts of made-up words."""
+"""Fixtures of the data tests: a small tokenizer like GPT-2's, and configs."""
 
 import pytest
 from texts import prose
@@ -25,6 +25,6 @@ def bpe(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def asked():
-    """A Config of the words of a command."""
+def resolve_config():
+    """Resolves the overrides of a command to a Config."""
     return lambda *words: resolve([str(word) for word in words])

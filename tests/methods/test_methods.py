@@ -487,7 +487,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
         (Sampling("nope"), "sampling.sampler 'nope' is not one of ancestral"),
         (Sampling(t_end=1.0), "sampling.t_end 1.0 must be less than 1"),
         (Sampling(final="arg"), "sampling.final 'arg' is not one of argmax, draw"),
-        (None, "sampling null must be a section of knobs"),
+        (None, "sampling null must be a section of options"),
     ],
     ids=str,
 )

@@ -1,1 +1,1 @@
-"""Documents -> token ids -> shards on disk, once and resumable."""
+"""Tokenises documents into shards on disk, once and resumably."""

@@ -1,7 +1,6 @@
-"""How far a run of `prepare` has got, so that one cut off goes on from there. Knows no text and no ids.
+"""The journal of a run of `prepare`, from which an interrupted run resumes. Independent of text and token ids.
 
-A line of the journal is written when everything before it is on the disk. What lies beyond the last whole line is as
-good as never written.
+A line is appended after everything it describes is synced to disk. Data after the last complete line is discarded.
 """
 
 import errno
@@ -26,19 +25,19 @@ RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """A point between two pieces of the source, and what had been written there."""
+    """A position between two chunks of the source, and the extent of each split written up to it."""
 
     part: int = 0
     pieces: int = 0
-    """Of that part, that lie before it."""
+    """Number of chunks of that part before the position."""
     documents: int = 0
-    """Ended before it, over all parts."""
+    """Number of documents that end before the position, over all parts."""
     splits: Mapping[str, Extent] = field(default_factory=dict)
 
 
 @contextmanager
 def locked(work: Path, out: Path) -> Iterator[None]:
-    """Alone in the working folder; what goes wrong inside is told, and work worth keeping is kept."""
+    """Lock the working folder exclusively. Errors become user errors; a folder without progress is deleted."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / LOCK).open("w")
@@ -52,83 +51,88 @@ def locked(work: Path, out: Path) -> Iterator[None]:
         try:
             yield
         except (UserError, OSError) as error:
-            kept = bool(read_journal(work))
-            if not kept:
+            has_progress = bool(read_journal(work))
+            if not has_progress:
                 with suppress(OSError):
                     remove_folder(work)
-            raise UserError(_told(error, out, f"; what is done is kept in {work.name}" if kept else "")) from None
+            progress = f"; what is done is kept in {work.name}" if has_progress else ""
+            raise UserError(_error_message(error, out, progress)) from None
 
 
-def _told(error: UserError | OSError, out: Path, kept: str) -> str:
+def _error_message(error: UserError | OSError, out: Path, progress: str) -> str:
     if isinstance(error, UserError):
-        return f"{error}{kept}"
-    again = f"{kept}: run the same command again to go on" if kept else ""
+        return f"{error}{progress}"
+    resume = f"{progress}: run the same command again to resume" if progress else ""
     if error.errno == errno.ENOSPC:
-        return f"there is no space left to write {out}{again}"
-    return f"{out} cannot be written: {error.strerror or error}{again}"
+        return f"there is no space left to write {out}{resume}"
+    return f"{out} cannot be written: {error.strerror or error}{resume}"
 
 
 def read_journal(work: Path) -> list[JournalEntry]:
-    """The places a run has got to, as far as their lines are whole."""
-    places: list[JournalEntry] = []
+    """The entries of the journal, up to the first incomplete or damaged line."""
+    entries: list[JournalEntry] = []
     if not (work / JOURNAL).exists():
-        return places
+        return entries
     for line in read_bytes(work / JOURNAL).splitlines():
         try:
-            entry = parse_json(line)
-            splits = {split: Extent(**extent) for split, extent in entry.pop("splits").items()}
-            place = JournalEntry(**entry, splits=splits)
+            fields = parse_json(line)
+            splits = {split: Extent(**extent) for split, extent in fields.pop("splits").items()}
+            entry = JournalEntry(**fields, splits=splits)
         except (ValueError, TypeError, KeyError, AttributeError):
             break
-        counts = (place.part, place.pieces, place.documents, *(n for each in splits.values() for n in astuple(each)))
+        counts = (entry.part, entry.pieces, entry.documents, *(n for each in splits.values() for n in astuple(each)))
         if not all(type(count) is int and count >= 0 for count in counts) or not set(splits) <= {*SPLITS}:
             break
-        places.append(place)
-    return places
+        entries.append(entry)
+    return entries
 
 
 def resume_entry(work: Path, recipe: dict[str, Any]) -> JournalEntry:
-    """Where to go on; the working folder is left with what belongs to that place, and a journal that ends there."""
+    """The entry to resume from: the last one that matches the recipe and whose data is on disk.
+
+    Deletes splits that have no data at that entry, and truncates the journal after it.
+    """
     before = {}
-    with suppress(ValueError):  # it is missing or torn
+    with suppress(ValueError):  # missing or incomplete
         before = parse_json(read_bytes(work / RECIPE))
     if not isinstance(before, dict) or not isinstance(before.get("parts"), list):
         before = {}
-    same_parts = _common(before.get("parts", []), recipe["parts"])
+    same_parts = _num_common(before.get("parts", []), recipe["parts"])
     undivided = recipe["held_out"]["last_from"] is not None
     same_rest = {**before, "parts": []} == {**recipe, "parts": []} and (before == recipe or not undivided)
     dtype = np.dtype(recipe["dtype"])
-    places = [JournalEntry()]
-    for place in read_journal(work) if same_rest else []:
-        fits = place.part < same_parts or (place.part == same_parts and place.pieces == 0)
-        if fits and all(reaches(work / split, dtype, extent) for split, extent in place.splits.items()):
-            places.append(place)
-    start = places[-1]
+    entries = [JournalEntry()]
+    for entry in read_journal(work) if same_rest else []:
+        in_same_parts = entry.part < same_parts or (entry.part == same_parts and entry.pieces == 0)
+        if in_same_parts and all(reaches(work / split, dtype, extent) for split, extent in entry.splits.items()):
+            entries.append(entry)
+    start = entries[-1]
     for split in SPLITS:
         if split not in start.splits:
             shutil.rmtree(work / split, ignore_errors=True)
-    # the journal first: a new recipe beside an old journal would vouch for places in parts that have changed
-    write_file(work / JOURNAL, "".join(_line(place) for place in places[1:]))
+    # the journal first: with the new recipe, old entries would look valid for parts that have changed
+    write_file(work / JOURNAL, "".join(_format_entry(entry) for entry in entries[1:]))
     write_file(work / RECIPE, json.dumps(recipe))
     return start
 
 
-def _common(before: list[Any], now: list[Any]) -> int:
-    """How many parts at the beginning are as they were."""
+def _num_common(before: list[Any], now: list[Any]) -> int:
+    """The length of the common prefix of two lists."""
     same = 0
     while same < min(len(before), len(now)) and before[same] == now[same]:
         same += 1
     return same
 
 
-def _line(place: JournalEntry) -> str:
-    return json.dumps(asdict(place)) + "\n"
+def _format_entry(entry: JournalEntry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
 
 
-def append_entry(work: Path, place: JournalEntry, writers: Iterable[ShardWriter]) -> None:
+def append_entry(work: Path, entry: JournalEntry, writers: Iterable[ShardWriter]) -> None:
+    """Sync the shards to disk, then append the entry to the journal."""
     for writer in writers:
         writer.sync()
     with (work / JOURNAL).open("a", encoding="utf-8") as journal:
-        journal.write(_line(place))
+        journal.write(_format_entry(entry))
         journal.flush()
         os.fsync(journal.fileno())

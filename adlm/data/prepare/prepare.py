@@ -1,8 +1,8 @@
-"""Documents -> ids -> shards, once: in parallel, resumable, whole or not at all. Knows no rows.
+"""Tokenises the documents of a source into shards: in parallel, resumably and atomically.
 
-Work goes on in OUT.preparing, which takes the place of OUT when all is done. Every 16 MB of text the files are synced
-and a line is added to a journal: how far each split has got, and how much of which part that took. A run that was cut
-off goes on from the last such line, and since what a document becomes depends on nothing else, to the same bytes.
+The shards are written to OUT.preparing, which replaces OUT at the end. After every 16 MB of text the files are synced
+and a line is appended to a journal: the extent of each split, and the position in the source. An interrupted run
+resumes from the last line, and ends with the same bytes as an uninterrupted run.
 """
 
 from collections import deque
@@ -44,12 +44,12 @@ from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
 COMMIT = 2**24  # characters between two lines of the journal
-LEARNT = 2**26  # characters that a tokenizer is learnt from
-AHEAD = 3  # batches being encoded while others are read and written
+TOKENIZER_TEXT = 2**26  # characters on which a BPE tokenizer is trained
+NUM_PENDING = 3  # batches that are encoded while others are read and written
 
 
-class View(TypedDict):
-    """How a prepared split is cut into rows, unless somebody asks for another way."""
+class RowSettings(TypedDict):
+    """Default row length and packing of a prepared folder."""
 
     length: int
     packing: str
@@ -57,29 +57,29 @@ class View(TypedDict):
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """How far a run has got."""
+    """Progress of a run, for display."""
 
     bytes_read: int
     bytes_in_all: int
-    """Of the files as they lie; 0 where nobody knows."""
+    """Total size of the files as stored; 0 if unknown."""
     characters: int
     tokens: int
 
 
 @dataclass(frozen=True)
 class PrepareOutcome:
-    """A prepared folder, and how it came about."""
+    """A prepared folder, and what was done to obtain it."""
 
     prepared: Prepared
     how: str
-    """prepared, resumed, reused, or prepared anew (because the source, the tokenizer or a knob had changed)."""
+    """prepared, resumed, reused, or prepared anew (because the source, the tokenizer or an option had changed)."""
     missing: tuple[str, ...]
-    """Splits of a named corpus that are not there."""
+    """Splits of a named corpus without files."""
 
 
 @dataclass(frozen=True)
 class EncodingBatch:
-    """Pieces to be encoded together, and the place after them."""
+    """Chunks that are encoded together, and the position in the source after them."""
 
     texts: list[str]
     splits: list[str]
@@ -93,27 +93,27 @@ class EncodingBatch:
 def prepare(
     config: Config, out: Path, report: Callable[[PrepareProgress], None] = lambda progress: None, only: str = ""
 ) -> PrepareOutcome:
-    """Make `out` hold the prepared data that the config asks for: build it, finish it, or find it there already.
+    """Prepare the data of the config in `out`: build it, resume an interrupted run, or reuse what is there.
 
-    `only` is one split: parts that are of another are not read.
+    `only` names one split: parts of other splits are not read.
     """
     out = resolve_output(out)
     work = work_folder(out)
     check_work_folder(work)
-    plan = resolve_source(config.data, without=(out, work))
+    source = resolve_source(config.data, without=(out, work))
     if only:
-        plan = replace(plan, parts=tuple(part for part in plan.parts if part.split in ("", only)))
-    tokenizer = _tokenizer(config, plan)
-    text_width(tokenizer.vocabulary, config.length)  # or it says that a row holds nothing
-    recipe = recipe_of(plan, tokenizer, config)
-    view: View = {"length": config.length, "packing": plan.packing}
+        source = replace(source, parts=tuple(part for part in source.parts if part.split in ("", only)))
+    tokenizer = _load_or_train_tokenizer(config, source)
+    text_width(tokenizer.vocabulary, config.length)  # raises if the length leaves no room for text
+    recipe = recipe_of(source, tokenizer, config)
+    settings: RowSettings = {"length": config.length, "packing": source.packing}
     how = "prepared"
     if is_prepared(out):
         manifest = read_manifest(out)
         remove_leftovers(out, work)
         if manifest["recipe"] == recipe:
-            return PrepareOutcome(_seen_as(open_prepared(out), view), "reused", plan.missing)
-        check_replaceable(out, manifest, plan.title)
+            return PrepareOutcome(_with_settings(open_prepared(out), settings), "reused", source.missing)
+        check_replaceable(out, manifest, source.title)
         how = "prepared anew"
     with locked(work, out):
         remove_parts(out.parent, out.name)
@@ -121,15 +121,15 @@ def prepare(
         start = resume_entry(work, recipe)
         if start != JournalEntry():
             how = "resumed"
-        end = _tokenise(plan, tokenizer, recipe, work, start, view, report)
-        _finish(work, out, {"format": FORMAT, "source": plan.title, **view, "recipe": recipe}, end, tokenizer)
-    return PrepareOutcome(open_prepared(out, sums=False), how, plan.missing)
+        end = _tokenise(source, tokenizer, recipe, work, start, settings, report)
+        _finish(work, out, {"format": FORMAT, "source": source.title, **settings, "recipe": recipe}, end, tokenizer)
+    return PrepareOutcome(open_prepared(out, sums=False), how, source.missing)
 
 
 def check_source(config: Config, folder: Path, before: Config) -> None:
-    """Refuse where the text or the tokenizer is not what a folder was prepared from by the knobs `before`.
+    """Refuse if the text or tokenizer differs from what `folder` was prepared from with the config `before`.
 
-    Writes nothing. A tokenizer that is learnt is not learnt again: the same text and the same knob give the same one.
+    Writes nothing. A BPE tokenizer is not trained again: the same text and option give the same tokenizer.
     """
     if config.tokenizer != before.tokenizer and bpe_size(config.tokenizer) is not None:
         raise UserError(f"{folder} was prepared with tokenizer={before.tokenizer}, not {config.tokenizer}; give that")
@@ -141,142 +141,145 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
             now |= tokenizer_recipe(load_tokenizer(config.tokenizer))
     except UserError as error:
         raise UserError(f"{error}; {instead}") from None
-    was, parts = recipe["parts"], now["parts"]
-    changed = next((entry["name"] for entry in (*parts, *was) if entry not in parts or entry not in was), None)
+    old_parts, parts = recipe["parts"], now["parts"]
+    changed = next(
+        (entry["name"] for entry in (*parts, *old_parts) if entry not in parts or entry not in old_parts), None
+    )
     if changed is not None:
         raise UserError(f"{changed} is not what {folder} was prepared from; put it back as it was, or {instead}")
-    if other := next((knob for knob, value in now.items() if recipe.get(knob) != value), None):
-        raise UserError(f"{folder} was prepared with another {other} than now; give the same knobs, or {instead}")
+    if key := next((key for key, value in now.items() if recipe.get(key) != value), None):
+        raise UserError(f"{folder} was prepared with another {key} than now; give the same options, or {instead}")
 
 
-def _tokenizer(config: Config, plan: Source) -> Tokenizer:
-    """The tokenizer by its name, or one learnt from the beginning of what is trained on."""
+def _load_or_train_tokenizer(config: Config, source: Source) -> Tokenizer:
+    """The tokenizer with the configured name, or a BPE trained on the beginning of the training split."""
     size = bpe_size(config.tokenizer)
-    return load_tokenizer(config.tokenizer) if size is None else train_bpe(_beginning(plan), size)
+    return load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
 
 
-def _beginning(plan: Source) -> Iterator[str]:
-    """The first LEARNT characters of the training split."""
+def _tokenizer_text(source: Source) -> Iterator[str]:
+    """The first TOKENIZER_TEXT characters of the training split."""
     start, characters = JournalEntry(), 0
-    with closing(_batches(plan, start)) as batches:
+    with closing(_batches(source, start)) as batches:
         for batch in batches:
             for text, split in zip(batch.texts, batch.splits, strict=True):
-                if split == "train" and characters < LEARNT:
+                if split == "train" and characters < TOKENIZER_TEXT:
                     characters += len(text)
                     yield text
-            if characters >= LEARNT:
+            if characters >= TOKENIZER_TEXT:
                 return
 
 
-def recipe_of(plan: Source, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
-    """Everything that decides the bytes of the shards: two runs of one recipe write the same."""
+def recipe_of(source: Source, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+    """Everything that determines the bytes of the shards: equal recipes give equal shards."""
     return {
         "format": FORMAT,
-        **source_recipe(plan),
+        **source_recipe(source),
         **tokenizer_recipe(tokenizer),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
     }
 
 
 def _tokenise(
-    plan: Source,
+    source: Source,
     tokenizer: Tokenizer,
     recipe: dict[str, Any],
     work: Path,
     start: JournalEntry,
-    view: View,
+    settings: RowSettings,
     report: Callable[[PrepareProgress], None],
 ) -> JournalEntry:
-    """Everything after `start`, written to the working folder."""
+    """Write the ids of everything after `start` to the working folder; returns the final journal entry."""
     dtype = np.dtype(recipe["dtype"])
     writers = {split: ShardWriter(work / split, dtype, extent) for split, extent in start.splits.items()}
-    place, characters, uncommitted = start, 0, 0
-    sizes = [part.size for part in plan.parts]
-    in_all = 0 if None in sizes else sum(size or 0 for size in sizes)
-    with closing(_batches(plan, start)) as batches, closing(_encoded(batches, tokenizer, dtype)) as encoded:
+    entry, characters, uncommitted = start, 0, 0
+    sizes = [part.size for part in source.parts]
+    total_bytes = 0 if None in sizes else sum(size or 0 for size in sizes)
+    with closing(_batches(source, start)) as batches, closing(_encode_all(batches, tokenizer, dtype)) as encoded:
         for batch, ids_of in encoded:
             for split, (ids, ends) in ids_of.items():
                 if split not in writers:
                     writers[split] = ShardWriter(work / split, dtype, Extent())
                 writers[split].append(ids, ends)
             extents = {split: writer.extent for split, writer in writers.items()}
-            place = JournalEntry(batch.part, batch.pieces, batch.documents, extents)
-            read = sum(map(len, batch.texts))
-            characters, uncommitted = characters + read, uncommitted + read
+            entry = JournalEntry(batch.part, batch.pieces, batch.documents, extents)
+            num_read = sum(map(len, batch.texts))
+            characters, uncommitted = characters + num_read, uncommitted + num_read
             if uncommitted >= COMMIT:
-                append_entry(work, place, writers.values())
+                append_entry(work, entry, writers.values())
                 uncommitted = 0
-            report(
-                PrepareProgress(batch.bytes_read, in_all, characters, sum(extent.tokens for extent in extents.values()))
-            )
-    if not any(extent.tokens for extent in place.splits.values()):
-        raise UserError(f"{plan.title} holds no text: its {len(plan.parts)} file(s) have {place.documents} documents")
-    divided = plan.division.share and any(not part.split for part in plan.parts)
-    if divided and not place.splits.get("train", Extent()).tokens:
+            num_tokens = sum(extent.tokens for extent in extents.values())
+            report(PrepareProgress(batch.bytes_read, total_bytes, characters, num_tokens))
+    if not any(extent.tokens for extent in entry.splits.values()):
         raise UserError(
-            f"{plan.title}: all of its {place.documents:,} documents were drawn to be held out, and none is left to "
-            f"train on; try data.held_out=0 or another data.seed than {plan.division.seed}"
+            f"{source.title} holds no text: its {len(source.parts)} file(s) have {entry.documents} documents"
         )
-    for split, extent in place.splits.items():
-        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **view)  # or it says why there are none
-    append_entry(work, place, writers.values())
-    return place
+    divided = source.division.share and any(not part.split for part in source.parts)
+    if divided and not entry.splits.get("train", Extent()).tokens:
+        raise UserError(
+            f"{source.title}: all of its {entry.documents:,} documents were drawn to be held out, and none is left to "
+            f"train on; try data.held_out=0 or another data.seed than {source.division.seed}"
+        )
+    for split, extent in entry.splits.items():
+        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **settings)  # raises if there are no rows
+    append_entry(work, entry, writers.values())
+    return entry
 
 
-def _batches(plan: Source, start: JournalEntry) -> Generator[EncodingBatch, None, None]:
-    """The pieces after `start`, about BATCH characters at a time."""
-    documents, before = start.documents, sum(part.size or 0 for part in plan.parts[: start.part])
+def _batches(source: Source, start: JournalEntry) -> Generator[EncodingBatch, None, None]:
+    """The chunks after `start`, in batches of about BATCH characters."""
+    documents, before = start.documents, sum(part.size or 0 for part in source.parts[: start.part])
     texts: list[str] = []
     splits: list[str] = []
     ends: list[bool] = []
-    held, seen = 0, 0
+    size, seen = 0, 0
 
-    def note(num_bytes: int) -> None:
+    def on_progress(num_bytes: int) -> None:
         nonlocal seen
         seen = num_bytes
 
-    for index, part in enumerate(plan.parts[start.part :], start.part):
+    for index, part in enumerate(source.parts[start.part :], start.part):
         skipped = start.pieces if index == start.part else 0
-        split = plan.split_of(part, documents)
-        with closing(part.pieces(note)) as pieces:
-            for number, (text, last) in enumerate(islice(pieces, skipped, None), skipped + 1):
+        split = source.split_of(part, documents)
+        with closing(part.chunks(on_progress)) as chunks:
+            for number, (text, last) in enumerate(islice(chunks, skipped, None), skipped + 1):
                 texts.append(text)
                 splits.append(split)
                 ends.append(last)
-                held += len(text) + 1  # so that empty documents fill a batch too
+                size += len(text) + 1  # + 1 so that empty documents fill a batch too
                 if last:
                     documents += 1
-                    split = plan.split_of(part, documents)
-                if held >= BATCH:
+                    split = source.split_of(part, documents)
+                if size >= BATCH:
                     yield EncodingBatch(texts, splits, ends, index, number, documents, before + seen)
-                    texts, splits, ends, held = [], [], [], 0
+                    texts, splits, ends, size = [], [], [], 0
         before, seen = before + (part.size or 0), 0
     if texts:
-        yield EncodingBatch(texts, splits, ends, len(plan.parts), 0, documents, before)
+        yield EncodingBatch(texts, splits, ends, len(source.parts), 0, documents, before)
 
 
-def _encoded(
+def _encode_all(
     batches: Iterator[EncodingBatch], tokenizer: Tokenizer, dtype: np.dtype[Any]
 ) -> Generator[tuple[EncodingBatch, dict[str, tuple[Ids, list[int]]]], None, None]:
-    """Each batch with the ids of each split, in order; some are encoded while others are read and written."""
-    waiting: deque[tuple[EncodingBatch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
-    with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; the second thread is for what Python does
+    """Each batch in order, with the ids of each split; batches are encoded while others are read and written."""
+    pending: deque[tuple[EncodingBatch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
+    with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; a second thread overlaps the Python code
         try:
             for batch in batches:
-                waiting.append((batch, threads.submit(_encode, batch, tokenizer, dtype)))
-                if len(waiting) >= AHEAD:
-                    first, future = waiting.popleft()
+                pending.append((batch, threads.submit(_encode, batch, tokenizer, dtype)))
+                if len(pending) >= NUM_PENDING:
+                    first, future = pending.popleft()
                     yield first, future.result()
-            while waiting:
-                first, future = waiting.popleft()
+            while pending:
+                first, future = pending.popleft()
                 yield first, future.result()
         finally:
-            for _, future in waiting:
+            for _, future in pending:
                 future.cancel()
 
 
 def _encode(batch: EncodingBatch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, tuple[Ids, list[int]]]:
-    """The ids of each split and where documents end among them, every document followed by eos."""
+    """The ids of each split, with eos after every document, and the positions at which documents end."""
     eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
     ids: dict[str, list[int]] = {}
     ends: dict[str, list[int]] = {}
@@ -290,20 +293,20 @@ def _encode(batch: EncodingBatch, tokenizer: Tokenizer, dtype: np.dtype[Any]) ->
     return {split: (np.array(flat, dtype), ends.get(split, [])) for split, flat in ids.items()}
 
 
-def _seen_as(found: Prepared, view: View) -> Prepared:
-    """The same shards in rows of another length or packing; the manifest keeps that, where it can be written."""
-    for split in found.splits:
-        found.rows(split, **view)  # or it says why there are none
-    if all(found.manifest[knob] == value for knob, value in view.items()):
-        return found
-    manifest = {**found.manifest, **view}
+def _with_settings(prepared: Prepared, settings: RowSettings) -> Prepared:
+    """The same shards with other default row settings, which are saved in the manifest if it is writable."""
+    for split in prepared.splits:
+        prepared.rows(split, **settings)  # raises if there are no rows
+    if all(prepared.manifest[key] == value for key, value in settings.items()):
+        return prepared
+    manifest = {**prepared.manifest, **settings}
     with suppress(OSError, UserError):
-        write_manifest(found.folder, manifest)
-    return replace(found, manifest=manifest)
+        write_manifest(prepared.folder, manifest)
+    return replace(prepared, manifest=manifest)
 
 
 def _finish(work: Path, out: Path, manifest: dict[str, Any], end: JournalEntry, tokenizer: Tokenizer) -> None:
-    """The working folder gets its manifest and becomes the prepared one, in one move."""
+    """Add tokenizer and manifest to the working folder and move it to `out`."""
     splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
     manifest["splits"] = {split: {**asdict(end.splits[split]), "files": list_files(work / split)} for split in splits}
     remove_empty(work, splits)

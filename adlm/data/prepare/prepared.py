@@ -1,4 +1,4 @@
-"""A prepared folder: shards of every split, the tokenizer that made them, a manifest that says from what. Makes none.
+"""Opens and validates a prepared folder: the shards of every split, their tokenizer, and a manifest.
 
 manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin   valid/...
 """
@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Prepared:
-    """What lies in a prepared folder, open for reading."""
+    """A prepared folder, open for reading."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -42,7 +42,7 @@ class Prepared:
         )
 
     def rows(self, split: str, length: int | None = None, packing: str | None = None, overlap: bool = False) -> Rows:
-        """A split's rows, of the length and packing that it was prepared for unless others are given."""
+        """The rows of a split; length and packing default to those in the manifest."""
         return rows_of(
             self.tokens(split),
             self.tokenizer.vocabulary,
@@ -53,19 +53,18 @@ class Prepared:
 
 
 def open_prepared(folder: Path, sums: bool = True) -> Prepared:
-    """Open a prepared folder; every file must be whole, and with `sums` what it was when it was written."""
+    """Open a prepared folder after checking the size of every file, and with `sums` the checksums too."""
     manifest = read_manifest(folder)
     for split, entry in manifest["splits"].items():
         check_files(folder / split, entry["files"], sums)
     tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
-    described = tokenizer_recipe(tokenizer)
-    if any(manifest["recipe"].get(knob) != value for knob, value in described.items()):
+    if any(manifest["recipe"].get(key) != value for key, value in tokenizer_recipe(tokenizer).items()):
         raise UserError(f"{folder / 'tokenizer.json'} is not the one that made the ids; {prepare_again(folder)}")
     return Prepared(folder, manifest, tokenizer)
 
 
 def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What tells a tokenizer from any other, for a recipe."""
+    """The entries of a recipe that identify a tokenizer."""
     return {
         "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
         "vocabulary": asdict(tokenizer.vocabulary),
@@ -77,6 +76,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
+    """The validated manifest of a prepared folder."""
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared folder; make one with `adlm prepare`")
@@ -86,7 +86,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise UserError(
                 f"{path} is of format {manifest['format']}, and this version reads {FORMAT}; {prepare_again(folder)}"
             )
-        _check(manifest)
+        _check_manifest(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
@@ -94,10 +94,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _check(manifest: Any) -> None:
-    """Every entry is of its kind, and what is said of the files agrees with the counts."""
+def _check_manifest(manifest: Any) -> None:
+    """Check the type of every entry, and that the file sizes match the counts of tokens and documents."""
     dtype = manifest["recipe"]["dtype"]
-    kinds = {
+    checks = {
         "source": isinstance(manifest["source"], str),
         "length": isinstance(manifest["length"], int) and manifest["length"] > 0,
         "packing": manifest["packing"] in LAYOUTS,
@@ -106,12 +106,12 @@ def _check(manifest: Any) -> None:
     }
     for split, entry in manifest["splits"].items():
         extent = Extent(entry["tokens"], entry["documents"])
-        kinds[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
-        if all(kinds.values()):
+        checks[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
+        if all(checks.values()):
             sizes = {file["name"]: file["bytes"] for file in entry["files"] if file["sha256"]}
-            kinds[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent)
-    if wrong := [what for what, right in kinds.items() if not right]:
-        raise ValueError(f"wrong {wrong[0]}")
+            checks[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent)
+    if failed := [name for name, passed in checks.items() if not passed]:
+        raise ValueError(f"wrong {failed[0]}")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

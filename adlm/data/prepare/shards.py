@@ -1,8 +1,8 @@
-"""One split's ids on disk: flat files of equal size, and where every document ends. Knows no text and no rows.
+"""The token ids of one split on disk: shards of equal size, and document ends. Independent of text and rows.
 
-A split is one long array of ids, its documents one after the other, each followed by eos where the vocabulary has one.
-It is cut into files of SHARD ids, wherever that falls, so that id n is in file n // SHARD. `documents.bin` holds, for
-each document, the number of ids up to and with its end (uint64).
+A split is one array of ids: its documents concatenated, each followed by eos if the vocabulary has one. It is stored in
+files of SHARD ids regardless of document boundaries, so id n is in file n // SHARD. `documents.bin` holds the index
+after the last id of each document (uint64).
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 
-SHARD = 2**26  # ids in a file: 128 MB at two bytes each
+SHARD = 2**26  # ids per file: 128 MB at two bytes each
 ENDS = "documents.bin"
 SPLITS = ("train", "valid", "test")
 Ids = NDArray[np.unsignedinteger[Any]]
@@ -31,7 +31,7 @@ def shard_name(number: int) -> str:
 
 
 def dtype_for(num_symbols: int, wanted: str) -> np.dtype[Any]:
-    """The smallest of uint16 and uint32 that holds every id, or the one that was asked for if it does."""
+    """The data type of stored ids: the requested one, or for "auto" the smaller of uint16 and uint32 that fits."""
     name = ("uint16" if num_symbols <= 2**16 else "uint32") if wanted == "auto" else wanted
     dtype = np.dtype(name)
     if num_symbols - 1 > np.iinfo(dtype).max:
@@ -44,14 +44,14 @@ def dtype_for(num_symbols: int, wanted: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a split has got."""
+    """The numbers of tokens and documents in a split."""
 
     tokens: int = 0
     documents: int = 0
 
 
 class ShardWriter:
-    """Appends documents to a split; what lies beyond `extent` in its files, from a run that was cut off, is dropped."""
+    """Appends documents to a split. Data beyond `extent`, left by an interrupted run, is truncated first."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
         self.folder, self.dtype, self.shard = folder, dtype, shard or SHARD
@@ -71,19 +71,19 @@ class ShardWriter:
         return Extent(self.tokens, self.documents)
 
     def append(self, ids: Ids, ends: Sequence[int]) -> None:
-        """More ids, and where among them documents end."""
+        """Append ids; `ends` are the positions in `ids` at which documents end."""
         self._write(ENDS, (np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
         self.documents += len(ends)
         ids = ids.astype(self.dtype, copy=False)
         while len(ids):
             number, filled = divmod(self.tokens, self.shard)
-            some = ids[: self.shard - filled]
-            self._write(shard_name(number), some.tobytes())
-            self.tokens += len(some)
-            ids = ids[len(some) :]
+            part = ids[: self.shard - filled]
+            self._write(shard_name(number), part.tobytes())
+            self.tokens += len(part)
+            ids = ids[len(part) :]
 
     def sync(self) -> None:
-        """What was appended is on the disk when this returns."""
+        """Flush everything appended so far to disk (fsync)."""
         for path in self.unsynced:
             with path.open("ab") as file:
                 os.fsync(file.fileno())
@@ -101,7 +101,7 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def file_sizes(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
-    """The files of a split that hold something, and how many bytes each has."""
+    """The non-empty files of a split, with their sizes in bytes."""
     full, rest = divmod(extent.tokens, SHARD)
     sizes = {shard_name(number): SHARD * dtype.itemsize for number in range(full)}
     sizes |= {shard_name(full): rest * dtype.itemsize, ENDS: extent.documents * 8}
@@ -109,12 +109,11 @@ def file_sizes(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
 
 
 def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
-    """Whether the files of a split reach as far as `extent`."""
-    return all(_size(folder / name) >= size for name, size in file_sizes(dtype, extent).items())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    """Whether the files of a split contain at least `extent`."""
+    return all(
+        size <= ((folder / name).stat().st_size if (folder / name).exists() else 0)
+        for name, size in file_sizes(dtype, extent).items()
+    )
 
 
 def sha256(path: Path) -> str:
@@ -123,7 +122,7 @@ def sha256(path: Path) -> str:
 
 
 def list_files(folder: Path) -> list[dict[str, Any]]:
-    """The split's files that hold something, with their sizes and checksums."""
+    """The non-empty files of a split, with their sizes and checksums."""
     paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]
     with ThreadPoolExecutor() as threads:
         sums = list(threads.map(sha256, paths))
@@ -134,7 +133,7 @@ def list_files(folder: Path) -> list[dict[str, Any]]:
 
 
 def remove_empty(folder: Path, splits: Sequence[str]) -> None:
-    """What a run made and put nothing in: other splits than these, and files without a byte."""
+    """Delete the folders of splits that are not in `splits`, and empty files."""
     for split in SPLITS:
         if split not in splits:
             shutil.rmtree(folder / split, ignore_errors=True)
@@ -144,12 +143,12 @@ def remove_empty(folder: Path, splits: Sequence[str]) -> None:
 
 
 def prepare_again(folder: Path) -> str:
-    """What to do about a folder that was damaged."""
+    """The remedy for a damaged prepared folder."""
     return f"delete the folder {folder} and prepare the data again"
 
 
 def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> None:
-    """Every file is there in its size, and with `sums` holds what it held when it was written."""
+    """Check that every file exists with its size, and with `sums` its checksum."""
     for file in files:
         path = folder / file["name"]
         if not path.is_file():
@@ -170,7 +169,7 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
 
 
 class Tokens:
-    """A split's ids, memory-mapped."""
+    """The token ids of a split, memory-mapped."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], extent: Extent, shard: int | None = None):
         self.folder, self.dtype, self.extent, self.shard = folder, dtype, extent, shard or SHARD
@@ -182,26 +181,24 @@ class Tokens:
         return self.extent.tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}, "ends": None}  # another process opens its own
+        return {**self.__dict__, "_files": {}, "ends": None}  # memory maps are reopened after unpickling
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"], state["dtype"], state["extent"], state["shard"])  # type: ignore[misc]
 
     def copy_to(self, row: NDArray[np.int64], start: int, stop: int) -> None:
-        """Write the ids from start to stop to the front of a row."""
+        """Copy the ids from start to stop to the beginning of `row`."""
         at = start
         while at < stop:
             number, offset = divmod(at, self.shard)
-            some = self._file(number)[offset : offset + stop - at]
-            if not len(some):
-                raise UserError(
-                    f"{self.folder / shard_name(number)} has lost its end; {prepare_again(self.folder.parent)}"
-                )
-            row[at - start : at - start + len(some)] = some
-            at += len(some)
+            ids = self._file(number)[offset : offset + stop - at]
+            if not len(ids):
+                raise UserError(f"{self.folder / shard_name(number)} is truncated; {prepare_again(self.folder.parent)}")
+            row[at - start : at - start + len(ids)] = ids
+            at += len(ids)
 
     def document(self, number: int) -> tuple[int, int]:
-        """Where a document begins and ends."""
+        """The index of a document's first id, and the index after its last."""
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
     def _file(self, number: int) -> Ids:
@@ -217,7 +214,7 @@ class Tokens:
 
 
 class TokensInMemory(Tokens):
-    """Documents as a split that was never written to disk, in the same layout."""
+    """A split held in memory instead of on disk."""
 
     def __init__(self, documents: Sequence[Sequence[int]], name: str):
         ids = np.array([index for document in documents for index in document], np.uint32)

@@ -1,1 +1,1 @@
-"""Problems that take several steps: GSM8K, ProsQA and ProntoQA, read and made. Knows no tokens and no networks."""
+"""Multi-step reasoning problems: GSM8K, ProsQA and ProntoQA, read from files or generated. No tokens, no networks."""

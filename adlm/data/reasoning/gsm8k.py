@@ -1,7 +1,7 @@
-"""GSM8K: its original lines, its prose lines, and the numbers of a trace. Knows no graphs.
+"""Readers for the original and the prose format of GSM8K, and the anchors of its reasoning. Independent of graphs.
 
-The processed files (gsm_valid.json, gsm_test.json) are plain problem arrays: `problem.read_problems` reads them. A step
-is a calculator mark, `<<16-3-4=9>>`; the prose form has no marks, so its whole reasoning is one step.
+The processed files (gsm_valid.json, gsm_test.json) are read by `problem.read_problems`. A step is a calculator
+annotation, `<<16-3-4=9>>`; the prose format has none, so its whole reasoning is one step.
 """
 
 import json
@@ -12,12 +12,12 @@ from adlm.data.reasoning.problem import Problem, read_text, text_field
 from adlm.errors import UserError
 
 MARK = re.compile(r"<<[^<>]*>>")
-# A minus is a sign where no number, word or bracket stands before it: -5, (-5), =-5, but 9 and 5 in 9-5.
+# A minus is a sign unless it follows a number, word or closing bracket: -5, (-5), =-5, but 9 and 5 in 9-5.
 NUMBER = re.compile(r"(?:(?<![\w.)%])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
 
 
 def read_original(path: Path) -> tuple[Problem, ...]:
-    """GSM8K as published: one {question, answer} a line, the answer's reasoning marked, its result after `####`."""
+    """GSM8K as published: one {question, answer} per line; the answer is annotated reasoning, `####` and the result."""
     problems = []
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -25,18 +25,18 @@ def read_original(path: Path) -> tuple[Problem, ...]:
             entry = json.loads(line)
         except ValueError as error:
             raise UserError(f"{where} is not JSON ({error}); expected {{question, answer}}") from None
-        problems.append(original(text_field(entry, "question", where), text_field(entry, "answer", where), where))
+        problems.append(parse_original(text_field(entry, "question", where), text_field(entry, "answer", where), where))
     return tuple(problems)
 
 
-def original(question: str, marked: str, where: str) -> Problem:
-    """A problem whose reasoning is marked, with its result after `####`."""
-    reasoning, answer = _split(marked, "####", where)
+def parse_original(question: str, annotated: str, where: str) -> Problem:
+    """The problem of a question and its annotated reasoning, which ends with `####` and the result."""
+    reasoning, answer = _split(annotated, "####", where)
     return Problem(question, tuple(MARK.findall(reasoning)), answer)
 
 
 def read_prose(path: Path) -> tuple[Problem, ...]:
-    """`question||reasoning #### answer` a line (train_no_aug.txt); the reasoning is prose, and stays one step."""
+    """One `question||reasoning #### answer` per line (train_no_aug.txt); the prose reasoning is one step."""
     problems = []
     for number, line in _lines(path):
         where = f"{path}, line {number}"
@@ -47,10 +47,10 @@ def read_prose(path: Path) -> tuple[Problem, ...]:
 
 
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
-    """The numbers of the trace in order: 16 3 4 9 2 18 for <<16-3-4=9>> <<9*2=18>>.
+    """The numbers of the steps in order: 16 3 4 9 2 18 for <<16-3-4=9>> <<9*2=18>>.
 
-    A result with which the next step begins is one number, not two. Other repetitions stay: <<3*3=9>> is 3 3 9.
-    Thousands lose their commas.
+    A result that is also the first number of the next step is listed once. Other repetitions stay: <<3*3=9>> is 3 3 9.
+    Thousands separators are removed.
     """
     labels: list[str] = []
     for step in problem.steps:
@@ -60,7 +60,7 @@ def anchor_labels(problem: Problem) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, counted from 1; only a newline ends a line, for questions hold other separators."""
+    """The non-empty lines with their numbers from 1; split at newlines only, as questions contain other separators."""
     return [(n, line.strip()) for n, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
 
 

@@ -1,7 +1,7 @@
-"""A problem with its reasoning, and the JSON arrays that hold many. Knows nothing of what a step says.
+"""A reasoning problem, and JSON files of them. Does not interpret the steps.
 
-The files are those the field shares: an array of {question, steps, answer}, and for graph problems the fields
-idx_to_symbol, edges, root, target and neg_target beside them.
+A file is an array of {question, steps, answer}, the common format of these datasets; graph problems also have the
+fields idx_to_symbol, edges, root, target and neg_target.
 """
 
 import json
@@ -18,7 +18,7 @@ GRAPH_FIELDS = ("idx_to_symbol", "edges", "root", "target", "neg_target")
 
 @dataclass(frozen=True)
 class Graph:
-    """The graph that a question's sentences draw: an edge (a, b) says that symbols[a] is a symbols[b]."""
+    """The graph of a question's sentences: an edge (a, b) means `symbols[a] is a symbols[b]`."""
 
     symbols: tuple[str, ...]
     edges: tuple[tuple[int, int], ...]
@@ -31,7 +31,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the steps that lead to its answer (none where the source shows none), and the answer."""
+    """A question, the steps to its answer (empty if the source has none), and the answer."""
 
     question: str
     steps: tuple[str, ...]
@@ -40,7 +40,7 @@ class Problem:
 
 
 def read_problems(path: Path) -> tuple[Problem, ...]:
-    """The problems of a JSON array; an empty step, the processed GSM8K's word for "no step", is left out."""
+    """The problems of a JSON array. Empty steps, with which the processed GSM8K marks missing ones, are dropped."""
     try:
         entries = json.loads(read_text(path))
     except ValueError as error:
@@ -51,9 +51,9 @@ def read_problems(path: Path) -> tuple[Problem, ...]:
 
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> None:
-    """Write the array whole or not at all; `read_problems` gives the same problems back.
+    """Write the problems as a JSON array that `read_problems` reads, atomically.
 
-    The problems are written as they come, one a line, so a generator of any length fits.
+    They are written one per line as they are generated, without holding them in memory.
     """
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         separator = "[\n"
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def text_field(entry: object, key: str, where: str) -> str:
-    """One text of an entry."""
+    """The string under `key` of a JSON entry."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is a {type(entry).__name__}, not a mapping with {key!r}")
     if key not in entry:

@@ -1,4 +1,4 @@
-"""ProntoQA: its sentences as rules, and what follows from them. Knows nothing of how problems are made.
+"""Parses and solves ProntoQA questions. Independent of how problems are generated.
 
 A question states rules in three wordings (`Each tumpus is a gorpus.` `Every tumpus is not happy.` `Tumpuses are
 gorpuses.`), says what someone is (`Alex is a tumpus.`), and asks `True or false: Alex is not happy.`
@@ -14,13 +14,13 @@ from adlm.errors import UserError
 ONE = re.compile(r"(Each|Every) ([a-z]+) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
 MANY = re.compile(r"([A-Z][a-z]*us)es are (?:([a-z]+us)es|(not )?([a-z]+))\.")
 SOMEONE = re.compile(r"([A-Z][a-z]*) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
-ASKED = "True or false: "
+CLAIM_PREFIX = "True or false: "
 WORDINGS = ("Each", "Every", "Many")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Whoever is the subject is (or is not) the predicate; a name begins with a capital."""
+    """`subject` is (or, if negated, is not) `predicate`; names begin with a capital, concepts do not."""
 
     subject: str
     predicate: str
@@ -31,14 +31,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A question, understood: its facts in their order, and the claim to judge."""
+    """A parsed question: its facts in order, and the claim to decide."""
 
     facts: tuple[Fact, ...]
     claim: Fact
 
 
 def sentence(fact: Fact, wording: str = "Each") -> str:
-    """The fact in words; a fact about someone has one wording only."""
+    """The sentence that states a fact; `wording` does not apply to facts about a name."""
     subject, predicate = fact.subject, fact.predicate
     if fact.kind:
         phrase = f"{'an' if predicate[0] in 'aeiou' else 'a'} {predicate}"
@@ -66,15 +66,15 @@ def read_fact(text: str) -> Fact:
 def parse(question: str) -> Puzzle:
     """The facts and the claim of a question; every character must belong to one."""
     *facts, claim = re.findall(r"[^.]+\.", question) or [""]
-    if "".join([*facts, claim]) != question or not claim.strip().startswith(ASKED):
+    if "".join([*facts, claim]) != question or not claim.strip().startswith(CLAIM_PREFIX):
         raise UserError(
             f"the question {question[:60]!r} is not facts and 'True or false: Alex is happy.', as ProntoQA's"
         )
-    return Puzzle(tuple(read_fact(text.strip()) for text in facts), read_fact(claim.strip().removeprefix(ASKED)))
+    return Puzzle(tuple(read_fact(text.strip()) for text in facts), read_fact(claim.strip().removeprefix(CLAIM_PREFIX)))
 
 
 def proved(puzzle: Puzzle) -> set[Fact]:
-    """Everything that follows about the one whom the claim is about."""
+    """All facts that can be proved about the subject of the claim."""
     name = puzzle.claim.subject
     rules: dict[str, list[Fact]] = {}
     for fact in puzzle.facts:
@@ -91,7 +91,7 @@ def proved(puzzle: Puzzle) -> set[Fact]:
 
 
 def solve(question: str) -> str:
-    """ "True" or "False", from the question alone: the claim or its opposite follows, never both."""
+    """The answer, "True" or "False", derived from the question: exactly one of the claim and its negation follows."""
     puzzle = parse(question)
     claim, found = puzzle.claim, proved(puzzle)
     opposite = Fact(claim.subject, claim.predicate, claim.kind, not claim.negated)
@@ -102,11 +102,11 @@ def solve(question: str) -> str:
 
 
 def flaw(problem: Problem) -> str | None:
-    """The first thing wrong with a problem, or None where it is proved.
+    """The first error in a problem, or None if its steps prove its answer.
 
-    Proved: the answer follows and its opposite does not; each step but the last says what someone is, as stated or as
-    the step before gave, and quotes a rule of the question about just that; the last says what the last rule gave,
-    which settles the claim.
+    In a valid proof the answer follows from the question and its negation does not. Each step except the last states a
+    fact about the subject, given or derived in the step before, and quotes a rule of the question about its predicate.
+    The last step is the conclusion of the last rule, which decides the claim.
     """
     try:
         puzzle, answer = parse(problem.question), solve(problem.question)
@@ -130,25 +130,25 @@ def flaw(problem: Problem) -> str | None:
             return f"in the step {text!r} the second sentence is no rule of the question about the first"
         given = {Fact(name, rule.predicate, rule.kind, rule.negated)}
     if steps[-1][0] not in given or (steps[-1][0].predicate, steps[-1][0].kind) != (puzzle.claim.predicate, False):
-        return f"the last step {problem.steps[-1]!r} does not conclude what was asked"
+        return f"the last step {problem.steps[-1]!r} does not decide the claim"
     return None
 
 
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
-    """The nodes that the trace visits, one a step: what someone is found to be, at last `happy` or `not happy`."""
+    """The predicate of each step, ending with the property: for example tumpus, gorpus, `not happy`."""
     facts = [read_fact(step.partition(". ")[0].removesuffix(".") + ".") for step in problem.steps]
     return tuple(f"not {fact.predicate}" if fact.negated else fact.predicate for fact in facts)
 
 
 def content(problem: Problem) -> str:
-    """What the question says, whatever the order and wording of its facts, and whether it asks for p or not p."""
+    """A form of the question that ignores the order and wording of its facts, and a negation of the claim."""
     puzzle = parse(problem.question)
     claim = Fact(puzzle.claim.subject, puzzle.claim.predicate, puzzle.claim.kind)
-    return " ".join([*sorted(map(sentence, puzzle.facts)), ASKED + sentence(claim)])
+    return " ".join([*sorted(map(sentence, puzzle.facts)), CLAIM_PREFIX + sentence(claim)])
 
 
 def structure(problem: Problem) -> str:
-    """What is left of the content when names, concepts and properties are any names, concepts and properties."""
+    """A form of the question that ignores, besides, which names, concepts and properties it uses."""
     puzzle = parse(problem.question)
     colours: dict[str, str] = {}
     for fact in puzzle.facts:

@@ -1,4 +1,4 @@
-"""ProsQA: its sentences as a graph, and what follows from them. Knows nothing of how problems are made.
+"""Parses and solves ProsQA questions. Independent of how problems are generated.
 
 A question is a list of facts, `Tom is a terpus.` and `Every terpus is a brimpus.`, and a choice, `Is Tom a lempus or
 scrompus?`; exactly one of the two can be reached. The article is always `a`.
@@ -22,7 +22,7 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A question, understood: the facts in their order, whom it is about, and the two options in their order."""
+    """A parsed question: its facts in order, the entity it asks about, and the two options in order."""
 
     facts: tuple[Fact, ...]
     entity: str
@@ -30,13 +30,13 @@ class Puzzle:
 
 
 def sentence(fact: Fact) -> str:
-    """The fact in words."""
+    """The sentence that states a fact."""
     subject, concept = fact
     return f"{subject} is a {concept}." if subject[0].isupper() else f"Every {subject} is a {concept}."
 
 
 def choice(entity: str, options: Sequence[str]) -> str:
-    """The question in words."""
+    """The sentence that asks for one of two options."""
     return f"Is {entity} a {options[0]} or {options[1]}?"
 
 
@@ -60,7 +60,7 @@ def parse(question: str) -> Puzzle:
 
 
 def distances(facts: Iterable[Fact], start: str) -> dict[str, int]:
-    """How many facts it takes to get from the start to everything that can be proved of it."""
+    """The number of facts in the shortest proof from `start` to everything that can be proved of it."""
     after: dict[str, list[str]] = {}
     for x, y in facts:
         after.setdefault(x, []).append(y)
@@ -74,7 +74,7 @@ def distances(facts: Iterable[Fact], start: str) -> dict[str, int]:
 
 
 def solve(question: str) -> str:
-    """The answer, from the question alone: the one option that can be proved of the entity."""
+    """The answer derived from the question: the one option that can be proved of the entity."""
     puzzle = parse(question)
     reached = distances(puzzle.facts, puzzle.entity)
     proved = [option for option in puzzle.options if option in reached]
@@ -84,10 +84,10 @@ def solve(question: str) -> str:
 
 
 def flaw(problem: Problem) -> str | None:
-    """The first thing wrong with a problem, or None where it is proved.
+    """The first error in a problem, or None if its steps prove its answer.
 
-    Proved: the answer is the only option that follows, each step is a fact of the question that goes on from the one
-    before, from the entity to the answer, and no proof is shorter.
+    In a valid proof the answer is the only option that follows, the steps are facts of the question that form a path
+    from the entity to the answer, and no path is shorter.
     """
     try:
         puzzle, answer = parse(problem.question), solve(problem.question)
@@ -101,27 +101,27 @@ def flaw(problem: Problem) -> str | None:
         if (x, y) not in puzzle.facts:
             return f"the step {sentence((x, y))!r} is no fact of the question"
         if x != here:
-            return f"the step {sentence((x, y))!r} does not go on from {here}"
+            return f"the step {sentence((x, y))!r} does not continue from {here}"
         here = y
     if answer != sentence((puzzle.entity, here)):
         return f"the steps end at {here}"
     shortest = distances(puzzle.facts, puzzle.entity)[here]
-    return None if len(steps) == shortest else f"{len(steps)} steps, where {shortest} prove it"
+    return None if len(steps) == shortest else f"{len(steps)} steps, where {shortest} are enough"
 
 
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
-    """The nodes that the trace visits: the concept each step arrives at, so that slot i stands for step i."""
+    """The concept that each step leads to, one anchor per step."""
     return tuple(read_fact(step)[1] for step in problem.steps)
 
 
 def content(problem: Problem) -> str:
-    """What the question says, whatever the order of its facts and options."""
+    """A form of the question that ignores the order of its facts and options."""
     puzzle = parse(problem.question)
     return " ".join([*map(sentence, sorted(puzzle.facts)), choice(puzzle.entity, sorted(puzzle.options))])
 
 
 def structure(problem: Problem) -> str:
-    """What is left of the content when names and concepts are any names and concepts."""
+    """A form of the question that ignores, besides, which names and concepts it uses."""
     puzzle = parse(problem.question)
     colours = {node: "name" if node[0].isupper() else "concept" for fact in puzzle.facts for node in fact}
     colours[puzzle.entity] = "entity"

@@ -16,7 +16,7 @@ from adlm.errors import UserError
 
 @dataclass(frozen=True)
 class Forbidden:
-    """Forms, with the function that gives a problem's form: parted from it they would forbid nothing, silently."""
+    """A set of forms with the function that computes them, so that both always match."""
 
     form: Callable[[Problem], str]
     forms: frozenset[str]
@@ -26,10 +26,10 @@ class Forbidden:
 
 
 def forbidden_forms(paths: Iterable[Path], form: Callable[[Problem], str]) -> Forbidden:
-    """Every problem of the files, and whatever has the same form.
+    """Forbids the problems of the files, and all problems of the same form.
 
-    The forms are `content` (the same facts and question in any order: so much must be apart) and `structure` (the same
-    under any renaming) of `prosqa` and `prontoqa`.
+    `form` is `content` (the same facts and question in any order; the minimum to keep sets disjoint) or `structure`
+    (the same up to renaming) of `prosqa` or `prontoqa`.
     """
     forms = set()
     for path in paths:
@@ -42,34 +42,34 @@ def forbidden_forms(paths: Iterable[Path], form: Callable[[Problem], str]) -> Fo
 
 
 def canonical_form(colours: Mapping[str, str], edges: Iterable[tuple[str, str, str]]) -> str:
-    """Equal for isomorphic graphs: colour refinement, then the edges between the colours it settles on.
+    """A hash that is equal for isomorphic graphs: of the colours and edges after colour refinement.
 
-    Edges carry a kind. Two graphs with one form are isomorphic where every node ends with a colour of its own, and
-    nearly always elsewhere: a set kept apart by this form is apart from every renaming, and may lose a little more.
+    Edges are (from, to, kind). Equal hashes imply isomorphism if every node ends with a unique colour, and almost
+    always otherwise: excluding problems by this form excludes every renaming, and possibly a few other problems.
     """
     edges = list(edges)
-    around: dict[str, list[tuple[str, str]]] = {node: [] for node in colours}
+    adjacent: dict[str, list[tuple[str, str]]] = {node: [] for node in colours}
     for a, b, kind in edges:
-        around[a].append((b, f"to {kind}"))
-        around[b].append((a, f"from {kind}"))
+        adjacent[a].append((b, f"to {kind}"))
+        adjacent[b].append((a, f"from {kind}"))
     palette = sorted(set(colours.values()))
     rank = {node: palette.index(colour) for node, colour in colours.items()}
     num_classes = len(palette)
     while True:
-        signs = {
-            node: (rank[node], tuple(sorted((kind, rank[other]) for other, kind in near)))
-            for node, near in around.items()
+        signatures = {
+            node: (rank[node], tuple(sorted((kind, rank[neighbour]) for neighbour, kind in neighbours)))
+            for node, neighbours in adjacent.items()
         }
-        order = {sign: place for place, sign in enumerate(sorted(set(signs.values())))}
-        rank = {node: order[sign] for node, sign in signs.items()}
+        order = {signature: index for index, signature in enumerate(sorted(set(signatures.values())))}
+        rank = {node: order[signature] for node, signature in signatures.items()}
         if len(order) == num_classes:
             break
         num_classes = len(order)
-    settled = (
+    refined = (
         sorted((rank[node], colour) for node, colour in colours.items()),
         sorted((rank[a], rank[b], kind) for a, b, kind in edges),
     )
-    return hashlib.blake2b(repr(settled).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(refined).encode(), digest_size=16).hexdigest()
 
 
 MOST_DRAWS = 10_000
@@ -83,7 +83,7 @@ def series(
     start: int,
     forbidden: Forbidden | None,
 ) -> Iterator[Problem]:
-    """Problems start to start + num - 1: each the first draw of its own stream that is not forbidden."""
+    """Problems start to start + num - 1; each is the first draw from its own RNG that is not forbidden."""
     if num < 0 or start < 0:
         raise UserError(f"num {num} and start {start} count problems; give 0 or more")
 

@@ -1,7 +1,7 @@
-"""The words of the two made-up worlds: names, concepts and properties. Knows no sentences.
+"""Names, concepts and properties of generated problems.
 
-The words follow ProntoQA [Saparov and He, 2023] and ProsQA [Hao et al., 2024]: a concept means nothing, so there is
-nothing but the sentences to reason from.
+The words follow ProntoQA [Saparov and He, 2023] and ProsQA [Hao et al., 2024]: concepts are invented words, so that
+problems can be solved only from their sentences.
 """
 
 PRONTOQA_NAMES = ("Alex", "Fae", "Max", "Polly", "Rex", "Sally", "Sam", "Stella", "Wren")
@@ -27,4 +27,4 @@ PROPERTY_FAMILIES = (
     ("fast", "moderate", "slow"),
     ("overcast", "rainy", "snowy", "sunny", "windy"),
 )
-"""One problem uses at most one word of a family: hot and cold never meet."""
+"""A problem uses at most one word of each family, so that properties do not contradict each other."""

@@ -1,10 +1,10 @@
-"""Rows as batches, for ever: shuffled anew each epoch, shared among processes, from any position. Knows no networks.
+"""An endless iterator of batches: shuffled every epoch, split among ranks, resumable. Independent of networks.
 
-A position is two integers and says where the next global batch begins. A global batch is the same whatever the number
-of processes; process r of n takes its r-th n-th. A batch that reaches the end of an epoch goes on with the next one, so
-every batch is full and no row is left out.
+A Position (epoch, row) is where the next global batch begins. Global batches do not depend on the number of ranks; rank
+r of n takes the r-th of n equal slices. A batch at the end of an epoch is filled from the next one, so every batch is
+full and no row is skipped.
 
-Shapes: B rows of this process, L ids each. `pad` is True at padding.
+Shapes: B rows of this rank, L ids each. `pad` is True at padding.
 """
 
 import atexit
@@ -25,11 +25,11 @@ from adlm.errors import UserError
 
 
 class Position(NamedTuple):
-    """Where a loader stands."""
+    """The position of a loader, saved in checkpoints."""
 
     epoch: int = 0
     row: int = 0
-    """Rows of the epoch that have been given out; of a stream, see `streaming`."""
+    """Number of rows of the epoch before the position; see `streaming` for the meaning in a stream."""
 
 
 START = Position()
@@ -39,19 +39,19 @@ class Batch(NamedTuple):
     x: Tensor
     """(B, L), ids."""
     pad: Tensor | None
-    """(B, L), or None where no row of this batch has padding.
+    """(B, L), or None if no row of this batch has padding.
 
-    So rows packed without overlap give it with the one batch that holds the short last row, and with no other.
+    With rows packed without overlap, only the batch with the short last row has it.
     """
     after: Position
-    """Where the next batch begins."""
+    """Position of the next batch."""
 
 
 class Batches(Protocol):
-    """What training reads from: prepared rows and streams alike."""
+    """A source of training batches: prepared rows or a stream."""
 
     def batches(self, start: Position = START) -> Iterator[Batch]:
-        """From there on, without end."""
+        """An endless iterator of the batches from `start` on."""
         ...
 
 
@@ -61,7 +61,7 @@ class Loader:
 
     rows: Rows
     batch_size: int
-    """Rows of a global batch, over all processes."""
+    """Rows of a global batch, over all ranks."""
     seed: int = 0
     rank: int = 0
     num_ranks: int = 1
@@ -74,7 +74,7 @@ class Loader:
         return prefetch(self._batches(start))
 
     def _batches(self, start: Position) -> Iterator[Batch]:
-        """One after the other, each when it is asked for."""
+        """The batches, each computed when it is requested."""
         position, share = start, self.batch_size // self.num_ranks
         while True:
             first = Position(*divmod(position.row + self.rank * share, len(self.rows)))
@@ -85,14 +85,14 @@ class Loader:
             yield Batch(torch.from_numpy(x), None if pad is None else torch.from_numpy(pad), position)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The numbers of the next `count` rows, and a draw for each."""
+        """The numbers of the next `count` rows, and a uniform random number for each."""
         numbers, draws = [], []
         epoch, row = start
         while count:
-            some = np.arange(row, min(row + count, len(self.rows)))
-            numbers.append(shuffle(some, len(self.rows), self.seed, epoch) if self.shuffle else some)
-            draws.append(uniform(some, self.seed, epoch))
-            epoch, row, count = epoch + 1, 0, count - len(some)
+            positions = np.arange(row, min(row + count, len(self.rows)))
+            numbers.append(shuffle(positions, len(self.rows), self.seed, epoch) if self.shuffle else positions)
+            draws.append(uniform(positions, self.seed, epoch))
+            epoch, row, count = epoch + 1, 0, count - len(positions)
         return np.concatenate(numbers), np.concatenate(draws)
 
 
@@ -106,10 +106,10 @@ def check_ranks(batch_size: int, rank: int, num_ranks: int) -> None:
 
 
 def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
-    """The same batches, up to `depth` of them made ahead by a thread, so that who takes them need not wait.
+    """The same batches, with up to `depth` of them computed ahead in a background thread.
 
-    The thread ends with the iterator, or at the latest before Python does: one that is still inside torch when the
-    interpreter goes would abort the process.
+    The thread ends with the iterator, or at interpreter exit: a thread that is still inside torch while the interpreter
+    shuts down would abort the process.
     """
     ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stopped = threading.Event()
@@ -119,7 +119,7 @@ def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
             for batch in batches:
                 if not _put(ready, batch, stopped):
                     return
-        except BaseException as error:  # noqa: BLE001  (raised again where the batch is taken)
+        except BaseException as error:  # noqa: BLE001  (raised again in the consumer)
             _put(ready, error, stopped)
 
     thread = threading.Thread(target=fill, daemon=True, name="loader")
@@ -142,7 +142,7 @@ def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
 
 
 def _put(ready: "queue.Queue[Batch | BaseException]", item: Batch | BaseException, stopped: threading.Event) -> bool:
-    """Wait for room, unless nobody takes any more."""
+    """Put an item in the queue when there is room; False if the consumer has stopped."""
     while not stopped.is_set():
         try:
             ready.put(item, timeout=0.1)

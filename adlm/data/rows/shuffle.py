@@ -1,7 +1,7 @@
-"""An epoch's order of rows: a permutation of 0 ... n - 1 that is computed, not stored. Knows nothing of rows.
+"""A pseudorandom permutation of 0 ... n - 1 for each epoch, computed without storing it. Independent of rows.
 
-Six rounds of a Feistel network shuffle the numbers below a power of four; a number that lands outside n is shuffled
-again until it lands inside [Black and Rogaway, 2002]. So position i of an epoch of a billion rows costs no memory.
+A Feistel network of six rounds permutes the numbers below a power of four; a result outside 0 ... n - 1 is permuted
+again until it is inside (cycle walking) [Black and Rogaway, 2002]. So an epoch of a billion rows needs no memory.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ Numbers = NDArray[np.uint64]
 
 
 def shuffle(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The rows that stand at these positions of the epoch."""
+    """The rows at these positions of the epoch."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     keys = _mixed(np.arange(ROUNDS, dtype=np.uint64) + _mixed(_key(seed) ^ _mixed(_key(epoch) + np.uint64(1))))
     numbers = _network(positions.astype(np.uint64), half, keys)
@@ -24,7 +24,7 @@ def shuffle(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> N
 
 
 def uniform(positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.float64]:
-    """A number from [0, 1) for each position of the epoch."""
+    """A pseudorandom number from [0, 1) for each position of the epoch."""
     mixed = _mixed(positions.astype(np.uint64) + _mixed(_key(seed) + _mixed(~_key(epoch))))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -42,7 +42,7 @@ def _network(numbers: Numbers, half: np.uint64, keys: Numbers) -> Numbers:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Every bit of the result depends on every bit of the number (the finaliser of splitmix64)."""
+    """The finaliser of splitmix64: every bit of the result depends on every bit of the number."""
     numbers = (numbers + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""What a prepared split looks like: lengths, frequencies, anchors. Shows nothing itself."""
+"""Statistics of a prepared split: document lengths, token frequencies, anchors. Prints nothing."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adlm.data.rows.packing import Rows
 from adlm.diffusion.anchors import anchor_mask
 
-SAMPLE = 1000  # rows that frequencies and anchors are counted in, evenly spread
+SAMPLE = 1000  # evenly spaced rows in which frequencies and anchors are counted
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -19,17 +19,17 @@ class Statistics:
     num_documents: int
     num_tokens: int
     document_lengths: tuple[int, ...]
-    """Tokens of the shortest document, at 10%, the median, at 90%, and of the longest."""
+    """Quantiles of the number of tokens per document: minimum, 10%, median, 90%, maximum."""
     sampled_tokens: int
-    """Tokens of the rows that what follows was counted in."""
+    """Number of tokens in the sampled rows, to which the following fields refer."""
     distinct: int
-    """Ids that occur in them."""
+    """Number of different ids."""
     most_frequent: tuple[tuple[int, float], ...]
-    """Ids and their shares."""
+    """The most frequent ids with their relative frequencies."""
     anchors: float
-    """Share of tokens that are anchors: they occur at most tau times in their own row."""
+    """Fraction of tokens that are anchors: their id occurs at most tau times in its row."""
     padding: float
-    """Share of positions that are padding."""
+    """Fraction of positions that are padding."""
 
 
 def statistics_of(rows: Rows, tau: int, top: int = 12) -> Statistics:
@@ -43,7 +43,7 @@ def statistics_of(rows: Rows, tau: int, top: int = 12) -> Statistics:
         num_rows=len(rows),
         num_documents=extent.documents,
         num_tokens=extent.tokens,
-        document_lengths=_lengths(rows.tokens.ends),
+        document_lengths=_length_quantiles(rows.tokens.ends),
         sampled_tokens=int(text.sum()),
         distinct=len(ids),
         most_frequent=tuple((int(ids[i]), float(counts[i] / counts.sum())) for i in order),
@@ -53,7 +53,7 @@ def statistics_of(rows: Rows, tau: int, top: int = 12) -> Statistics:
 
 
 def anchors_in(x: NDArray[np.int64], pad: NDArray[np.bool_] | None, tau: int, num_symbols: int) -> NDArray[np.bool_]:
-    """(n, L), True at anchors; padding is none. A few rows at a time, since the count is over all symbols."""
+    """(n, L), True at anchors, False at padding. Processes 32 rows at a time, since the counts are (rows, V)."""
     padding = np.zeros_like(x, bool) if pad is None else pad
     masks = [
         anchor_mask(torch.from_numpy(x[i : i + 32]), tau, num_symbols, torch.from_numpy(padding[i : i + 32])).numpy()
@@ -62,7 +62,7 @@ def anchors_in(x: NDArray[np.int64], pad: NDArray[np.bool_] | None, tau: int, nu
     return np.concatenate(masks)
 
 
-def _lengths(ends: NDArray[np.uint64]) -> tuple[int, ...]:
+def _length_quantiles(ends: NDArray[np.uint64]) -> tuple[int, ...]:
     if not len(ends):
         return ()
     lengths = np.diff(np.asarray(ends, np.int64), prepend=0)

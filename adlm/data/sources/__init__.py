@@ -1,1 +1,1 @@
-"""Text from files, the hub and corpora by name, as documents."""
+"""Documents read from local files, the Hugging Face Hub and named corpora."""

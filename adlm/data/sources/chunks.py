@@ -1,10 +1,10 @@
-"""Documents as a stream of pieces small enough to encode, whatever the length of a document. Knows no files and no ids.
+"""Splits documents into chunks that are tokenised separately. Independent of files and tokenizers.
 
-A document of two hundred megabytes must not fill the memory, and one of many pieces can be encoded in parallel. A piece
-ends where blanks begin, between two words if it can. A tokenizer that first splits text into words, as GPT-2's and
-BERT's do, joins nothing there, so its ids do not change. One that does not (SentencePiece over whole lines, say) may
-give other ids around a cut, and so may any in a stretch of 4 PIECE characters without such a place, cut where it is.
-Where the pieces end depends on the document alone, not on how it was read.
+Chunks bound the memory that a very long document needs and let it be tokenised in parallel. A chunk ends before
+whitespace, between two words if possible. Tokenizers that pre-tokenise text into words, as GPT-2's and BERT's do, never
+merge across such a boundary, so the ids are those of the whole document. Other tokenizers (SentencePiece over whole
+lines, for example) may give different ids around a boundary, and so may any tokenizer in FARTHEST * CHUNK characters
+without whitespace, which are cut at that length. The boundaries depend on the document alone, not on how it was read.
 """
 
 import re
@@ -13,26 +13,26 @@ from itertools import chain
 from typing import NamedTuple
 
 CHUNK = 2**16  # characters
-FARTHEST = 4  # pieces in which a place to cut is looked for
+FARTHEST = 4  # chunk lengths that are searched for a boundary
 
 SEPARATORS = {"file": None, "line": re.compile(r"\n"), "blank": re.compile(r"\r?\n(?:[ \t\r]*\n)+")}
-"""What stands between two documents of plain text; nothing does where a document is a file."""
+"""Separator of documents in plain text for each value of data.boundary; None if the whole file is one document."""
 
 LAST_BREAK = re.compile(r"\r?\n[ \t\r]*\Z")
-"""What ends the last of the documents that blank lines part."""
+"""Line break at the end of the last document, for boundary "blank"."""
 
 WORDS, BLANKS = re.compile(r"\w \w"), re.compile(r"(?<=\S)\s")
-"""A piece ends between words, or failing that wherever blanks begin."""
+"""A chunk ends between two words, or otherwise before any whitespace."""
 
 
 class Chunk(NamedTuple):
     text: str
     ends: bool
-    """Whether the document ends with this piece."""
+    """Whether this is the last chunk of its document."""
 
 
 def split_into_chunks(document: str) -> Iterator[Chunk]:
-    """A whole document, cut."""
+    """The chunks of one document."""
     start = 0
     for end in _cuts(document):
         yield Chunk(document[start:end], False)
@@ -41,14 +41,14 @@ def split_into_chunks(document: str) -> Iterator[Chunk]:
 
 
 def join_chunks(blocks: Iterable[str], boundary: str, whole: bool = False) -> Iterator[Chunk]:
-    """The documents of a text that comes in blocks of any size, blank ones left out where blank lines part them.
+    """The chunks of the documents of a text that is read in blocks of any size.
 
-    With `whole`, each document comes in one piece.
+    Empty documents are dropped for boundary "blank". With `whole`, each document is one chunk.
     """
     separator, buffer, inside = SEPARATORS[boundary], "", False
     for block in chain(blocks, [None]):
         buffer += block or ""
-        # blank lines at the end may go on in the next block, so they wait for it
+        # whitespace at the end of a block may continue in the next one, so it is not split yet
         known = len(buffer.rstrip()) if boundary == "blank" and block is not None else len(buffer)
         buffer, waiting = buffer[:known], buffer[known:]
         if separator is not None:
@@ -71,7 +71,7 @@ def join_chunks(blocks: Iterable[str], boundary: str, whole: bool = False) -> It
 
 
 def _cuts(text: str) -> Iterator[int]:
-    """Where a text that may go on can be cut already; something always stays behind the last cut."""
+    """The chunk boundaries in a text that may continue; some text always remains after the last one."""
     start = 0
     while len(text) - start > 2 * CHUNK and (end := _cut(text, start)):
         yield end
@@ -79,7 +79,7 @@ def _cuts(text: str) -> Iterator[int]:
 
 
 def _cut(text: str, start: int) -> int:
-    """The end of the piece that begins at `start`, or 0 where that takes more text than there is yet."""
+    """The end of the chunk that begins at `start`, or 0 if more text is needed to determine it."""
     first, last = start + CHUNK // 2, start + CHUNK
     space = last
     while (space := text.rfind(" ", first, space)) >= 0:

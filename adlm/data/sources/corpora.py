@@ -1,7 +1,7 @@
-"""The corpora of the paper by name: where each lies, its splits, its form. Knows how none of it is read.
+"""The named corpora: location, splits and format of each. Reads nothing.
 
-Every entry is data. `folders` and `files` say where it lies under data.root (or $ADLM_DATA); `hub` where it is fetched
-from otherwise, always as parquet or JSON, because `datasets` runs no loading scripts any more.
+`folders` and `files` locate a corpus under data.root (or $ADLM_DATA). If it is not there it is streamed from `hub`,
+always as parquet or JSON, because `datasets` no longer runs loading scripts.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from adlm.config.schema import PackingName
 
 @dataclass(frozen=True)
 class Hub:
-    """A dataset of the hub, and what our splits are called there."""
+    """A dataset on the Hugging Face Hub, and the names of our splits there."""
 
     repository: str
     subset: str | None = None
@@ -26,37 +26,37 @@ class Hub:
 class Corpus:
     title: str
     folders: tuple[str, ...]
-    """Where it lies below the root; the first that exists is read."""
+    """Folder names under the root; the first that exists is read."""
     files: Mapping[str, tuple[str, ...]]
-    """Globs in that folder for each split; the first that matches is read."""
+    """Glob patterns of each split in that folder; the first that matches is read."""
     hub: Hub | None = None
     columns: str = ""
-    """Those that hold the text of its local tables; other records have the hub's field."""
+    """Text columns of local .csv and .tsv files; other records use `hub.field`."""
     line: Callable[[str], str] | None = None
-    """What a line of its local text files stands for; where empty, a document is a file."""
+    """Maps a line of a local text file to a document; None if each file is one document."""
     detokeniser: str = ""
     packing: PackingName = "packed"
     zero_shot: str = ""
-    """The split that published zero-shot perplexities are of [SPEC section 7]."""
+    """The split of published zero-shot perplexities."""
     last: int = 0
-    """How many documents at the end of its only split are held out as `valid`."""
+    """Number of documents at the end of its only split that are held out as `valid`."""
     shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Where each split begins and ends in its only file."""
+    """Start and end of each split in its only file, as fractions."""
     held_out: bool = False
-    """Whether documents are held out by a draw, as of one's own text."""
+    """Whether random documents are held out (data.held_out), as for your own text."""
     clusters: Literal["", "articles", "blocks"] = ""
-    """What groups its documents where neighbours depend on each other: the article that a line is of, or a block."""
+    """How dependent neighbouring documents are grouped for standard errors: lines of an article, or fixed blocks."""
     problems: bool = False
-    """Whether its documents are problems to reason about; a training problem is never one of another split."""
+    """Whether its documents are reasoning problems; problems of other splits are removed from the training split."""
 
 
 def wikitext_line(line: str) -> str:
-    """A line with its break, as the hub's copy has it; a blank line is an empty document."""
+    """The line with its line break, as in the Hub's copy; a blank line is an empty document."""
     return f"{line}\n" if line.strip() else ""
 
 
 def _globs(*stems: str) -> tuple[str, ...]:
-    """Files whose names hold one of the stems, in any form that is read."""
+    """Patterns of files whose names contain one of the stems, in every supported format."""
     forms = ("parquet", "jsonl", "json", "csv", "txt")
     return tuple(f"*{stem}*.{form}{packed}" for stem in stems for form in forms for packed in ("", ".[gxz]*", ".bz2"))
 
@@ -103,7 +103,9 @@ def _text8(title: str, packing: PackingName) -> Corpus:
 
 def _graphs(name: str, title: str) -> Corpus:
     files = {split: (f"{name}_{split}.json",) for split in ("train", "valid", "test")}
-    return Corpus(f"{title} (data.problems makes up training ones)", (name,), files, packing="padded", problems=True)
+    return Corpus(
+        f"{title} (data.problems generates training problems)", (name,), files, packing="padded", problems=True
+    )
 
 
 CORPORA: dict[str, Corpus] = {
@@ -134,7 +136,7 @@ CORPORA: dict[str, Corpus] = {
         zero_shot="test",
     ),
     "text8": _text8("text8: 100 million characters of Wikipedia, a to z and space", "packed"),
-    "text8-crop": _text8("text8, each row beginning anywhere in a stretch of two rows", "cropped"),
+    "text8-crop": _text8("text8 with random crops: one row from every two rows of text", "cropped"),
     "wikitext2": _wikitext(2),
     "wikitext103": _wikitext(103),
     "ptb": Corpus(
@@ -166,13 +168,13 @@ CORPORA: dict[str, Corpus] = {
     "pubmed": _papers("pubmed", "PubMed"),
     "arxiv": _papers("arxiv", "arXiv"),
     "gsm8k": Corpus(
-        "GSM8K: sums told in words, with the steps to their results",
+        "GSM8K: grade-school maths word problems with calculation steps",
         folders=("gsm8k",),
         files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
         hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
         packing="padded",
         problems=True,
     ),
-    "prosqa": _graphs("prosqa", "ProsQA: which of two things someone is, by a path through a graph"),
-    "prontoqa": _graphs("prontoqa", "ProntoQA: whether something is true of someone, by a proof of five hops"),
+    "prosqa": _graphs("prosqa", "ProsQA: choose between two statements by following a path through a graph"),
+    "prontoqa": _graphs("prontoqa", "ProntoQA: decide whether a statement is true, by a proof of five hops"),
 }

@@ -1,4 +1,4 @@
-"""Bytes of a file as sound text: decompressed, decoded, and what goes wrong told as a sentence. Knows no documents."""
+"""Decompresses and decodes files to valid text, with one-line errors. Independent of documents."""
 
 import bz2
 import codecs
@@ -19,8 +19,8 @@ from adlm.errors import UserError
 BLOCK = 2**20  # bytes read at once
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 PLAIN, RECORDS = (".txt", ".md", ".text"), (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-HALF = re.compile("[\ud800-\udfff]")
-READ_ALL_THE_SAME = "(data.damaged=replace reads it all the same)"
+SURROGATE = re.compile("[\ud800-\udfff]")
+REPLACE_HINT = "(data.damaged=replace reads it anyway)"
 
 
 def suffix_of(path: Path) -> str:
@@ -30,7 +30,7 @@ def suffix_of(path: Path) -> str:
 
 
 def form_of(path: Path) -> str:
-    """What a file is by its name, or by the name of what is in it where it is a .zip."""
+    """The format suffix of a file; for a .zip, that of the file inside if it is a supported one."""
     if path.suffix.lower() == ".zip":
         with decoding_errors(path.name), zipfile.ZipFile(path) as archive:
             inside = Path(_only_member(archive, path).filename).suffix.lower()
@@ -41,7 +41,7 @@ def form_of(path: Path) -> str:
 
 
 def decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
-    """The plain bytes of a file, by what its name ends in."""
+    """A stream of the decompressed bytes of a file, by its suffix."""
     match path.suffix.lower():
         case ".gz":
             return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
@@ -57,7 +57,7 @@ def decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
             member = _only_member(archive, path)
             try:
                 return archive.open(member)
-            except RuntimeError as error:  # it is encrypted, or packed in a way that Python does not know
+            except RuntimeError as error:  # encrypted, or an unsupported compression method
                 raise UserError(f"{path.name} cannot be read: {error}; unpack it") from None
         case _:
             return raw
@@ -71,7 +71,7 @@ def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
 
 
 def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
-    """The text of a stream of bytes, a block at a time; what is no text is refused or replaced."""
+    """The decoded text of a byte stream in blocks; NUL and invalid UTF-8 are refused or replaced, as `damaged` says."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("strict" if damaged == "refuse" else "replace")
     read = 0
     while True:
@@ -80,15 +80,13 @@ def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             at = read + len(block) - len(error.object) + error.start
-            looks = "; it looks like UTF-16, so convert it" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+            hint = "; it looks like UTF-16, so convert it" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
             raise UserError(
-                f"{name} is not UTF-8 text: byte {at:,} is {error.object[error.start]:#04x}{looks} {READ_ALL_THE_SAME}"
+                f"{name} is not UTF-8 text: byte {at:,} is {error.object[error.start]:#04x}{hint} {REPLACE_HINT}"
             ) from None
         if "\0" in text and damaged == "refuse":
             at = read + block.index(b"\0")
-            raise UserError(
-                f"{name} holds NUL bytes, the first at byte {at:,}, so it is not plain text {READ_ALL_THE_SAME}"
-            )
+            raise UserError(f"{name} holds NUL bytes, the first at byte {at:,}, so it is not plain text {REPLACE_HINT}")
         yield text.replace("\0", "\ufffd")
         if not block:
             return
@@ -96,19 +94,19 @@ def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
 
 
 def check_text(text: str, damaged: str, where: str) -> str:
-    """The text without NUL and halves of characters, which no tokenizer takes: refused, or replaced by U+FFFD."""
+    """The text with NUL and lone surrogates, which tokenizers reject, refused or replaced by U+FFFD."""
     nul = "\0" in text
-    if not nul and (text.isascii() or not HALF.search(text)):
+    if not nul and (text.isascii() or not SURROGATE.search(text)):
         return text
     if damaged == "refuse":
         what = "NUL" if nul else "half a character (a lone surrogate)"
-        raise UserError(f"{where} holds {what}, so it is not plain text {READ_ALL_THE_SAME}")
-    return HALF.sub("\ufffd", text.replace("\0", "\ufffd"))
+        raise UserError(f"{where} holds {what}, so it is not plain text {REPLACE_HINT}")
+    return SURROGATE.sub("\ufffd", text.replace("\0", "\ufffd"))
 
 
 @contextlib.contextmanager
 def decoding_errors(name: str) -> Iterator[None]:
-    """What the operating system or a decompressor says of a file, as a sentence."""
+    """Converts errors of the operating system and of decompressors to user errors that name the file."""
     try:
         yield
     except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:

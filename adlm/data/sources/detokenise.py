@@ -1,7 +1,7 @@
-"""Text as people write it, from the spaced-out form old corpora come in. Knows nothing of corpora or ids.
+"""Restores normal spacing in corpora that were published tokenised. Independent of corpora and tokenizers.
 
-Each detokeniser is a list of substitutions, done in order over one document. They give what the field's code gives, odd
-rules included, because published perplexities rest on them; where a rule does something strange, a comment says so.
+Each detokeniser is a list of substitutions that are applied to a document in order. They reproduce the released code,
+including its odd rules, because published perplexities depend on them; comments mark those rules.
 """
 
 import re
@@ -12,7 +12,7 @@ Rule = tuple[str | re.Pattern[str], str]
 
 
 def _close_up(marks: str) -> list[Rule]:
-    """No space before a mark that has one on both sides."""
+    """Rules that remove the space before a mark with a space on both sides."""
     return [(f" {mark} ", f"{mark} ") for mark in marks]
 
 
@@ -22,7 +22,7 @@ def _at_the_end(marks: str) -> list[Rule]:
 
 WIKITEXT: list[Rule] = [
     ("s '", "s'"),
-    # the field means a year like '90s here, but its pattern has slashes in it and its replacement is no group
+    # meant for years like '90s, but the released pattern contains slashes and its replacement no group
     (re.compile(r"/' [0-9]/"), "/'[0-9]/"),
     *((f" @{mark}@ ", mark) for mark in "-,."),
     *_close_up(":;.!?,"),
@@ -43,7 +43,7 @@ PTB: list[Rule] = [
     (" \n ", "\n"),
     ("\\/", "/"),
     (" N ", " 1 "),
-    (" N ", " 1 "),  # once more for every second of a run N N N, whose spaces the first pass has used
+    (" N ", " 1 "),  # a second pass: in N N N the first one consumes the spaces of every second N
     ("$ 1", "$1"),
     ("# 1", "#1"),
     ("<unk>", "?"),
@@ -67,14 +67,14 @@ LM1B: list[Rule] = [
 
 
 def substituted(rules: Sequence[Rule], text: str) -> str:
-    """Every rule, one after the other, everywhere in the text."""
+    """The text after all rules, applied in order."""
     for find, put in rules:
         text = text.replace(find, put) if isinstance(find, str) else find.sub(put, text)
     return text
 
 
 def lambada(text: str) -> str:
-    """Straight quotes, and one line break before the passage."""
+    """The passage with straight quotes, after one line break."""
     return "\n" + text.replace("“", '"').replace("”", '"').strip()
 
 

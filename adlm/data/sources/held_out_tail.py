@@ -1,4 +1,4 @@
-"""Where the end of a text begins that is held out, for texts with too few documents to draw some. Knows no ids."""
+"""Finds the tail of a text to hold out if it has too few documents for random ones. Independent of tokenizers."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,41 +7,42 @@ from dataclasses import dataclass
 
 from adlm.data.sources.text_files import TextFile
 
-SHORTEST = 64  # characters: a shorter tail is not worth measuring on
-WINDOW = 2**16  # characters before and after the wanted place that are searched for a break
+SHORTEST = 64  # characters; a shorter tail is too little to evaluate on
+WINDOW = 2**16  # characters before and after the target position that are searched for a break
 
 BREAKS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"(?<=\S)(?=\s)"))
-"""Where a document is cut, best first: after a blank line, after a line, before whitespace."""
+"""Where a document may be cut, in order of preference: after a blank line, after a line, before whitespace."""
 
 
 @dataclass(frozen=True)
 class Document:
     part: int
     number: int
-    """Within its part."""
+    """Its number within its part."""
     start: int
-    """Characters of all documents before it."""
+    """Number of characters in all documents before it."""
     length: int
     """In characters."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """All text from character `at` of a document on."""
+    """All text from character `at` of a document to the end."""
 
     document: Document
     index: int
     """The document's number over all parts."""
     at: int
-    """0 where the tail begins with the document."""
+    """0 if the tail begins at the start of the document."""
 
 
 def find_tail(parts: Sequence[TextFile], share: float, is_drawn: Callable[[int], bool]) -> Tail | None:
-    """The last `share` of the text, or None where there are enough documents to draw from, or too little text.
+    """The last `share` of the text, or None if there are enough documents for random ones, or too little text.
 
-    There are enough where the share is at least one document and at least one is drawn; reading stops there. The tail
-    begins at the start of a document, after a blank line, after a line or before whitespace, in this order of
-    preference: at the nearest such place that makes it between half and twice as long as asked for, or exactly there.
+    Documents are enough if `share` of them is at least one and `is_drawn` holds for at least one; reading stops there.
+    The tail begins at the start of a document, after a blank line, after a line or before whitespace, in this order of
+    preference: at the nearest such position that makes it between half and twice as long as requested, or exactly at
+    the requested length if there is none.
     """
     documents: list[Document] = []
     any_drawn = False
@@ -55,7 +56,7 @@ def find_tail(parts: Sequence[TextFile], share: float, is_drawn: Callable[[int],
     if held_out < SHORTEST:
         return None
     wanted = round(total - held_out)
-    longest = min(2 * held_out, (held_out + total) / 2)  # a share above a half leaves something to train on
+    longest = min(2 * held_out, (held_out + total) / 2)  # also leaves training text if share > 0.5
     low, high = total - longest, total - held_out / 2
     starts = [Tail(document, index, 0) for index, document in enumerate(documents) if low <= document.start <= high]
     if starts:
@@ -66,37 +67,37 @@ def find_tail(parts: Sequence[TextFile], share: float, is_drawn: Callable[[int],
         if document.start < wanted < document.start + document.length
     )
     low, high = max(low, wanted - WINDOW), min(high, wanted + WINDOW)
-    return Tail(document, index, _break(parts, document, wanted - document.start, low - wanted, high - wanted))
+    return Tail(document, index, _nearest_break(parts, document, wanted - document.start, low - wanted, high - wanted))
 
 
 def _documents(parts: Sequence[TextFile]) -> Iterator[Document]:
     before = 0
     for part, file in enumerate(parts):
         number = length = 0
-        with closing(file.pieces()) as pieces:
-            for text, ends in pieces:
+        with closing(file.chunks()) as chunks:
+            for text, ends in chunks:
                 length += len(text)
                 if ends:
                     yield Document(part, number, before, length)
                     number, before, length = number + 1, before + length, 0
 
 
-def _break(parts: Sequence[TextFile], document: Document, wanted: int, low: float, high: float) -> int:
-    """The character of the document to cut at: the nearest break to `wanted` that is from `low` to `high` after it."""
+def _nearest_break(parts: Sequence[TextFile], document: Document, wanted: int, low: float, high: float) -> int:
+    """The break nearest to character `wanted` of the document, among those at offsets `low` to `high` from it."""
     first, last = max(1, round(wanted + low)), min(document.length - 1, round(wanted + high))
     text = _slice(parts[document.part], document.number, first - 1, last + 1)
     for pattern in BREAKS:
-        places = [first - 1 + match.end() for match in pattern.finditer(text)]
-        if fitting := [place for place in places if first <= place <= last]:
-            return min(fitting, key=lambda place: abs(place - wanted))
+        breaks = [first - 1 + match.end() for match in pattern.finditer(text)]
+        if allowed := [position for position in breaks if first <= position <= last]:
+            return min(allowed, key=lambda position: abs(position - wanted))
     return wanted
 
 
 def _slice(file: TextFile, document: int, start: int, stop: int) -> str:
     """Characters `start` to `stop` of a document of the file."""
     number, before, found = 0, 0, []
-    with closing(file.pieces()) as pieces:
-        for text, ends in pieces:
+    with closing(file.chunks()) as chunks:
+        for text, ends in chunks:
             if number == document:
                 found.append(text[max(0, start - before) : max(0, stop - before)])
                 before += len(text)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub as documents, read as they come. Knows no corpora by name and no ids."""
+"""Documents streamed from datasets on the Hugging Face Hub. Independent of named corpora and tokenizers."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -9,28 +9,28 @@ from typing import Any
 from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.decoding import check_text
 from adlm.data.sources.records import text_of
-from adlm.data.sources.text_files import ignore, same
+from adlm.data.sources.text_files import identity, ignore_progress
 from adlm.errors import UserError
 from adlm.hub import skip_unreachable_hub
 
 
 @dataclass(frozen=True)
 class HubSplit:
-    """One split of a dataset of the hub (or of a local folder laid out like one)."""
+    """One split of a dataset on the Hub, or of a local folder in the same layout."""
 
     repository: str
     subset: str | None
     hub_split: str
-    """Its name there: train, validation, test."""
+    """Its name on the Hub: train, validation, test."""
     split: str = ""
     revision: str | None = None
     field: str = "text"
     damaged: str = "refuse"
-    transform: Callable[[str], str] = same
+    transform: Callable[[str], str] = identity
     text: Callable[[Any], str] | None = None
-    """A record's text, where that is more than fields joined."""
+    """Converts a record to its text; None joins the fields named by `field`."""
     remedy: str = "check the name, or give local files with data.path"
-    """What to say where the hub is out of reach."""
+    """Remedy in the error message if the Hub cannot be reached."""
 
     size = None
 
@@ -40,45 +40,55 @@ class HubSplit:
         return f"{self.repository}{subset} {self.hub_split}".strip()
 
     def fingerprint(self) -> str:
-        """What the hub says it is: the revision of its files."""
-        builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
+        """Builder name and hash, which identify the revision of the files on the Hub."""
+        builder = self._call_datasets(
+            lambda datasets: datasets.load_dataset_builder(*self._path_and_name, revision=self.revision)
+        )
         return f"{builder.name} {builder.hash}"
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
         for number, record in enumerate(self._records(), 1):
             where = f"record {number} of {self.name}"
             text = self.text(record) if self.text else text_of(record, self.field, where)
             yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
     def split_names(self) -> list[str]:
-        """What splits the dataset has."""
-        names = self._asked(lambda datasets: datasets.get_dataset_split_names(*self._place, revision=self.revision))
+        """The names of the dataset's splits."""
+        names = self._call_datasets(
+            lambda datasets: datasets.get_dataset_split_names(*self._path_and_name, revision=self.revision)
+        )
         return [str(name) for name in names]
 
     def num_documents(self) -> int:
-        builder = self._asked(lambda datasets: datasets.load_dataset_builder(*self._place, revision=self.revision))
+        builder = self._call_datasets(
+            lambda datasets: datasets.load_dataset_builder(*self._path_and_name, revision=self.revision)
+        )
         known = (builder.info.splits or {}).get(self.hub_split)
-        return known.num_examples if known else sum(piece.ends for piece in self.pieces())
+        return known.num_examples if known else sum(chunk.ends for chunk in self.chunks())
 
     def _records(self) -> Iterator[Any]:
-        records = self._asked(
+        records = self._call_datasets(
             lambda datasets: iter(
-                datasets.load_dataset(*self._place, split=self.hub_split, revision=self.revision, streaming=True)
+                datasets.load_dataset(
+                    *self._path_and_name, split=self.hub_split, revision=self.revision, streaming=True
+                )
             )
         )
         end = object()
         while True:
-            with self._told():
+            with self._hub_errors():
                 record = next(records, end)
             if record is end:
                 return
             yield record
 
     @property
-    def _place(self) -> tuple[str, str | None]:
+    def _path_and_name(self) -> tuple[str, str | None]:
+        """The first two arguments of the functions of `datasets`."""
         return self.repository, self.subset
 
-    def _asked(self, what: Callable[[Any], Any]) -> Any:
+    def _call_datasets(self, function: Callable[[Any], Any]) -> Any:
+        """`function(datasets)`, with failures as user errors."""
         if not Path(self.repository).exists():
             skip_unreachable_hub()
         try:
@@ -86,14 +96,14 @@ class HubSplit:
         except ImportError:
             raise UserError("reading from the hub needs datasets; try pip install 'adlm[data]'") from None
         datasets.disable_progress_bars()
-        with self._told():
-            return what(datasets)
+        with self._hub_errors():
+            return function(datasets)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _hub_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  (whatever the network or the hub does, the remedy is the same)
+        except Exception as error:  # noqa: BLE001  (the remedy is the same for every failure of network or Hub)
             reason = str(error).partition("\n")[0][:120]
             raise UserError(
                 f"{self.name} was not fetched from the hub ({type(error).__name__}: {reason}); {self.remedy}"

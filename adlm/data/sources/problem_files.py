@@ -1,4 +1,4 @@
-"""Problems to reason about, as parts of a plan: each is a document of question, steps and answer. Solves none."""
+"""Reasoning problems as parts of a text source; each problem is one document of question, steps and answer."""
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +13,7 @@ from adlm.data.reasoning.problem import Problem, read_problems
 from adlm.data.reasoning.series import forbidden_forms
 from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.decoding import decoding_errors
-from adlm.data.sources.text_files import ignore
+from adlm.data.sources.text_files import ignore_progress
 
 READERS: dict[str, Callable[[Path], tuple[Problem, ...]]] = {
     ".json": read_problems,
@@ -23,13 +23,13 @@ READERS: dict[str, Callable[[Path], tuple[Problem, ...]]] = {
 
 
 def as_text(problem: Problem) -> str:
-    """The question, a line for each step, and the answer after ###."""
+    """The document of a problem: the question, one line per step, and the answer after ###."""
     return "\n".join((problem.question, *problem.steps, f"### {problem.answer}"))
 
 
 def gsm8k_text(record: Any) -> str:
-    """A record of the hub's GSM8K as a document."""
-    return as_text(gsm8k.original(record["question"], record["answer"], "a record of the hub"))
+    """The document of a record of GSM8K on the Hub."""
+    return as_text(gsm8k.parse_original(record["question"], record["answer"], "a record of the hub"))
 
 
 def _digest(*paths: Path) -> str:
@@ -38,7 +38,7 @@ def _digest(*paths: Path) -> str:
 
 @dataclass(frozen=True)
 class ProblemFile:
-    """A file of problems, those left out that another file has too: GSM8K's train.jsonl holds its validation set."""
+    """A file of problems without those in the files `without`: GSM8K's train.jsonl contains its validation set."""
 
     path: Path
     name: str
@@ -55,10 +55,10 @@ class ProblemFile:
             return _digest(self.path, *self.without)
 
     def problems(self) -> Iterator[Problem]:
-        others = {problem.question for path in self.without for problem in READERS[path.suffix](path)}
-        return (problem for problem in READERS[self.path.suffix](self.path) if problem.question not in others)
+        excluded = {problem.question for path in self.without for problem in READERS[path.suffix](path)}
+        return (problem for problem in READERS[self.path.suffix](self.path) if problem.question not in excluded)
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
         with decoding_errors(self.name):
             problems = self.problems()
         for problem in problems:
@@ -73,17 +73,17 @@ GENERATORS: dict[str, tuple[Generate, Callable[[Problem], str]]] = {
     "prosqa": (generate_prosqa, prosqa.structure),
     "prontoqa": (generate_prontoqa, prontoqa.content),
 }
-"""Each with the form by which its problems must differ from every problem of the files at hand."""
+"""The generator of each kind of problem, and the form in which generated problems must differ from those in files."""
 
 
 @dataclass(frozen=True)
 class GeneratedProblems:
-    """So many problems made up, none of them in the files beside: a training set for the real validation and test."""
+    """`num` generated training problems, none of which is in the files `exclude` (the validation and test sets)."""
 
     kind: str
     num: int
     seed: int
-    beside: tuple[Path, ...]
+    exclude: tuple[Path, ...]
     split: str = "train"
 
     size = None
@@ -93,13 +93,13 @@ class GeneratedProblems:
         return f"{self.num:,} {self.kind} problems of seed {self.seed}"
 
     def fingerprint(self) -> str:
-        return f"{self.name} beside {_digest(*self.beside)}"
+        return f"{self.name} beside {_digest(*self.exclude)}"
 
     def problems(self) -> Iterator[Problem]:
         generate, form = GENERATORS[self.kind]
-        return generate(self.num, self.seed, forbidden=forbidden_forms(self.beside, form))
+        return generate(self.num, self.seed, forbidden=forbidden_forms(self.exclude, form))
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
         for problem in self.problems():
             yield from split_into_chunks(as_text(problem))
 

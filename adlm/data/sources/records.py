@@ -1,4 +1,4 @@
-"""The texts in files of records: JSON, tables, parquet. Knows no files by name and no compression."""
+"""Texts from records in JSON, CSV, TSV and parquet. Independent of paths and compression."""
 
 import csv
 import json
@@ -9,58 +9,58 @@ from typing import IO, Any, NamedTuple
 
 from adlm.errors import UserError
 
-LONGEST_LINE = 2**29  # of a file of records, which is held whole; and so is a list of them
+LONGEST_LINE = 2**29  # characters; one line or one JSON list of records is held in memory
 
 
 class Record(NamedTuple):
     text: str
     where: str
-    """For messages: line 3 of a.jsonl."""
+    """Its location for error messages: line 3 of a.jsonl."""
 
 
 def lines_of(blocks: Iterable[str], name: str) -> Iterator[str]:
-    """The lines of a text, each with its line break."""
+    """The lines of a text that is read in blocks, each with its line break."""
     parts: list[str] = []
-    held = 0
+    length = 0
     for block in blocks:
         *complete, rest = block.split("\n")
         for line in complete:
             yield "".join((*parts, line, "\n"))
-            parts, held = [], 0
+            parts, length = [], 0
         parts.append(rest)
-        held += len(rest)
-        if held > LONGEST_LINE:
-            raise UserError(f"{name} has a line of more than {LONGEST_LINE >> 20} MB: are these records one a line?")
+        length += len(rest)
+        if length > LONGEST_LINE:
+            raise UserError(f"{name} has a line of more than {LONGEST_LINE >> 20} MB; write one record per line")
     if last := "".join(parts):
         yield last
 
 
 def json_records(lines: Iterator[str], field: str, name: str, spread: bool = False) -> Iterator[Record]:
-    """One record a line, or one list of records; with `spread` also one record alone, over several lines."""
+    """The records of JSON Lines or of one JSON list; with `spread`, also a single record over several lines."""
     begun = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         if not begun and (line.lstrip().startswith("[") or (spread and not _is_json(line))):
-            records = _parsed(_joined(line, lines, name), name)
+            records = _parse_json(_read_all(line, lines, name), name)
             for index, record in enumerate(records if isinstance(records, list) else [records]):
                 yield Record(text_of(record, field, f"entry {index} of {name}"), f"entry {index} of {name}")
             return
         begun, where = True, f"line {number} of {name}"
-        yield Record(text_of(_parsed(line, where), field, where), where)
+        yield Record(text_of(_parse_json(line, where), field, where), where)
 
 
-def _joined(first: str, lines: Iterator[str], name: str) -> str:
-    held, size = [], 0
+def _read_all(first: str, lines: Iterator[str], name: str) -> str:
+    parts, size = [], 0
     for line in chain([first], lines):
-        held.append(line)
+        parts.append(line)
         size += len(line)
         if size > LONGEST_LINE:
             raise UserError(
                 f"{name} is one JSON value of more than {LONGEST_LINE >> 20} MB, which is more than is read at once; "
-                "write its records one a line, as .jsonl"
+                "write one record per line, as .jsonl"
             )
-    return "".join(held)
+    return "".join(parts)
 
 
 def _is_json(line: str) -> bool:
@@ -71,7 +71,7 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -79,6 +79,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def text_of(record: Any, field: str, where: str) -> str:
+    """The text of a record: the values of the comma-separated fields, joined by spaces."""
     if not isinstance(record, dict):
         raise UserError(f"{where} is no record with fields but {str(record)[:40]!r}")
     texts = []
@@ -87,14 +88,14 @@ def text_of(record: Any, field: str, where: str) -> str:
             raise UserError(f"{where} has no field {key!r}; it has {', '.join(record)}: give data.field=...")
         if not isinstance(record[key], str):
             raise UserError(
-                f"field {key!r} in {where} is {type(record[key]).__name__}, and text is wanted: give data.field=..."
+                f"field {key!r} in {where} is {type(record[key]).__name__}, not a string: give data.field=..."
             )
         texts.append(record[key])
     return " ".join(texts)
 
 
 def table_rows(lines: Iterator[str], delimiter: str, quoted: bool, field: str, name: str) -> Iterator[Record]:
-    """The rows of a table; the first names the columns, unless they are asked for by number."""
+    """The rows of a table. The first row is the header, unless `field` selects columns by number."""
     keys = field.split(",")
     rows = _rows(lines, delimiter, quoted, name)
     if all(re.fullmatch("[1-9][0-9]*", key) for key in keys):
@@ -105,7 +106,7 @@ def table_rows(lines: Iterator[str], delimiter: str, quoted: bool, field: str, n
         if missing:
             raise UserError(
                 f"{name} has no column {missing[0]!r}; its first row is {', '.join(header)[:80]!r}: "
-                "give data.field=..., or a number from 1 where columns have no name"
+                "give data.field=..., or column numbers from 1 if there is no header"
             )
         columns = [header.index(key) for key in keys]
     for number, row in rows:
@@ -115,9 +116,9 @@ def table_rows(lines: Iterator[str], delimiter: str, quoted: bool, field: str, n
 
 
 def strictly_quoted(lines: Iterator[str], delimiter: str) -> bool:
-    """Whether quotes in a table are its own: read so, every row ends and all have as many columns.
+    """Whether a table uses quoting: parsed with it, every row is complete and all have the same number of columns.
 
-    A .tsv mostly has no quoting at all, and a quote there is a character like any other.
+    Most .tsv files use none, and a quote in them is an ordinary character.
     """
     try:
         return len({len(row) for _, row in _rows(lines, delimiter, True, "")}) <= 1
@@ -126,7 +127,7 @@ def strictly_quoted(lines: Iterator[str], delimiter: str) -> bool:
 
 
 def _rows(lines: Iterator[str], delimiter: str, quoted: bool, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row that is not empty, and the line on which it begins."""
+    """The non-empty rows, each with the number of its first line."""
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader(
         lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
@@ -138,13 +139,14 @@ def _rows(lines: Iterator[str], delimiter: str, quoted: bool, name: str) -> Iter
         except StopIteration:
             return
         except csv.Error as error:
-            told = "a quote is opened and never closed" if "unexpected end" in str(error) else str(error)
-            raise UserError(f"line {number} of {name} is not CSV: {told}") from None
+            reason = "a quote is opened and never closed" if "unexpected end" in str(error) else str(error)
+            raise UserError(f"line {number} of {name} is not CSV: {reason}") from None
         if row:
             yield number, row
 
 
 def parquet_rows(raw: IO[bytes], field: str, name: str, seen: Callable[[int], None]) -> Iterator[Record]:
+    """The rows of a parquet file; `seen` receives the number of bytes read so far."""
     file = arrow_parquet().ParquetFile(raw)
     names = file.schema_arrow.names
     keys = field.split(",")

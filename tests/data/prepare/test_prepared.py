@@ -1,4 +1,4 @@
-"""Laws of a prepared folder: what does not fit together is told and never served."""
+"""A prepared folder whose files do not match is a user error and never used."""
 
 import json
 
@@ -12,14 +12,14 @@ from adlm.tokens import load_tokenizer
 
 
 @pytest.fixture
-def folder(asked, bpe, tmp_path):
+def folder(resolve_config, bpe, tmp_path):
     (tmp_path / "text.txt").write_text(prose(500))
     words = (f"data.path={tmp_path / 'text.txt'}", f"tokenizer={bpe}", "length=32")
-    return prepare(asked(*words), tmp_path / "out").prepared.folder
+    return prepare(resolve_config(*words), tmp_path / "out").prepared.folder
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "special_tokens_map.json"])
-def test_another_tokenizer_than_the_one_that_made_the_ids_is_told(folder, name):
+def test_a_tokenizer_that_does_not_match_the_ids_is_a_user_error(folder, name):
     if name == "tokenizer.json":
         load_tokenizer("bytes").save(folder)
     else:
@@ -44,7 +44,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_manifest_that_does_not_fit_its_files_is_told(folder, what):
+def test_a_manifest_that_does_not_match_its_files_is_a_user_error(folder, what):
     manifest = json.loads((folder / "manifest.json").read_text())
     WRONG[what](manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))

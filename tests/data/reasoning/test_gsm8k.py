@@ -1,4 +1,4 @@
-"""Laws of GSM8K: its forms agree, and the numbers of a trace are its anchors."""
+"""GSM8K: its formats agree, and the numbers of the steps are its anchors."""
 
 import json
 import re
@@ -23,11 +23,11 @@ from adlm.errors import UserError
         ([], ""),
     ],
 )
-def test_the_anchors_are_the_numbers_of_the_trace_in_order(steps, labels):
+def test_the_anchors_are_the_numbers_of_the_steps_in_order(steps, labels):
     assert anchor_labels(Problem("q", tuple(steps), "a")) == tuple(labels.split())
 
 
-def test_the_marks_of_the_original_are_the_steps(tmp_path):
+def test_the_calculator_annotations_of_the_original_are_the_steps(tmp_path):
     reasoning = "Ana has 2*3=<<2*3=6>>6 pens.\nShe loses one, 6-1=<<6-1=5>>5.\n#### 5"
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"question": "How many?\u2028", "answer": reasoning}, ensure_ascii=False) + "\n\n")
@@ -55,7 +55,7 @@ def test_prose_is_one_step(tmp_path):
         (read_prose, "q #### 1", r"line 2 has '\|\|' 0 times"),
     ],
 )
-def test_a_damaged_line_is_refused_in_one_sentence_that_names_it(tmp_path, read, line, says):
+def test_a_damaged_line_is_a_user_error_that_names_it(tmp_path, read, line, says):
     path = tmp_path / "train"
     path.write_text("\n" + line)
     with pytest.raises(UserError, match=f"^{path}, {says}"):
@@ -71,7 +71,7 @@ def test_the_original_and_the_processed_test_set_are_the_same_problems(data_fold
     assert sum(not problem.steps for problem in processed) == 18
 
 
-def test_the_processed_valid_set_and_the_prose_part_the_original_training_set(data_folder):
+def test_the_processed_valid_set_and_the_prose_file_partition_the_original_training_set(data_folder):
     folder = data_folder / "gsm8k"
     valid, prose = read_problems(folder / "gsm_valid.json"), read_prose(folder / "train_no_aug.txt")
     original = read_original(folder / "train.jsonl")

@@ -1,4 +1,4 @@
-"""Made problems are like the real valid sets: two-sample tests of what can be counted in a question.
+"""Generated problems resemble the real validation sets: two-sample tests of counts in the questions.
 
 Each statistic is read from the text, so that real and made problems are measured alike. A difference counts where
 chance would show it once in a thousand comparisons (z > 3.1); the seed is fixed, so a test passes always or never.
@@ -170,13 +170,13 @@ def made():
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 @pytest.mark.parametrize("task", STATISTICS)
-def test_made_problems_cannot_be_told_from_real_ones(data_folder, made, task, split):
+def test_generated_problems_have_the_statistics_of_real_ones(data_folder, made, task, split):
     real = STATISTICS[task](read_problems(data_folder / task / f"{task}_{split}.json"))
     assert differing(real, made[task], LUMPY.get((task, split), frozenset())) == {}
 
 
 @pytest.mark.parametrize("task", STATISTICS)
-def test_two_seeds_cannot_be_told_apart(made, task):
+def test_two_seeds_have_the_same_statistics(made, task):
     assert differing(STATISTICS[task](GENERATE[task](300, 5)), made[task]) == {}
 
 
@@ -190,7 +190,7 @@ def test_two_seeds_cannot_be_told_apart(made, task):
         ({"first_share": 0.2, "second_share": 0.3}, "names"),
     ],
 )
-def test_another_shape_would_be_told_apart(made, change, seen_in):
+def test_another_shape_would_be_detected(made, change, seen_in):
     other = prosqa_statistics(generate_prosqa(300, 5, shape=replace(Shape(), **change)))
     assert seen_in in differing(other, made["prosqa"])
 
@@ -203,7 +203,7 @@ def test_another_shape_would_be_told_apart(made, change, seen_in):
         ({"last_negated": 0.2}, "negated at the end"),
     ],
 )
-def test_another_skeleton_would_be_told_apart(made, change, seen_in):
+def test_another_skeleton_would_be_detected(made, change, seen_in):
     other = prontoqa_statistics(generate_prontoqa(200, 5, skeleton=replace(Skeleton(), **change)))
     assert seen_in in differing(other, made["prontoqa"])
 
@@ -214,7 +214,7 @@ def test_answers_are_balanced(made, task):
     assert abs(np.mean(said) - 0.5) < 3.1 * 0.5 / math.sqrt(NUM_MADE)
 
 
-def test_made_training_sets_are_apart_from_the_test_sets(data_folder):
+def test_generated_training_sets_are_disjoint_from_the_test_sets(data_folder):
     """ProsQA under any renaming, ProntoQA by content; by structure most ProntoQA problems, the real ones too, meet."""
     test = {task: data_folder / task / f"{task}_test.json" for task in STATISTICS}
     renamed = forbidden_forms([test["prosqa"]], prosqa.structure)

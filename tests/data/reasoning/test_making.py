@@ -1,4 +1,4 @@
-"""Laws of made problems: proved, repeatable, prefixes of one another, apart from what is forbidden."""
+"""Generated problems: proved, reproducible, prefixes of one another, disjoint from forbidden ones."""
 
 import hashlib
 import random
@@ -23,14 +23,14 @@ def task(request):
     return TASKS[request.param]
 
 
-def test_every_made_problem_is_proved(task):
+def test_every_generated_problem_is_proved(task):
     language, generate = task
     problems = list(generate(500, 3))
     assert [language.flaw(problem) for problem in problems] == [None] * 500
     assert len({language.content(problem) for problem in problems}) == 500
 
 
-def test_a_problem_depends_on_its_seed_and_place_alone(task):
+def test_a_problem_depends_only_on_its_seed_and_index(task):
     _, generate = task
     whole = list(generate(20, 7))
     random.seed(0)  # whatever the program drew before
@@ -39,7 +39,7 @@ def test_a_problem_depends_on_its_seed_and_place_alone(task):
     assert not set(whole) & set(generate(20, 8))
 
 
-def test_the_seed_gives_the_same_problems_for_ever():
+def test_the_problems_of_a_seed_never_change():
     def digest(problems):
         told = [(problem.question, problem.steps, problem.answer) for problem in problems]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
@@ -48,7 +48,7 @@ def test_the_seed_gives_the_same_problems_for_ever():
     assert digest(generate_prontoqa(5, 0)) == "21eb6c020362cfb1"
 
 
-def test_what_is_forbidden_is_not_made_and_nothing_else_changes(task, tmp_path):
+def test_forbidden_problems_are_skipped_and_nothing_else_changes(task, tmp_path):
     language, generate = task
     plain = list(generate(30, 1))
     unwanted = [replace(plain[4], steps=()), replace(plain[11], answer="?")]  # the question is what counts
@@ -73,13 +73,13 @@ def test_a_renamed_copy_is_forbidden_by_structure_and_not_by_content():
     assert copy in Forbidden(prosqa.structure, frozenset([prosqa.structure(problem)]))
 
 
-def test_when_all_is_forbidden_one_sentence_says_so():
+def test_forbidding_everything_is_a_user_error():
     everything = Forbidden(lambda problem: "", frozenset([""]))
     with pytest.raises(UserError, match="all 10000 draws for problem 2 are forbidden"):
         next(generate_prontoqa(1, 0, start=2, forbidden=everything))
 
 
-def test_made_prosqa_graphs_are_what_their_sentences_say():
+def test_generated_prosqa_graphs_match_their_sentences():
     for problem in generate_prosqa(200, 5):
         graph, puzzle = problem.graph, prosqa.parse(problem.question)
         assert sorted((graph.symbols[a], graph.symbols[b]) for a, b in graph.edges) == sorted(puzzle.facts)
@@ -95,7 +95,7 @@ def test_made_prosqa_graphs_are_what_their_sentences_say():
         assert graph.symbols[graph.neg_target] in prosqa.distances(puzzle.facts, other)
 
 
-def test_made_prontoqa_graphs_are_what_their_sentences_say():
+def test_generated_prontoqa_graphs_match_their_sentences():
     for problem in generate_prontoqa(200, 5):
         graph, puzzle = problem.graph, prontoqa.parse(problem.question)
         kinds = [fact for fact in puzzle.facts if fact.kind and fact.subject[0].islower()]
@@ -107,13 +107,13 @@ def test_made_prontoqa_graphs_are_what_their_sentences_say():
 
 
 @pytest.mark.parametrize("hops", [1, 3, 6])
-def test_a_prontoqa_proof_has_as_many_hops_as_asked_for(hops):
+def test_a_prontoqa_proof_has_the_requested_number_of_hops(hops):
     for problem in generate_prontoqa(20, 0, skeleton=Skeleton(hops=hops)):
         assert prontoqa.flaw(problem) is None
         assert len(problem.steps) == hops + 1
 
 
-def test_a_prosqa_proof_has_hops_between_those_asked_for():
+def test_a_prosqa_proof_has_a_number_of_hops_in_the_requested_range():
     for problem in generate_prosqa(20, 0, shape=Shape(num_nodes=40, min_hops=5, max_hops=5)):
         assert prosqa.flaw(problem) is None
         assert len(problem.steps) == 5
@@ -133,6 +133,6 @@ def test_a_prosqa_proof_has_hops_between_those_asked_for():
         (lambda: next(generate_prosqa(1, 0, shape=Shape(num_nodes=5, min_hops=5))), "ask for fewer hops"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_sentence(make, says):
+def test_impossible_parameters_are_a_user_error(make, says):
     with pytest.raises(UserError, match=says):
         make()

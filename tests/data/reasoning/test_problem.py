@@ -1,4 +1,4 @@
-"""Laws of problem files: what is written is read back, and what is wrong is said in one sentence."""
+"""Problem files: written problems are read back, and invalid files are user errors."""
 
 import json
 
@@ -28,14 +28,14 @@ def drawn(**changes):
     [[], [PLAIN], [PLAIN, DRAWN], [*generate_prosqa(3, 0), *generate_prontoqa(3, 0)]],
     ids=["none", "one", "two", "made"],
 )
-def test_what_is_written_is_read_back(tmp_path, problems):
+def test_written_problems_are_read_back(tmp_path, problems):
     path = tmp_path / "problems.json"
     write_problems(path, iter(problems))
     assert read_problems(path) == tuple(problems)
     assert [file.name for file in tmp_path.iterdir()] == ["problems.json"]
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_atomically(tmp_path):
     path = tmp_path / "problems.json"
     write_problems(path, [PLAIN])
 
@@ -49,7 +49,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["problems.json"]
 
 
-def test_who_reads_the_old_file_reads_it_to_its_end(tmp_path):
+def test_a_reader_of_the_old_file_reads_it_to_its_end(tmp_path):
     path = tmp_path / "problems.json"
     write_problems(path, [PLAIN])
     before = path.read_text()
@@ -66,7 +66,7 @@ def test_the_written_fields_are_those_of_the_real_files(tmp_path):
     assert [list(entry) for entry in json.loads(path.read_text())] == [shared, [*shared, "chain_concepts"]]
 
 
-def test_an_empty_step_is_no_step(tmp_path):
+def test_empty_steps_are_dropped(tmp_path):
     (tmp_path / "p.json").write_text(json.dumps([good(steps=[""])]))
     assert read_problems(tmp_path / "p.json")[0].steps == ()
 
@@ -89,7 +89,7 @@ def test_an_empty_step_is_no_step(tmp_path):
         (json.dumps([drawn() | {"edges": [[0, 2]]}]), "edges 2 is no index"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_sentence_that_names_it(tmp_path, text, says):
+def test_a_damaged_file_is_a_user_error_that_names_it(tmp_path, text, says):
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(UserError, match=f"(?s)^{path}.*{says}") as error:
@@ -107,7 +107,7 @@ def test_a_missing_file_a_binary_file_and_a_closed_folder_are_refused(tmp_path):
         write_problems(tmp_path / "no folder" / "p.json", [PLAIN])
 
 
-def test_a_file_of_another_kind_forbids_nothing_and_says_so(tmp_path):
+def test_a_file_of_another_kind_cannot_be_forbidden(tmp_path):
     write_problems(tmp_path / "p.json", [*generate_prosqa(1, 0), *generate_prontoqa(1, 0)])
     with pytest.raises(UserError, match=r"p\.json, entry 1: "):
         forbidden_forms([tmp_path / "p.json"], prosqa.content)

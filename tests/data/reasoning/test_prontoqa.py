@@ -1,4 +1,4 @@
-"""Laws of ProntoQA's language: what follows is found, and every flaw of a problem is seen."""
+"""ProntoQA: provable claims are found, and every flaw of a problem is detected."""
 
 import random
 from dataclasses import replace
@@ -18,7 +18,7 @@ STEPS = ("Ada is a wumpus. Each wumpus is an impus.", "Ada is an impus. Impuses 
 GOOD = Problem(f"{FACTS} True or false: Ada is not shiny.", STEPS, "True")
 
 
-def test_what_follows_is_true_and_its_opposite_false():
+def test_a_provable_claim_is_true_and_its_negation_false():
     assert prontoqa.solve(GOOD.question) == "True"
     assert prontoqa.solve(GOOD.question.replace("Ada is not", "Ada is")) == "False"
     assert prontoqa.flaw(GOOD) is None
@@ -32,24 +32,24 @@ def test_what_follows_is_true_and_its_opposite_false():
         (replace(GOOD, question=f"{FACTS} Ada is a gumpus. True or false: Ada is shiny."), "both follow"),
         (replace(GOOD, question=f"{FACTS} True or false: Ada is loud."), "neither follows"),
         (replace(GOOD, steps=STEPS[1:]), "does not follow from the step before"),
-        (replace(GOOD, steps=(STEPS[0], STEPS[2])), "does not conclude"),
+        (replace(GOOD, steps=(STEPS[0], STEPS[2])), "does not decide"),
         (replace(GOOD, steps=STEPS[:2]), "not pairs"),
         (replace(GOOD, steps=()), "not pairs"),
         (replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])), "is no rule of the question"),
         (replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])), "is no rule of the question"),
         (replace(GOOD, steps=("Ada is a wumpus. Wumpuses are impuses.", *STEPS[1:])), "is no rule of the question"),
-        (replace(GOOD, steps=(*STEPS[:2], "Ada is shiny.")), "does not conclude"),
-        (replace(GOOD, steps=("Ada is a wumpus. Every wumpus is round.", "Ada is round.")), "does not conclude"),
+        (replace(GOOD, steps=(*STEPS[:2], "Ada is shiny.")), "does not decide"),
+        (replace(GOOD, steps=("Ada is a wumpus. Every wumpus is round.", "Ada is round.")), "does not decide"),
         (replace(GOOD, question=FACTS), "is not facts and"),
         (replace(GOOD, question=""), "is not facts and"),
         (replace(GOOD, question="Some wumpus is odd. " + GOOD.question), "no sentence of ProntoQA"),
     ],
 )
-def test_every_flaw_is_seen(problem, says):
+def test_every_flaw_is_detected(problem, says):
     assert says in prontoqa.flaw(problem)
 
 
-def test_the_anchors_are_what_someone_is_found_to_be():
+def test_the_anchors_are_the_predicates_of_the_steps():
     assert prontoqa.anchor_labels(GOOD) == ("wumpus", "impus", "not shiny")
 
 
@@ -58,10 +58,10 @@ def shuffled(problem: Problem, rng: random.Random) -> Problem:
     puzzle = prontoqa.parse(problem.question)
     facts = [prontoqa.sentence(fact, rng.choice(prontoqa.WORDINGS)) for fact in puzzle.facts]
     rng.shuffle(facts)
-    return replace(problem, question=" ".join([*facts, prontoqa.ASKED + prontoqa.sentence(puzzle.claim)]))
+    return replace(problem, question=" ".join([*facts, prontoqa.CLAIM_PREFIX + prontoqa.sentence(puzzle.claim)]))
 
 
-def test_content_forgets_order_wording_and_the_sign_of_the_claim_and_nothing_else():
+def test_content_ignores_order_wording_and_negation_of_the_claim_and_nothing_else():
     rng = random.Random(0)
     for _ in range(20):
         assert prontoqa.content(shuffled(GOOD, rng)) == prontoqa.content(GOOD)
@@ -72,7 +72,7 @@ def test_content_forgets_order_wording_and_the_sign_of_the_claim_and_nothing_els
         assert prontoqa.content(replace(GOOD, question=GOOD.question.replace(old, new))) != prontoqa.content(GOOD)
 
 
-def test_structure_forgets_the_words_too_but_not_the_signs():
+def test_structure_ignores_the_words_too_but_not_negations():
     rng = random.Random(0)
     for old, new in (("round", "loud"), ("lopus", "mopus"), ("Ada", "Bo"), ("shiny", "dark")):
         other = shuffled(replace(GOOD, question=GOOD.question.replace(old, new)), rng)
@@ -93,7 +93,7 @@ def test_structure_forgets_the_words_too_but_not_the_signs():
         Fact("Ada", "nervous", False, True),
     ],
 )
-def test_sentences_are_read_as_they_are_written(fact, wording):
+def test_parsing_a_sentence_inverts_writing_it(fact, wording):
     assert prontoqa.read_fact(prontoqa.sentence(fact, wording)) == fact
 
 

@@ -1,4 +1,4 @@
-"""Laws of ProsQA's language: what follows is found, and every flaw of a problem is seen."""
+"""ProsQA: provable options are found, and every flaw of a problem is detected."""
 
 import random
 from dataclasses import replace
@@ -27,8 +27,8 @@ def test_the_provable_option_is_the_answer():
     [
         (replace(GOOD, answer="Ada is a kiv."), "the answer is 'Ada is a blick.'"),
         (replace(GOOD, steps=STEPS[:2]), "end at dax"),
-        (replace(GOOD, steps=STEPS[1:]), "does not go on from Ada"),
-        (replace(GOOD, steps=("Bo is a dax.", STEPS[2])), "does not go on from Ada"),
+        (replace(GOOD, steps=STEPS[1:]), "does not continue from Ada"),
+        (replace(GOOD, steps=("Bo is a dax.", STEPS[2])), "does not continue from Ada"),
         (replace(GOOD, steps=("Ada is a dax.", STEPS[2])), "is no fact"),
         (replace(GOOD, steps=()), "end at Ada"),
         (
@@ -36,7 +36,7 @@ def test_the_provable_option_is_the_answer():
                 GOOD,
                 steps=(STEPS[0], "Every wug is a toma.", "Every toma is a fep.", "Every fep is a blick."),
             ),
-            "4 steps, where 3 prove it",
+            "4 steps, where 3 are enough",
         ),
         (replace(GOOD, question=f"{FACTS} Is Bo a kiv or blick?"), "2 can be proved of Bo"),
         (replace(GOOD, question=f"{FACTS} Is Ada a kiv or zav?"), "0 can be proved of Ada"),
@@ -46,11 +46,11 @@ def test_the_provable_option_is_the_answer():
         (replace(GOOD, question=GOOD.question + " Why"), "not sentences"),
     ],
 )
-def test_every_flaw_is_seen(problem, says):
+def test_every_flaw_is_detected(problem, says):
     assert says in prosqa.flaw(problem)
 
 
-def test_the_anchors_are_where_the_steps_arrive():
+def test_the_anchors_are_the_concepts_that_the_steps_lead_to():
     assert prosqa.anchor_labels(GOOD) == ("wug", "dax", "blick")
 
 
@@ -65,7 +65,7 @@ def reworded(problem: Problem, names: dict[str, str], rng: random.Random) -> Pro
     return replace(problem, question=" ".join([*map(prosqa.sentence, facts), prosqa.choice(entity, options)]))
 
 
-def test_content_forgets_the_order_and_nothing_else():
+def test_content_ignores_the_order_and_nothing_else():
     rng = random.Random(0)
     same = [reworded(GOOD, {}, rng) for _ in range(20)]
     assert {prosqa.parse(problem.question).options for problem in same} == {("kiv", "blick"), ("blick", "kiv")}
@@ -76,7 +76,7 @@ def test_content_forgets_the_order_and_nothing_else():
     assert prosqa.content(replace(GOOD, question=GOOD.question.replace(" Bo is a dax.", ""))) != prosqa.content(GOOD)
 
 
-def test_structure_forgets_the_names_too_and_nothing_else():
+def test_structure_ignores_the_names_too_and_nothing_else():
     rng = random.Random(0)
     words = ["wug", "dax", "blick", "toma", "fep", "zav", "kiv"]
     for _ in range(20):
@@ -91,7 +91,7 @@ def test_structure_forgets_the_names_too_and_nothing_else():
         assert prosqa.structure(replace(GOOD, question=GOOD.question.replace(old, new))) != prosqa.structure(GOOD)
 
 
-def test_sentences_are_read_as_they_are_written():
+def test_parsing_a_sentence_inverts_writing_it():
     for fact in (("Ada", "wug"), ("wug", "impus")):
         assert prosqa.read_fact(prosqa.sentence(fact)) == fact
     for text in ("ada is a wug.", "Every Ada is a wug.", "Ada is a wug", "Every wug is not a dax."):

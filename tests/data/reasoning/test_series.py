@@ -1,4 +1,4 @@
-"""Laws of the form that renaming does not change."""
+"""The canonical form is invariant under renaming."""
 
 import random
 from itertools import pairwise
@@ -20,7 +20,7 @@ def arms(*lengths):
     return edges
 
 
-def test_any_renaming_and_order_has_the_same_form():
+def test_renaming_and_reordering_keep_the_form():
     rng = random.Random(0)
     for _ in range(50):
         edges = list({(str(a), str(rng.randrange(a + 1, 9)), rng.choice("xy")) for a in range(8) for _ in range(2)})
@@ -30,17 +30,17 @@ def test_any_renaming_and_order_has_the_same_form():
         assert form(*edges) == form(*renamed)
 
 
-def test_what_shows_only_far_away_is_seen():
+def test_a_difference_several_edges_away_changes_the_form():
     assert form(*arms(3, 5)) != form(*arms(4, 4))
 
 
-def test_which_way_an_edge_goes_is_seen():
+def test_the_direction_of_an_edge_changes_the_form():
     circle = [("a", "b", "is"), ("b", "c", "is"), ("c", "d", "is"), ("d", "a", "is")]
     zigzag = [("a", "b", "is"), ("c", "b", "is"), ("c", "d", "is"), ("a", "d", "is")]
     assert form(*circle) != form(*zigzag)
 
 
-def test_kinds_and_colours_are_seen():
+def test_edge_kinds_and_colours_change_the_form():
     path = [("a", "b", "is"), ("b", "c", "is")]
     assert form(*path) != form(("a", "b", "is"), ("b", "c", "is not"))
     assert form(*path, a="asked") != form(*path)

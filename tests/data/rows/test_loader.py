@@ -1,4 +1,4 @@
-"""Laws of batches: the same global batches for any number of processes, from any position, and nothing left out."""
+"""Global batches do not depend on the number of ranks, resume from any position, and skip no row."""
 
 import pickle
 import random
@@ -28,7 +28,7 @@ def test_an_epoch_is_a_permutation(size):
         assert sorted(shuffle(np.arange(size), size, 7, epoch)) == list(range(size))
 
 
-def test_orders_differ_by_seed_and_epoch_and_not_by_what_is_asked():
+def test_orders_depend_on_seed_and_epoch_and_not_on_the_requested_positions():
     size = 1000
     whole = shuffle(np.arange(size), size, 0, 0)
     assert (shuffle(np.arange(300, 310), size, 0, 0) == whole[300:310]).all()
@@ -36,7 +36,7 @@ def test_orders_differ_by_seed_and_epoch_and_not_by_what_is_asked():
         assert (shuffle(np.arange(size), size, seed, epoch) != whole).mean() > 0.98
 
 
-def test_every_row_is_as_likely_at_every_place():
+def test_every_row_is_equally_likely_at_every_position():
     """Chi-square over seeds: row at place 0, and place of row 0, uniform over 16 (99.99% of 15 degrees: 44.3)."""
     size, trials = 16, 4000
     orders = np.array([shuffle(np.arange(size), size, seed, 0) for seed in range(trials)])
@@ -50,7 +50,7 @@ def test_every_row_is_as_likely_at_every_place():
     assert abs(draws.var() - 1 / 12) < 0.005
 
 
-def test_an_order_of_a_billion_rows_costs_nothing():
+def test_an_order_of_a_billion_rows_needs_no_memory():
     rows = shuffle(np.array([0, 10**9 - 1, 5]), 10**9, 0, 0)
     assert ((rows >= 0) & (rows < 10**9)).all()
 
@@ -65,7 +65,7 @@ def taken(loader, count, start=START):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_the_shares_of_all_processes_are_the_batches_of_one(rows, num_ranks):
+def test_the_batches_of_all_ranks_are_those_of_a_single_process(rows, num_ranks):
     count = 2 * len(rows) // 12 + 2  # more than two epochs
     alone = taken(Loader(rows, 12, seed=3), count)
     shares = [taken(Loader(rows, 12, seed=3, rank=rank, num_ranks=num_ranks), count) for rank in range(num_ranks)]
@@ -74,7 +74,7 @@ def test_the_shares_of_all_processes_are_the_batches_of_one(rows, num_ranks):
         assert all(part.after == whole.after for part in parts)
 
 
-def test_every_row_comes_once_an_epoch_and_batches_run_on_over_its_end(rows):
+def test_every_row_comes_once_per_epoch_and_batches_continue_across_epochs(rows):
     count = 5 * len(rows) // 12
     x = torch.cat([batch.x for batch in taken(Loader(rows, 12), count)])
     everything = sorted(rows.read(range(len(rows)))[0].tolist())
@@ -89,7 +89,7 @@ def test_a_batch_larger_than_the_corpus_is_full(rows):
     assert batch.after == Position(5, 1)
 
 
-def test_from_any_of_a_thousand_positions_the_very_next_batch_follows(rows):
+def test_resuming_from_any_of_a_thousand_positions_gives_the_next_batch(rows):
     loader = Loader(rows, 4, seed=1)
     batches = list(islice(loader._batches(Position()), 1001))
     draws = random.Random(0)
@@ -101,7 +101,7 @@ def test_from_any_of_a_thousand_positions_the_very_next_batch_follows(rows):
         assert following.after == batches[index + 1].after
 
 
-def test_crops_begin_elsewhere_in_every_epoch(tmp_path):
+def test_crops_differ_between_epochs(tmp_path):
     documents = [list(range(3, 99)) * 20]
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=64), FRAMED, 8, "cropped")
     loader = Loader(rows, len(rows), shuffle=False)
@@ -121,14 +121,14 @@ def test_unshuffled_rows_come_in_order(rows):
     assert x.tolist() == rows.read(range(len(x)))[0].tolist()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(rows):
+def test_a_batch_size_that_is_not_a_multiple_of_the_ranks_is_refused(rows):
     with pytest.raises(
         UserError, match=r"train.batch_size 10 is not a multiple of 4 processes; try train.batch_size=8"
     ):
         Loader(rows, 10, num_ranks=4)
 
 
-def test_an_error_in_the_background_reaches_who_waits(rows, monkeypatch):
+def test_an_error_in_the_background_thread_reaches_the_consumer(rows, monkeypatch):
     monkeypatch.setattr("adlm.data.prepare.shards.Tokens.copy_to", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(Loader(rows, 4).batches())
@@ -143,7 +143,7 @@ def test_the_thread_ends_with_its_iterator(rows):
 
 
 @pytest.mark.processes
-def test_a_program_may_end_in_the_middle_of_an_epoch(tmp_path):
+def test_a_program_can_exit_in_the_middle_of_an_epoch(tmp_path):
     stored(tmp_path / "split", documents_like(60, 12), FRAMED, shard=64)
     program = f"""
 import sys
@@ -162,7 +162,7 @@ next(batches)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_rows_travel_to_the_workers_of_a_torch_data_loader(rows):
+def test_rows_can_be_pickled_for_the_workers_of_a_torch_data_loader(rows):
     assert (pickle.loads(pickle.dumps(rows))[3][0] == rows[3][0]).all()
     collated = torch.utils.data.DataLoader(rows, batch_size=4, num_workers=2)
     x = torch.cat([x for x, pad in collated])
@@ -170,7 +170,7 @@ def test_rows_travel_to_the_workers_of_a_torch_data_loader(rows):
 
 
 @pytest.fixture
-def source(tmp_path, bpe, asked):
+def source(tmp_path, bpe, resolve_config):
     """A corpus of 150 documents in three files, and its config."""
     from texts import prose
 
@@ -179,15 +179,17 @@ def source(tmp_path, bpe, asked):
     for number in range(3):
         lines = [prose(1 + (17 * number + 5 * i) % 23, seed=50 * number + i).replace("\n", " ") for i in range(50)]
         (folder / f"{number}.txt").write_text("\n".join(lines))
-    return asked(f"data.path={folder}", "data.boundary=line", "data.held_out=0.1", f"tokenizer={bpe}", "length=16")
+    return resolve_config(
+        f"data.path={folder}", "data.boundary=line", "data.held_out=0.1", f"tokenizer={bpe}", "length=16"
+    )
 
 
-def streamed(config, count, start=START, **knobs):
-    loader = Stream(resolve_source(config.data), load_tokenizer(config.tokenizer), config.length, 6, **knobs)
+def streamed(config, count, start=START, **options):
+    loader = Stream(resolve_source(config.data), load_tokenizer(config.tokenizer), config.length, 6, **options)
     return list(islice(loader.batches(start), count))
 
 
-def test_a_stream_gives_the_rows_that_were_prepared_in_their_order(source, tmp_path):
+def test_a_stream_gives_the_prepared_rows_in_order(source, tmp_path):
     rows = prepare(source, tmp_path / "out").prepared.rows("train")
     full = len(rows) - 1
     x = torch.cat([batch.x for batch in streamed(source, full // 6 + 1)])
@@ -195,7 +197,7 @@ def test_a_stream_gives_the_rows_that_were_prepared_in_their_order(source, tmp_p
 
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
-def test_a_stream_goes_on_from_any_position_over_epochs(source, asked, packing):
+def test_a_stream_resumes_from_any_position_across_epochs(source, resolve_config, packing):
     from dataclasses import replace
 
     config = replace(source, data=replace(source.data, packing=packing))
@@ -207,21 +209,21 @@ def test_a_stream_goes_on_from_any_position_over_epochs(source, asked, packing):
         assert following.after == batches[index + 1].after
 
 
-def test_the_streams_of_two_processes_are_the_stream_of_one(source):
+def test_the_streams_of_two_ranks_are_that_of_a_single_process(source):
     alone = streamed(source, 10)
     shares = [streamed(source, 10, rank=rank, num_ranks=2) for rank in range(2)]
     for whole, *parts in zip(alone, *shares, strict=True):
         assert torch.equal(whole.x, torch.cat([part.x for part in parts]))
 
 
-def test_a_stream_of_rows_that_hold_nothing_is_refused(source):
+def test_a_stream_whose_length_leaves_no_room_for_text_is_refused(source):
     from dataclasses import replace
 
     with pytest.raises(UserError, match=r"length 2 leaves no room"):
         streamed(replace(source, length=2), 1)
 
 
-def test_a_stream_keeps_the_held_out_documents_out(source):
+def test_a_stream_excludes_the_held_out_documents(source):
     train = torch.cat([batch.x for batch in streamed(source, 30)])
     valid = torch.cat([batch.x for batch in streamed(source, 5, split="valid")])
     assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in valid.tolist()}

@@ -1,4 +1,4 @@
-"""Laws of packing: what each protocol keeps, drops and pads, against the plainest way to write it down."""
+"""Packing: what each protocol keeps, drops and pads, against plain reference implementations."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 
 from adlm.config.schema import Vocabulary
 from adlm.data.prepare.shards import Extent, ShardWriter, Tokens
-from adlm.data.rows.packing import DOCUMENTS_AT_ONCE, rows_of
+from adlm.data.rows.packing import DOCUMENTS_PER_BATCH, rows_of
 from adlm.errors import UserError
 
 FRAMED = Vocabulary(size=100, mask_id=99, bos_id=1, eos_id=2, pad_id=0)
@@ -55,7 +55,7 @@ def test_packed_rows_hold_every_token_once_in_order(tmp_path, vocabulary, num):
     assert (x[pad] == (vocabulary.pad_id or 0)).all()
 
 
-def test_overlap_fills_the_last_row_with_what_stands_before_it(tmp_path):
+def test_overlap_fills_the_last_row_with_the_ids_before_it(tmp_path):
     documents = documents_like(9, 12)
     tokens = stored(tmp_path, documents, FRAMED)
     rows, padded = (rows_of(tokens, FRAMED, 8, "packed", overlap=overlap) for overlap in (True, False))
@@ -78,8 +78,8 @@ def test_published_packing_cuts_each_thousand_documents_and_drops_remainders(tmp
     documents[0] = list(range(3, 20))
     rows = rows_of(stored(tmp_path, documents, FRAMED, shard=1000), FRAMED, 10, "packed-published")
     expected = []
-    for first in range(0, num, DOCUMENTS_AT_ONCE):
-        joined = stream(documents[first : first + DOCUMENTS_AT_ONCE], FRAMED)
+    for first in range(0, num, DOCUMENTS_PER_BATCH):
+        joined = stream(documents[first : first + DOCUMENTS_PER_BATCH], FRAMED)
         for start in range(0, len(joined) // 8 * 8, 8):
             expected.append([1, *joined[start : start + 8], 2])
     x, pad = rows.read(range(len(rows)))
@@ -105,7 +105,7 @@ def test_padded_rows_are_documents_cut_at_the_row(tmp_path):
     assert rows.read([2])[1] is not None, "a mask comes with every batch, so that shapes do not change"
 
 
-def test_cropped_rows_begin_anywhere_in_their_stretch(tmp_path):
+def test_cropped_rows_start_at_random_positions(tmp_path):
     text = list(np.arange(3, 27)) * 4
     rows = rows_of(stored(tmp_path, [text], BARE), BARE, 8, "cropped")
     assert len(rows) == 6
@@ -119,7 +119,7 @@ def test_cropped_rows_begin_anywhere_in_their_stretch(tmp_path):
 
 
 @pytest.mark.parametrize("num", [16, 17, 20, 23, 24, 25, 31, 32, 33])
-def test_the_last_cropped_row_holds_what_is_left_and_no_more(tmp_path, num):
+def test_the_last_cropped_row_holds_only_the_remaining_text(tmp_path, num):
     text = list(range(3, 3 + num))
     rows = rows_of(stored(tmp_path, [text], BARE), BARE, 8, "cropped")
     assert len(rows) == -(-num // 16)

@@ -1,4 +1,4 @@
-"""Laws of statistics: each against the plainest count."""
+"""Statistics of a split, each against a plain count."""
 
 import numpy as np
 from test_packing import FRAMED, stored

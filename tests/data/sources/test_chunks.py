@@ -1,4 +1,4 @@
-"""Laws of pieces: nothing is lost, and where they end depends on the document alone."""
+"""Chunks: nothing is lost, and their boundaries depend on the document alone."""
 
 import time
 
@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from texts import prose
 
-from adlm.data.sources import chunks as pieces
+from adlm.data.sources import chunks
 from adlm.data.sources.chunks import Chunk, join_chunks, split_into_chunks
 from adlm.tokens import load_tokenizer
 
@@ -17,9 +17,9 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_pieces():
+def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE", 6)
+        patch.setattr(chunks, "CHUNK", 6)
         yield
 
 
@@ -35,7 +35,7 @@ def joined(found: list[Chunk]) -> list[str]:
 
 
 @given(TEXTS)
-def test_pieces_of_a_document_join_to_it(text):
+def test_chunks_of_a_document_join_to_it(text):
     found = list(split_into_chunks(text))
     assert joined(found) == [text]
     assert all(len(piece.text) <= 24 for piece in found)
@@ -47,13 +47,13 @@ def test_pieces_of_a_document_join_to_it(text):
 @example("abcdefghijkl" * 3 + " b\n" + " " * 30, 7, "blank")
 @example("a" + " " * 40 + "b", 5, "blank")
 @example("a" * 25 + " " + "b" * 25, 4, "file")
-def test_pieces_do_not_depend_on_how_the_text_was_read(text, size, boundary):
+def test_chunks_do_not_depend_on_how_the_text_was_read(text, size, boundary):
     blocks = [text[i : i + size] for i in range(0, len(text), size)]
     assert list(join_chunks(blocks, boundary)) == list(join_chunks([text], boundary))
 
 
 @given(TEXTS)
-def test_lines_and_blank_lines_part_documents(text):
+def test_lines_and_blank_lines_separate_documents(text):
     lines = joined(list(join_chunks([text], "line")))
     assert lines == text.removesuffix("\n").split("\n") if text else lines == []
     paragraphs = joined(list(join_chunks([text], "blank")))
@@ -61,7 +61,7 @@ def test_lines_and_blank_lines_part_documents(text):
     assert "".join("".join(paragraphs).split()) == "".join(text.split())
 
 
-def test_the_last_paragraph_has_no_line_break_more_than_the_others():
+def test_the_last_paragraph_ends_without_a_line_break_like_the_others():
     for end in ("", "\n", "\r\n", "\n\n", "\n \t\n", "\n  "):
         assert joined(list(join_chunks([f"a\n\nb\nc{end}"], "blank"))) == ["a", "b\nc"]
     assert joined(list(join_chunks(["a\n\nb  "], "blank"))) == ["a", "b  "], "blanks in a line stay"
@@ -77,20 +77,20 @@ def test_the_last_paragraph_has_no_line_break_more_than_the_others():
         ("a" + " " * 29, ["a" + " " * 23, " " * 6]),
     ],
 )
-def test_a_piece_ends_where_blanks_begin(text, expected):
+def test_a_chunk_ends_before_whitespace(text, expected):
     assert [piece.text for piece in split_into_chunks(text)] == expected
 
 
 @given(TEXTS, st.sampled_from(["file", "line", "blank"]))
-def test_whole_documents_are_the_joined_pieces(text, boundary):
+def test_whole_documents_are_the_joined_chunks(text, boundary):
     whole = list(join_chunks([text], boundary, whole=True))
     assert all(piece.ends for piece in whole)
     assert [piece.text for piece in whole] == joined(list(join_chunks([text], boundary)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
-def test_a_real_tokenizer_gives_the_pieces_of_a_long_text_the_ids_of_the_text(name, data_folder, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 500)
+def test_a_real_tokenizer_gives_the_chunks_of_a_long_text_the_ids_of_the_text(name, data_folder, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK", 500)
     tokenizer = load_tokenizer(str(data_folder / "tokenizers" / name))
     text = (data_folder / "enwiki2014" / "valid.txt").read_text(encoding="utf-8")[:200_000]
     cut = [piece.text for piece in split_into_chunks(text)]
@@ -99,23 +99,23 @@ def test_a_real_tokenizer_gives_the_pieces_of_a_long_text_the_ids_of_the_text(na
 
 
 @pytest.mark.parametrize("blank", ["\n", "\n\n", "   ", "\t", " \n  "])
-def test_words_apart_by_any_blanks_keep_their_ids(bpe, monkeypatch, blank):
-    monkeypatch.setattr(pieces, "PIECE", 20)
+def test_words_separated_by_any_whitespace_keep_their_ids(bpe, monkeypatch, blank):
+    monkeypatch.setattr(chunks, "CHUNK", 20)
     tokenizer, text = load_tokenizer(bpe), blank.join(f"({word})." for word in prose(400).split())
     cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50
     assert [index for row in tokenizer.encode_batch(cut) for index in row] == tokenizer.encode(text)
 
 
-def test_cutting_a_long_document_takes_time_in_proportion():
-    """200 thousand pieces; copying what is left at every cut would be a hundred gigabytes."""
+def test_splitting_a_long_document_takes_linear_time():
+    """200 thousand chunks; copying the remaining text at every cut would be a hundred gigabytes."""
     document, started = "ab cd " * 200_000, time.process_time()
     assert sum(1 for _ in split_into_chunks(document)) > 200_000
     assert time.process_time() - started < 8
 
 
-def test_a_byte_level_tokenizer_gives_the_pieces_the_ids_of_the_text(bpe, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 100)
+def test_a_byte_level_tokenizer_gives_the_chunks_the_ids_of_the_text(bpe, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK", 100)
     tokenizer, text = load_tokenizer(bpe), prose(3000)
     cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50

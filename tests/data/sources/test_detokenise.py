@@ -1,4 +1,4 @@
-"""Laws of detokenising: what the field's code gives, on made-up lines and on whole real files."""
+"""Detokenisers reproduce the released code, on example lines and on real files."""
 
 import hashlib
 import json
@@ -71,12 +71,12 @@ REAL = [
 
 
 @pytest.mark.parametrize(("name", "spaced", "written"), VECTORS)
-def test_a_line_becomes_what_the_released_code_makes_of_it(name, spaced, written):
+def test_a_line_is_detokenised_as_in_the_released_code(name, spaced, written):
     assert DETOKENISERS[name](spaced) == written
 
 
 @pytest.mark.parametrize(("name", "file", "text", "digest"), REAL, ids=[row[0] for row in REAL])
-def test_a_real_file_becomes_what_the_released_code_makes_of_it(name, file, text, digest, data_folder):
+def test_a_real_file_is_detokenised_as_in_the_released_code(name, file, text, digest, data_folder):
     seen = hashlib.sha256()
     with (data_folder / file).open(encoding="utf-8", newline="\n") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""Laws of the tail that is held out: about as long as asked for, cut where a reader would, nothing lost."""
+"""The held-out tail: about as long as requested, cut at a natural break, nothing lost."""
 
 from itertools import islice
 
@@ -14,15 +14,15 @@ LINES = [prose(12, seed=i).replace("\n", " ").strip() for i in range(200)]
 
 
 def divided(data: Data) -> dict[str, list[str]]:
-    """The documents of each split of a plan."""
-    plan, found, number = resolve_source(data), {"train": [], "valid": []}, 0
-    for part in plan.parts:
-        pieces = []
-        for text, ends in part.pieces():
-            pieces.append(text)
+    """The documents of each split of a source."""
+    source, found, number = resolve_source(data), {"train": [], "valid": []}, 0
+    for part in source.parts:
+        chunks = []
+        for text, ends in part.chunks():
+            chunks.append(text)
             if ends:
-                found[plan.split_of(part, number)].append("".join(pieces))
-                number, pieces = number + 1, []
+                found[source.split_of(part, number)].append("".join(chunks))
+                number, chunks = number + 1, []
     return found
 
 
@@ -50,7 +50,7 @@ def test_a_single_document_is_cut_in_two(tmp_path, text, before, held_out):
     assert divided(Data(path=str(tmp_path / "a.txt"), held_out=held_out, seed=5)) == found, "nothing is drawn"
 
 
-def test_few_documents_are_parted_between_two_of_them_where_that_is_near_enough(tmp_path):
+def test_few_documents_are_split_between_two_of_them_if_that_is_near_enough(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("\n".join(LINES[20 * number : 20 * number + 20]))
     found = divided(Data(path=str(tmp_path), held_out=0.06))
@@ -61,22 +61,22 @@ def test_few_documents_are_parted_between_two_of_them_where_that_is_near_enough(
     assert [*found["train"][:9], found["train"][9] + found["valid"][0]] == whole
 
 
-def test_where_there_are_enough_documents_they_are_drawn_as_ever(tmp_path):
+def test_random_documents_are_held_out_if_there_are_enough(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES))
-    plan = resolve_source(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
-    assert (plan.division.last_from, plan.division.cut_at) == (None, None)
+    source = resolve_source(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
+    assert (source.division.last_from, source.division.cut_at) == (None, None)
     found = divided(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.1))
     assert found["valid"][:3] == [LINES[7], LINES[14], LINES[15]]
 
 
-def test_enough_documents_of_which_none_is_drawn_lose_their_end(tmp_path):
+def test_the_tail_is_held_out_if_no_document_is_drawn(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES[:6]))
     none = next(seed for seed in range(100) if all(HeldOutRule(0.2, seed).split_of(n) == "train" for n in range(6)))
     found = divided(Data(path=str(tmp_path / "a.txt"), boundary="line", held_out=0.2, seed=none))
     assert found == {"train": LINES[:5], "valid": LINES[5:6]}
 
 
-def test_a_text_too_short_for_a_tail_is_left_whole(tmp_path):
+def test_a_text_too_short_for_a_tail_is_not_split(tmp_path):
     (tmp_path / "a.txt").write_text(LINES[0])
     assert divided(Data(path=str(tmp_path / "a.txt"))) == {"train": [LINES[0]], "valid": []}
 

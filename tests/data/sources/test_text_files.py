@@ -1,4 +1,4 @@
-"""Laws of reading files: every usual form gives the same documents, and what is no text is told in one sentence."""
+"""Reading files: every format gives the same documents, and invalid text is a user error."""
 
 import bz2
 import csv
@@ -15,9 +15,9 @@ from adlm.errors import UserError
 DOCUMENTS = ["The first document,\nin two lines.", 'A "second", naïve one: ☃', "and a third"]
 
 
-def texts(path, **knobs) -> list[str]:
+def texts(path, **options) -> list[str]:
     documents, parts = [], []
-    for text, ends in TextFile(path, path.name, **knobs).pieces():
+    for text, ends in TextFile(path, path.name, **options).chunks():
         parts.append(text)
         if ends:
             documents.append("".join(parts))
@@ -61,10 +61,10 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "write", "knobs"), FORMS, ids=[form[0] for form in FORMS])
-def test_every_form_gives_the_same_documents(name, write, knobs, tmp_path):
+@pytest.mark.parametrize(("name", "write", "options"), FORMS, ids=[form[0] for form in FORMS])
+def test_every_format_gives_the_same_documents(name, write, options, tmp_path):
     write(tmp_path / name)
-    found = texts(tmp_path / name, **knobs)
+    found = texts(tmp_path / name, **options)
     assert found == DOCUMENTS
 
 
@@ -76,14 +76,14 @@ def zstd(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress), ("zst", zstd)]
 )
-def test_a_compressed_file_is_the_file(suffix, compress, tmp_path):
+def test_a_compressed_file_gives_the_same_documents(suffix, compress, tmp_path):
     write_jsonl(tmp_path / "a.jsonl")
     packed = tmp_path / f"a.jsonl.{suffix}"
     packed.write_bytes(compress((tmp_path / "a.jsonl").read_bytes()))
     assert texts(packed) == DOCUMENTS
 
 
-def test_a_zip_of_one_file_is_the_file_and_one_of_two_is_refused(tmp_path):
+def test_a_zip_of_one_file_is_read_and_one_of_two_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.txt.zip", "w") as archive:
         archive.writestr("a.txt", "inside")
     assert texts(tmp_path / "a.txt.zip") == ["inside"]
@@ -98,7 +98,7 @@ def zipped(path, name, data):
         archive.writestr(name, data)
 
 
-def test_a_zip_is_what_is_in_it(tmp_path):
+def test_a_zip_has_the_format_of_the_file_inside(tmp_path):
     zipped(tmp_path / "a.zip", "a.jsonl", '{"text": "inside"}\n')
     assert texts(tmp_path / "a.zip") == ["inside"]
     zipped(tmp_path / "a.txt.zip", "b.csv", "text\nrow\n")
@@ -111,7 +111,7 @@ def test_a_zip_is_what_is_in_it(tmp_path):
             texts(tmp_path / "a.zip")
 
 
-def test_an_encrypted_zip_is_told(tmp_path):
+def test_an_encrypted_zip_is_a_user_error(tmp_path):
     zipped(tmp_path / "a.zip", "a.txt", "secret")
     data = bytearray((tmp_path / "a.zip").read_bytes())
     data[6] |= 1  # the flag in the file's own header and in the directory
@@ -121,7 +121,7 @@ def test_an_encrypted_zip_is_told(tmp_path):
         texts(tmp_path / "a.zip")
 
 
-def test_a_parquet_file_with_two_columns_of_a_name_is_told(tmp_path):
+def test_a_parquet_file_with_two_columns_of_one_name_is_a_user_error(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra data)")
     import pyarrow.parquet
 
@@ -131,7 +131,7 @@ def test_a_parquet_file_with_two_columns_of_a_name_is_told(tmp_path):
         texts(tmp_path / "a.parquet")
 
 
-def test_quotes_in_a_tsv_are_its_own_only_where_all_of_it_is_quoted_so(tmp_path):
+def test_quotes_in_a_tsv_are_parsed_only_if_the_whole_file_uses_quoting(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('id\ttext\n1\t"Well\n2\tshe said "so"\n3\tends"\n')
     assert texts(path) == ['"Well', 'she said "so"', 'ends"']
@@ -149,43 +149,43 @@ def test_one_record_over_several_lines_and_a_list_after_a_blank_line(tmp_path):
     assert texts(path) == ["a", "b"]
 
 
-def test_a_list_too_long_to_be_held_is_refused(tmp_path, monkeypatch):
+def test_a_json_list_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.records.LONGEST_LINE", 1000)
     (tmp_path / "a.json").write_text("[\n" + ",\n".join('{"text": "words"}' for _ in range(100)) + "]")
     with pytest.raises(UserError, match=r"a\.json is one JSON value of more than .*\.jsonl"):
         texts(tmp_path / "a.json")
 
 
-def pieces_of(path, **knobs):
-    return list(TextFile(path, path.name, **knobs).pieces())
+def chunks_of(path, **options):
+    return list(TextFile(path, path.name, **options).chunks())
 
 
-def test_a_line_of_many_pieces_ends_where_it_ends(tmp_path, monkeypatch):
+def test_a_line_of_many_chunks_is_one_document(tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 10)
     path, blanks = tmp_path / "a.txt", " " * 500
     path.write_bytes(f"one{blanks}\r\n{blanks}\r\n{blanks}two\r{blanks}\r\nthree\n".encode())
     assert texts(path, boundary="line") == [f"one{blanks}", f"{blanks}two\r{blanks}", "three"]
-    found = pieces_of(path, boundary="line")
+    found = chunks_of(path, boundary="line")
     assert len(found) > 20
     assert sum(piece.ends for piece in found) == 3, "no ids are left without a document"
     path.write_bytes(f"one\n{blanks}".encode())
-    assert pieces_of(path, boundary="line") == [("one", True)]
+    assert chunks_of(path, boundary="line") == [("one", True)]
     path.write_bytes(f"one\n\n{blanks}".encode())
-    assert pieces_of(path, boundary="blank") == [("one", True)]
+    assert chunks_of(path, boundary="blank") == [("one", True)]
 
 
-def test_a_return_inside_a_line_stays(tmp_path, monkeypatch):
+def test_a_carriage_return_inside_a_line_stays(tmp_path, monkeypatch):
     """A piece that ends in a return is no line that does."""
     monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 10)
     (tmp_path / "a.txt").write_bytes(b"x" * 39 + b"\r" + b"y" * 100 + b"\r\n")
     assert texts(tmp_path / "a.txt", boundary="line") == ["x" * 39 + "\r" + "y" * 100]
 
 
-def test_progress_is_told_in_bytes_of_the_file(tmp_path):
+def test_progress_is_reported_in_bytes_of_the_file(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"word " * 500_000))
     seen = []
-    assert sum(len(piece.text) for piece in TextFile(path, "a").pieces(seen.append)) == 2_500_000
+    assert sum(len(piece.text) for piece in TextFile(path, "a").chunks(seen.append)) == 2_500_000
     assert seen == sorted(seen)
     assert seen[-1] == path.stat().st_size
 
@@ -203,7 +203,7 @@ def test_documents_end_with_the_file_the_line_or_the_blank_line(boundary, expect
     assert texts(tmp_path / "a.txt", boundary=boundary) == expected
 
 
-def test_several_fields_are_joined_and_columns_go_by_number(tmp_path):
+def test_several_fields_are_joined_and_columns_are_selected_by_number(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"title": "T", "body": "B"}\n')
     assert texts(tmp_path / "a.jsonl", field="title,body") == ["T B"]
     (tmp_path / "a.csv").write_text('"3","Title","Said ""so"""\n')
@@ -236,16 +236,16 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "knobs", "sentence"), BROKEN, ids=[f"{row[0]}-{row[3]}" for row in BROKEN])
-def test_what_is_no_text_is_told_in_one_sentence(name, data, knobs, sentence, tmp_path):
+@pytest.mark.parametrize(("name", "data", "options", "sentence"), BROKEN, ids=[f"{row[0]}-{row[3]}" for row in BROKEN])
+def test_invalid_text_is_a_user_error(name, data, options, sentence, tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError) as caught:
-        texts(tmp_path / name, **knobs)
+        texts(tmp_path / name, **options)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_archive_is_told(tmp_path):
+def test_a_truncated_archive_is_a_user_error(tmp_path):
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"text " * 10_000)[:-20])
     with pytest.raises(UserError, match=r"a\.txt\.xz cannot be read"):
         texts(tmp_path / "a.txt.xz")
@@ -256,7 +256,7 @@ def test_damaged_text_can_be_replaced_instead(tmp_path):
     assert texts(tmp_path / "a.txt", damaged="replace") == ["good \ufffd bad \ufffd end"]
 
 
-def test_a_character_cut_by_a_block_is_read_whole(tmp_path, monkeypatch):
+def test_a_character_across_two_blocks_is_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr("adlm.data.sources.decoding.BLOCK", 3)
     (tmp_path / "a.txt").write_text("☃☃☃ naïve ☃", encoding="utf-8")
     assert texts(tmp_path / "a.txt") == ["☃☃☃ naïve ☃"]
@@ -265,7 +265,7 @@ def test_a_character_cut_by_a_block_is_read_whole(tmp_path, monkeypatch):
         texts(tmp_path / "a.txt")
 
 
-def test_half_characters_of_records_are_replaced_like_nul(tmp_path):
+def test_lone_surrogates_of_records_are_replaced_like_nul(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d and \\u0000"}\n')
     assert texts(tmp_path / "a.jsonl", damaged="replace") == ["half \ufffd and \ufffd"]
 
