@@ -1,4 +1,4 @@
-"""What `adlm.load` returns: a model to ask, in text or in ids. Knows how to put its parts together, not how they work.
+"""`LanguageModel`, the object that `adlm.load` returns: sampling, infilling and scoring of texts or token ids.
 
 Shapes: B sequences, L tokens, V symbols.
 """
@@ -42,8 +42,8 @@ from adlm.tokens import Tokenizer
 ROWS_AT_ONCE = 32
 
 
-class SamplingKnobs(TypedDict, total=False):
-    """The knobs of `Sampling`, by keyword."""
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `adlm.config.schema.Sampling`, as keyword arguments."""
 
     sampler: SamplerName
     steps: int
@@ -64,47 +64,47 @@ class SamplingKnobs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of texts: exp of the nats per token, which are a bound unless the model is autoregressive."""
+    """exp of the nats per token: an upper bound for diffusion models, exact for autoregressive ones."""
 
     value: float
     stderr: float | None
-    """One standard error of the value by the random draws; 0 for autoregressive models, None with a single sample."""
+    """Monte Carlo standard error of `value`; 0 for autoregressive models, None with a single sample."""
     interval: tuple[float, float] | None
-    """95% confidence interval of the value by the draws; wider than two errors where few samples are drawn."""
+    """95% Monte Carlo confidence interval of `value`, by Student's t distribution: wide with few samples."""
     document_stderr: float | None
-    """One standard error of the value by the choice of texts; None where it is unknown, as for a single text."""
+    """Standard error of `value` over the choice of texts; None where it cannot be estimated, as for a single text."""
     nats: float
     nats_stderr: float | None
     tokens: int
-    """Tokens of the texts, an end-of-text token for each included."""
+    """Number of tokens, including one end-of-text token per text."""
 
 
 class FrozenCache:
-    """A network as it is now, ready to sample from; made anew when a weight has changed.
+    """The `FrozenNetwork` of a network, rebuilt when a weight has changed.
 
-    Torch counts the changes it knows of. Of a write to `weight.data` it does not know, so sums are compared too: that
-    is less work than the network has with ten tokens, and misses only what leaves every weight's sum as it was.
+    Changes are detected by each weight's version counter. Writes to `weight.data` do not increment it, so sums are
+    compared too. That costs less than a forward pass over ten tokens and misses only changes that keep every sum.
     """
 
     def __init__(self) -> None:
-        self._weights: list[tuple[int, ...]] = []
+        self._fingerprint: list[tuple[int, ...]] = []
         self._frozen: FrozenNetwork | None = None
 
     @torch.no_grad()
-    def of(self, network: nn.Module) -> FrozenNetwork:
+    def get(self, network: nn.Module) -> FrozenNetwork:
         weights = list(network.parameters())
-        by_row = (weight.sum(dim=-1) for weight in weights)  # one sum of all would round small changes away
-        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in by_row]).tolist()
+        row_sums = (weight.sum(dim=-1) for weight in weights)  # a single sum would round small changes away
+        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in row_sums]).tolist()
         versions = [0 if weight.is_inference() else weight._version for weight in weights]
-        now = [(weight.data_ptr(), *its) for weight, *its in zip(weights, versions, sums, strict=True)]
-        if self._frozen is None or now != self._weights:
-            self._weights, self._frozen = now, FrozenNetwork(network)  # type: ignore[arg-type]
+        fingerprint = [(weight.data_ptr(), *rest) for weight, *rest in zip(weights, versions, sums, strict=True)]
+        if self._frozen is None or fingerprint != self._fingerprint:
+            self._fingerprint, self._frozen = fingerprint, FrozenNetwork(network)  # type: ignore[arg-type]
         return self._frozen
 
 
 @dataclass(frozen=True, repr=False)
 class LanguageModel:
-    """A network with its method. Calls with text need the `tokenizer`, which is there where the folder has one."""
+    """A network, its config and its method. Calls with text need the `tokenizer`; calls with ids do not."""
 
     config: Config
     method: Method
@@ -117,72 +117,75 @@ class LanguageModel:
         return vocabulary_of(self.config).mask_id
 
     def log_probs(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
-        """log beliefs (B, L, V): of the clean token at each place, or, left to right, of the token after it.
+        """log beliefs (B, L, V): of the clean token at each position; for causal models, of the next token.
 
-        `alpha`, the share of visible tokens, for all rows or for each (B,), matters only to a network that is told the
-        noise; without it the share of masks in each row stands for the time. A `Frame` has both: `read` and `alpha`.
+        `alpha` is the fraction of visible tokens, one number or one per row (B,). Only time-conditioned networks use
+        it; by default it is taken from the fraction of masks in each row. A `Frame` has `read` (as `z`) and `alpha`.
         """
-        with ordinary_mode():
+        with _standard_mode():
             check_ids(z, self.config, "text z")
-            shares = self._shares(alpha, len(z))
-            return _not_nan(self.method.log_beliefs(self.network, z.to(self.device), shares))
+            alphas = self._alpha_per_row(alpha, len(z))
+            return _check_not_nan(self.method.log_beliefs(self.network, z.to(self.device), alphas))
 
     def anchor_logits(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
         """The anchor network's logits (B, L, V)."""
         if not hasattr(self.network, "anchor_logits"):
             raise UserError(f"method {self.config.method} has no anchor network; adlm and a2r have one")
-        with ordinary_mode():
+        with _standard_mode():
             check_ids(z, self.config, "text z")
-            there = z.to(self.device)
-            sigma = conditioning_sigma_of(self.config, there, self._shares(alpha, len(z)))
-            return _not_nan(self.network.anchor_logits(there, sigma))
+            z = z.to(self.device)
+            sigma = conditioning_sigma_of(self.config, z, self._alpha_per_row(alpha, len(z)))
+            return _check_not_nan(self.network.anchor_logits(z, sigma))
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
-        """nats (B, L): one unbiased draw of the bound on -log p(x); exact left to right."""
-        with ordinary_mode():
+        """nats (B, L): one unbiased sample of the bound on -log p(x), exact for causal models. `pad` marks padding."""
+        with _standard_mode():
             check_clean(self.config, x, pad, "text x")
-            there_pad = None if pad is None else pad.to(self.device)
+            x, pad = x.to(self.device), None if pad is None else pad.to(self.device)
             generator = torch.Generator().manual_seed(whole_number("seed", seed))
             with check_once():
-                return _not_nan(self.method.bound(self.network, x.to(self.device), there_pad, generator))
+                return _check_not_nan(self.method.bound(self.network, x, pad, generator))
 
     def perplexity(
         self, texts: str | list[str], samples: int = 4, estimator: str = "auto", seed: int = 0
     ) -> Perplexity:
-        """Perplexity of the texts, each a document: what `adlm perplexity --data` gives for a file with the same text.
+        """Perplexity of the texts, each a document. Equal to `adlm perplexity --data` on a file with the same text.
 
-        Documents are packed into rows of the model's length, each with its bos and eos, as in training. Short texts are
-        scored at many noise levels for each of the `samples`.
+        Documents are packed into rows of the model's length, framed by bos and eos, as in training. `samples` is the
+        number of replicates, each of which scores a short text at many noise levels; `estimator` is auto, nelbo,
+        any-order or published.
         """
-        given = _texts_of("texts", [texts] if isinstance(texts, str) else texts)
-        recipe = PerplexitySettings(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
-        with ordinary_mode():
-            rows = rows_of_texts(given, self._tokenizer(), self.config.length)
-            found = summarize(measure_nats(self.method, self.network, rows, recipe))
-        value, interval = found.perplexity, found.interval()
+        documents = _check_texts("texts", [texts] if isinstance(texts, str) else texts)
+        settings = PerplexitySettings(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
+        with _standard_mode():
+            rows = rows_of_texts(documents, self._require_tokenizer(), self.config.length)
+            estimate = summarize(measure_nats(self.method, self.network, rows, settings))
+        value, interval = estimate.perplexity, estimate.interval()
         return Perplexity(
             value=value,
-            stderr=None if found.monte_carlo is None else value * found.monte_carlo,
+            stderr=None if estimate.monte_carlo is None else value * estimate.monte_carlo,
             interval=None if interval is None else (perplexity_of(interval[0]), perplexity_of(interval[1])),
-            document_stderr=None if found.over_documents is None else value * found.over_documents,
-            nats=found.nats,
-            nats_stderr=found.monte_carlo,
-            tokens=found.tokens,
+            document_stderr=None if estimate.over_documents is None else value * estimate.over_documents,
+            nats=estimate.nats,
+            nats_stderr=estimate.monte_carlo,
+            tokens=estimate.tokens,
         )
 
-    def complete(self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Tensor:
-        """ids (B * num_samples, L): each row of a canvas (B, L) or (L,) filled in, where it has the mask id.
+    def complete(
+        self, canvas: Tensor, num_samples: int = 1, seed: int = 0, **options: Unpack[SamplingOptions]
+    ) -> Tensor:
+        """ids (B * num_samples, L): the canvas (B, L) or (L,) with every mask id replaced, `num_samples` times per row.
 
-        The knobs are those of `adlm.config.schema.Sampling`; where one is not given, the model's own config has it.
+        The options are the fields of `adlm.config.schema.Sampling`; they default to the model's config.
         """
         num_samples = whole_number("num_samples", num_samples, 1)
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        sampling = self.sampling(**knobs)
-        self.walk(Canvas(rows), sampling, seed)  # what cannot be walked is refused by its own row
+        sampling = self.sampling(**options)
+        self.run_sampler(Canvas(rows), sampling, seed)  # checked before rows are repeated: errors name the given row
         check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
-        with ordinary_mode():
-            walk = self.walk(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
-            return last_frame(walk).ids.to(rows.device)
+        with _standard_mode():
+            frames = self.run_sampler(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
+            return last_frame(frames).ids.to(rows.device)
 
     def sample(
         self,
@@ -193,94 +196,95 @@ class LanguageModel:
         prompt: str = "",
         suffix: str = "",
         special_tokens: bool = False,
-        **knobs: Unpack[SamplingKnobs],
+        **options: Unpack[SamplingOptions],
     ) -> list[str]:
-        """`num` texts of `length` tokens that begin with `prompt` and end with `suffix`, as `adlm sample` draws them.
+        """`num` texts of `length` tokens that begin with `prompt` and end with `suffix`, as from `adlm sample`.
 
-        `length` counts the tokens of prompt and suffix too; without it, a text is as long as fits the model. bos, eos
-        and pad count as tokens; they are left out of the text unless `special_tokens` is set.
+        `length` includes prompt and suffix and defaults to the longest that fits the model. bos, eos and pad count as
+        tokens, but are removed from the text unless `special_tokens` is True.
         """
         num = whole_number("num", num, 1)
-        _texts_of("prompt", [prompt]), _texts_of("suffix", [suffix])
-        tokenizer = self._tokenizer()
+        _check_texts("prompt", [prompt]), _check_texts("suffix", [suffix])
+        tokenizer = self._require_tokenizer()
         if length is None:
-            length = self.room(encode_canvas(prompt, tokenizer))
+            length = self.max_text_length(encode_canvas(prompt, tokenizer))
         length = whole_number("length", length, 1, LONGEST_HOLE)
         check_sampling(self.config, num, length, self.device, "num", ROWS_AT_ONCE)
-        return self._texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, knobs, special_tokens)
+        return self._fill_texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, options, special_tokens)
 
     @overload
     def fill(
-        self, text: str, seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+        self, text: str, seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
     ) -> str: ...
     @overload
     def fill(
-        self, text: list[str], seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+        self, text: list[str], seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
     ) -> list[str]: ...
     def fill(
-        self, text: str | list[str], seed: int = 0, *, special_tokens: bool = False, **knobs: Unpack[SamplingKnobs]
+        self, text: str | list[str], seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
     ) -> str | list[str]:
-        """The text with its holes filled: `[MASK]` is one token, `[MASK*12]` twelve. Several texts walk side by side.
+        """The text with its masks filled in: `[MASK]` is one token, `[MASK*12]` twelve. A list is sampled in batches.
 
-        A prompt is a text that ends with a hole, a suffix one that begins with one. What was given stays as it was.
-        bos, eos and pad are left out of the text unless `special_tokens` is set.
+        The given parts of the text do not change. For a prompt, put the mask last; for a suffix, first. bos, eos and
+        pad are removed from the text unless `special_tokens` is True.
         """
-        texts = _texts_of("text", [text] if isinstance(text, str) else text)
-        filled = self._texts(texts, seed, knobs, special_tokens)
+        texts = _check_texts("text", [text] if isinstance(text, str) else text)
+        filled = self._fill_texts(texts, seed, options, special_tokens)
         return filled[0] if isinstance(text, str) else filled
 
-    def watch(self, canvas: str | Tensor, seed: int = 0, **knobs: Unpack[SamplingKnobs]) -> Iterator[Frame]:
-        """Every state on the way from a text with holes, or ids (B, L) or (L,), to text; the first is the canvas.
+    def watch(self, canvas: str | Tensor, seed: int = 0, **options: Unpack[SamplingOptions]) -> Iterator[Frame]:
+        """Every frame of one sampling run over a text with masks, or ids (B, L) or (L,). The first is the canvas.
 
-        The tensors of a Frame are the caller's own: changing them does not change what follows.
+        The tensors of a frame are copies: changing them does not affect the run.
         """
         if isinstance(canvas, str):
-            return _copies(self.walk(self.canvas([canvas]), self.sampling(**knobs), seed))
+            return _copy_frames(self.run_sampler(self.canvas([canvas]), self.sampling(**options), seed))
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        own = rows.clone() if isinstance(rows, Tensor) else rows
-        return _copies(self.walk(Canvas(own), self.sampling(**knobs), seed))
+        ids = rows.clone() if isinstance(rows, Tensor) else rows
+        return _copy_frames(self.run_sampler(Canvas(ids), self.sampling(**options), seed))
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
-        """Texts with holes, side by side, each after its `opening`."""
-        rows = [encode_canvas(text, self._tokenizer()) for text in _texts_of("texts", texts)]
+        """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
+        rows = [encode_canvas(text, self._require_tokenizer()) for text in _check_texts("texts", texts)]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
-        openings = [self.opening(row) for row in rows]
-        opened = [opening + row for opening, row in zip(openings, rows, strict=True)]
-        with ordinary_mode():
-            return make_canvas(opened, self.filling, [len(opening) for opening in openings])
+        prefixes = [self.bos_prefix(row) for row in rows]
+        prefixed = [prefix + row for prefix, row in zip(prefixes, rows, strict=True)]
+        with _standard_mode():
+            return make_canvas(prefixed, self.fill_id, [len(prefix) for prefix in prefixes])
 
-    def opening(self, ids: Sequence[int]) -> list[int]:
-        """What ids are read after: bos, as in training, where they begin with a word (experiments/prompt_bos).
+    def bos_prefix(self, ids: Sequence[int]) -> list[int]:
+        """[bos] for ids that begin with a given token, as in training (experiments/prompt_bos); else [].
 
-        A mask that comes first becomes bos itself. A diffusion model reads a text that leaves no place for bos without
-        it, and a longer one in windows that have their own.
+        [] also where the ids begin with bos or with a mask (the model then samples bos there), where the vocabulary has
+        no bos, and, for diffusion models, where bos would exceed the model's length. Windows of longer texts add bos
+        themselves.
         """
         if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
             raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
         bos, _ = row_frame(vocabulary_of(self.config))
-        given = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
+        begins_with_token = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
-        return bos if given and (fits or self.left_to_right) else []
+        return bos if begins_with_token and (fits or self.left_to_right) else []
 
-    def room(self, ids: Sequence[int]) -> int:
-        """How many tokens a text that begins with these ids can have."""
-        return self.config.length - len(self.opening(ids))
+    def max_text_length(self, ids: Sequence[int]) -> int:
+        """The largest number of tokens in a text that begins with these ids; its `bos_prefix` takes one position."""
+        return self.config.length - len(self.bos_prefix(ids))
 
     @property
     def left_to_right(self) -> bool:
-        """Whether the first token of a row is given, and every other predicted from those before it."""
+        """Whether the model is causal: the first token of a row is given, each other is predicted from those before."""
         return not self.method.predicted(torch.zeros(1, 1, dtype=torch.int64, device="cpu"), None).item()
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.network.parameters()).device  # type: ignore[no-any-return]
 
-    def walk(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
-        """A canvas's walk; row i of it draws the numbers of (seed, first_row + i).
+    def run_sampler(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
+        """The frames of one sampling run; `sample`, `fill`, `complete` and `watch` are easier to call.
 
-        What cannot be walked is refused at once, before the first frame is asked for.
+        Row i of the canvas uses the RNG of (seed, first_row + i). Arguments are checked here, not at the first frame.
         """
         if not isinstance(canvas, Canvas) or not isinstance(sampling, Sampling):
             raise UserError(
@@ -288,145 +292,148 @@ class LanguageModel:
                 f"{type(sampling).__name__}"
             )
         first_row = whole_number("first_row", first_row)
-        with ordinary_mode():
+        with _standard_mode():
             check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            draws = RowRng(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
+            rng = RowRng(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
-            return _each_in_ordinary_mode(
-                self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, draws, pad)
+            return _each_in_standard_mode(
+                self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)
             )
 
-    def sampling(self, **knobs: Unpack[SamplingKnobs]) -> Sampling:
-        """The model's own sampling with these knobs instead; another sampler has a strength of its own."""
+    def sampling(self, **options: Unpack[SamplingOptions]) -> Sampling:
+        """The model's `Sampling` config with these options replaced. A new `sampler` resets `eta` to its default."""
         known = [field.name for field in fields(Sampling)]
-        for knob, value in knobs.items():
-            if knob not in known:
-                raise UserError(f"there is no sampling knob {knob!r}{suggestion(knob, known)}")
-            knobs[knob] = _plain(f"sampling.{knob}", value)  # type: ignore[literal-required]
-        own = replace(self.config.sampling, eta=None) if "sampler" in knobs else self.config.sampling
-        return validate(replace(self.config, sampling=replace(own, **knobs))).sampling
+        for option, value in options.items():
+            if option not in known:
+                raise UserError(f"there is no sampling knob {option!r}{suggestion(option, known)}")
+            options[option] = _to_python_scalar(f"sampling.{option}", value)  # type: ignore[literal-required]
+        defaults = replace(self.config.sampling, eta=None) if "sampler" in options else self.config.sampling
+        return validate(replace(self.config, sampling=replace(defaults, **options))).sampling
 
     @property
     def frozen(self) -> FrozenNetwork:
-        """The network as it is now, ready to sample from."""
-        return self._frozen.of(self.network)
+        """The network prepared for sampling, with its current weights."""
+        return self._frozen.get(self.network)
 
     @property
-    def filling(self) -> int:
-        """What stands past the end of a shorter row; it is never seen."""
+    def fill_id(self) -> int:
+        """The id at padding positions of a canvas; attention ignores them."""
         return padding_id(vocabulary_of(self.config))
 
-    def _shares(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
-        """(B,), in double precision. A network that is told the noise -log alpha is not told an infinite one."""
+    def _alpha_per_row(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
+        """(B,) in float64. Time-conditioned networks read sigma = -log alpha, so for them alpha must be above 0."""
         if alpha is None:
             return None
         try:
-            shares = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
+            alphas = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise UserError(f"alpha must be a number or a tensor of numbers, not a {type(alpha).__name__}") from None
-        if shares.shape not in ((), (rows,)):
-            raise UserError(f"alpha of shape {tuple(shares.shape)} must be one share, or one for each of {rows} rows")
-        told = self.config.model.time_conditioning
-        fits = ((shares > 0) if told else (shares >= 0)) & (shares <= 1)
-        if not fits.all():
-            least = "above 0 and at most 1" if told else "from 0 to 1"
-            raise UserError(f"alpha {shares[~fits].flatten()[0]:g} must be a share of visible tokens, {least}")
-        return shares.expand(rows)
+        if alphas.shape not in ((), (rows,)):
+            raise UserError(f"alpha of shape {tuple(alphas.shape)} must be one share, or one for each of {rows} rows")
+        time_conditioned = self.config.model.time_conditioning
+        valid = ((alphas > 0) if time_conditioned else (alphas >= 0)) & (alphas <= 1)
+        if not valid.all():
+            span = "above 0 and at most 1" if time_conditioned else "from 0 to 1"
+            raise UserError(f"alpha {alphas[~valid].flatten()[0]:g} must be a share of visible tokens, {span}")
+        return alphas.expand(rows)
 
     def __repr__(self) -> str:
-        """One line: the config and the network have a thousand, and can be asked for by name."""
+        """One line; print `config` or `network` for the details."""
         config = self.config
         sizes = f"{num_parameters(self.network):,} parameters, {vocabulary_of(config).size:,} symbols"
-        without = ", no tokenizer" if self.tokenizer is None else ""
-        return f"LanguageModel({config.method}, {sizes}, length {config.length}, {self.device}{without})"
+        no_tokenizer = ", no tokenizer" if self.tokenizer is None else ""
+        return f"LanguageModel({config.method}, {sizes}, length {config.length}, {self.device}{no_tokenizer})"
 
-    def _texts(self, texts: Sequence[str], seed: int, knobs: SamplingKnobs, special_tokens: bool) -> list[str]:
-        """Texts with holes, filled; whatever is wrong with one of them is told before anything is drawn."""
+    def _fill_texts(self, texts: Sequence[str], seed: int, options: SamplingOptions, special_tokens: bool) -> list[str]:
+        """The texts with their masks filled in, ROWS_AT_ONCE at a time. All are checked before any is sampled."""
         if not isinstance(special_tokens, bool):
             raise UserError(f"special_tokens must be True or False, not {special_tokens!r:.60}")
-        tokenizer, sampling = self._tokenizer(), self.sampling(**knobs)
+        tokenizer, sampling = self._require_tokenizer(), self.sampling(**options)
         starts = range(0, len(texts), ROWS_AT_ONCE)
-        parts = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
-        for start, canvas in parts:
-            self.walk(canvas, sampling, seed, start)
+        batches = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
+        for start, canvas in batches:
+            self.run_sampler(canvas, sampling, seed, start)
         filled: list[str] = []
-        for start, canvas in parts:
-            last = last_frame(self.walk(canvas, sampling, seed, start))
+        for start, canvas in batches:
+            last = last_frame(self.run_sampler(canvas, sampling, seed, start))
             filled += [tokenizer.decode(ids, special_tokens) for ids in canvas.texts(last.ids)]
         return filled
 
-    def _tokenizer(self) -> Tokenizer:
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError("this model has no tokenizer, so it knows ids only; use complete, or save one beside it")
+            raise UserError(
+                "this model has no tokenizer, so it cannot read text; use complete, which takes ids, or add a "
+                "tokenizer.json to the model folder"
+            )
         return self.tokenizer
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """A model folder, the folder of a run, or a checkpoint of the released code (averaged weights, if any)."""
+    """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any)."""
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
-    place, where = Path(path), device_of(device)
-    with writing(place, f"{path} cannot be read"), ordinary_mode():
-        if place.is_dir():
-            trained = place / "model"  # the folder of a run has its model there
-            return language_model(load_model_folder(trained if trained.is_dir() else place), where)
-        if place.suffix == ".ckpt":
-            return language_model(to_model_folder(read_checkpoint(place)), where)
-        absent = "" if place.exists() else ": there is nothing of that name"
+    source, torch_device = Path(path), device_of(device)
+    with writing(source, f"{path} cannot be read"), _standard_mode():
+        if source.is_dir():
+            trained = source / "model"  # the model folder inside a run folder
+            return language_model(load_model_folder(trained if trained.is_dir() else source), torch_device)
+        if source.suffix == ".ckpt":
+            return language_model(to_model_folder(read_checkpoint(source)), torch_device)
+        absent = "" if source.exists() else ": there is nothing of that name"
         raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
-    """A folder's parts, put together."""
+    """The LanguageModel of a model folder already in memory."""
     network = network_of(model.config, model.weights)
     return LanguageModel(model.config, method_of(model.config), network.to(device), model.tokenizer)
 
 
 @contextmanager
-def ordinary_mode() -> Iterator[None]:
-    """No gradients, no inference mode, new tensors on the CPU: whatever the caller has set for code of their own.
+def _standard_mode() -> Iterator[None]:
+    """Disable gradients and inference mode, and make the CPU the default device, whatever the caller has set.
 
-    Tensors made in inference mode could not be changed outside of it, in the next step of a sampling run.
+    Inference tensors cannot be modified in place outside inference mode, where the next sampling step may run.
     """
     with (
         torch.inference_mode(False),
-        torch.device("cpu") if _default_is_elsewhere() else nullcontext(),
+        torch.device("cpu") if _default_device_is_not_cpu() else nullcontext(),
         torch.no_grad(),
     ):
         yield
 
 
-def _default_is_elsewhere() -> bool:
+def _default_device_is_not_cpu() -> bool:
     return torch.get_default_device().type != "cpu"
 
 
-def _each_in_ordinary_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
-    """The same frames: a generator runs in the mode of whoever asks it for the next."""
+def _each_in_standard_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
+    """The same frames, each computed in `_standard_mode`: a generator body runs in the torch mode of its consumer."""
     while True:
-        unusual = torch.is_inference_mode_enabled() or _default_is_elsewhere()
-        with ordinary_mode() if unusual else nullcontext():
+        other_mode = torch.is_inference_mode_enabled() or _default_device_is_not_cpu()
+        with _standard_mode() if other_mode else nullcontext():
             frame = next(frames, None)
         if frame is None:
             return
         yield frame
 
 
-def _copies(frames: Iterator[Frame]) -> Iterator[Frame]:
+def _copy_frames(frames: Iterator[Frame]) -> Iterator[Frame]:
     for frame in frames:
         yield Frame(*(None if each is None else each.clone() for each in vars(frame).values()))  # type: ignore[arg-type]
 
 
-def _not_nan(values: Tensor) -> Tensor:
-    """Log-probabilities, logits or nats as they are; -inf is one of them, NaN is none."""
+def _check_not_nan(values: Tensor) -> Tensor:
+    """The values unchanged; UserError if any is NaN. -inf is a valid log-probability."""
     if values.sum(dim=-1).isnan().any():
-        raise UserError("the model's log-probabilities are not numbers: its weights or its precision do not hold")
+        raise UserError("the model's log-probabilities are not numbers: its weights are damaged or its dtype overflows")
     return values
 
 
-def _texts_of(name: str, texts: object) -> Sequence[str]:
-    """An argument that must be texts."""
+def _check_texts(name: str, texts: object) -> Sequence[str]:
+    """The argument `name` unchanged; UserError unless it is a list of texts."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise UserError(f"{name} must be a text or a list of texts, not a {type(texts).__name__}")
     for text in texts:
@@ -435,8 +442,8 @@ def _texts_of(name: str, texts: object) -> Sequence[str]:
     return texts
 
 
-def _plain(name: str, value: object) -> object:
-    """A knob's value as Python has it; a number of numpy or torch is one too."""
+def _to_python_scalar(name: str, value: object) -> object:
+    """A sampling option as a Python number or string; NumPy and torch scalars are converted."""
     if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
         with suppress(RuntimeError):  # on the meta device
             return value.item()

@@ -1,4 +1,4 @@
-"""Laws of what `adlm.load` returns: text in, text out, and the same whatever stands beside it."""
+"""LanguageModel: sampling, infilling and scoring in text and ids; results do not depend on the rest of the batch."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,9 +19,9 @@ from adlm.tokens import load_tokenizer
 BYTES = load_tokenizer("bytes")
 
 
-def model(name="adlm", length=24, tokenizer=BYTES, vocabulary=BYTES.vocabulary, **knobs) -> LanguageModel:
+def model(name="adlm", length=24, tokenizer=BYTES, vocabulary=BYTES.vocabulary, **options) -> LanguageModel:
     sizes = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
-    config = Config(method=name, vocabulary=vocabulary, length=length, model=sizes, **knobs)
+    config = Config(method=name, vocabulary=vocabulary, length=length, model=sizes, **options)
     method = method_of(config)
     return LanguageModel(config, method, wake(method.build().double(), scale=0.2), tokenizer)
 
@@ -53,7 +53,7 @@ def test_filled_text_keeps_what_was_given_and_is_as_long():
     assert text.endswith(" of")
 
 
-def test_texts_of_unequal_lengths_are_filled_as_if_alone():
+def test_a_text_is_filled_the_same_in_a_batch_of_unequal_lengths_as_alone():
     texts = ["a[MASK]", "We the [MASK*9] of", "[MASK*3]b"]
     together = LM.fill(texts, steps=6, seed=4)
     assert together[0] == LM.fill(texts[0], steps=6, seed=4)
@@ -68,14 +68,14 @@ def test_sampling_many_is_sampling_a_few_at_a_time(monkeypatch):
     assert len(few) == 5
 
 
-def test_watching_ends_with_what_filling_says():
+def test_the_last_frame_of_watch_is_the_result_of_fill():
     *_, last = LM.watch("We [MASK*4] of", steps=6, seed=2)
     assert BYTES.decode(last.ids[0].tolist(), special_tokens=False) == LM.fill("We [MASK*4] of", steps=6, seed=2)
     first = next(LM.watch(torch.full((5,), LM.mask_id), steps=2))
     assert first.ids.shape == (1, 5)
 
 
-def test_knobs_not_given_are_the_models_own():
+def test_sampling_options_default_to_the_models_config():
     own = model(sampling=Sampling("remdm-loop", steps=77, eta=0.05, top_p=0.8))
     assert own.sampling() == own.config.sampling
     assert own.sampling(steps=5) == replace(own.config.sampling, steps=5)
@@ -83,19 +83,19 @@ def test_knobs_not_given_are_the_models_own():
     assert (ancestral.eta, ancestral.top_p, ancestral.steps) == (None, 0.8, 77)
 
 
-@pytest.mark.parametrize("behind_torch", [False, True])
-def test_a_weight_that_changes_is_noticed_even_if_torch_does_not(behind_torch):
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_changed_weight_is_detected_even_without_a_new_version(through_data):
     lm = model()
     canvas = torch.full((4, 10), lm.mask_id)
     before, frozen = lm.complete(canvas, steps=4), lm.frozen
-    assert lm.frozen is frozen, "made once as long as nothing changes"
+    assert lm.frozen is frozen, "built once as long as no weight changes"
     with torch.no_grad():
         for weight in lm.network.parameters():
-            (weight.data if behind_torch else weight).mul_(-1.0)
+            (weight.data if through_data else weight).mul_(-1.0)
     assert not torch.equal(lm.complete(canvas, steps=4), before)
 
 
-def test_a_small_change_of_one_weight_among_large_ones_is_noticed():
+def test_a_small_change_of_one_weight_among_large_ones_is_detected():
     lm = model()
     weight = next(each for each in lm.network.float().parameters() if each.ndim == 2)
     weight.data[0] += 1e4
@@ -119,7 +119,7 @@ def test_a_prompt_is_read_after_bos_as_in_training(name):
     assert both[0] == BYTES.decode(lm.complete(torch.tensor([holes]), seed=3)[0].tolist()), "a first mask is bos"
 
 
-def test_a_text_that_fills_the_row_of_a_diffusion_model_and_a_language_without_bos_are_read_as_they_are():
+def test_no_bos_is_added_to_a_text_as_long_as_a_diffusion_model_or_without_bos_in_the_vocabulary():
     words, holes = BYTES.encode("We"), [LM.mask_id] * 22
     ids = LM.complete(torch.tensor([[*words, *holes]]), steps=4)[0].tolist()
     assert LM.fill("We[MASK*22]", steps=4, special_tokens=True) == BYTES.decode(ids)
@@ -140,15 +140,15 @@ def test_a_text_that_fills_the_row_of_a_diffusion_model_and_a_language_without_b
         ("ar", "[MASK]b", r"row 5 of the canvas gives a token after a mask"),
     ],
 )
-def test_of_many_texts_the_wrong_one_is_named_before_anything_is_drawn(name, wrong, sentence, monkeypatch):
+def test_an_invalid_text_among_many_is_named_before_anything_is_sampled(name, wrong, sentence, monkeypatch):
     monkeypatch.setattr("adlm.language_model.ROWS_AT_ONCE", 2)
-    monkeypatch.setattr("adlm.language_model.last_frame", lambda frames: pytest.fail("something was drawn"))
+    monkeypatch.setattr("adlm.language_model.last_frame", lambda frames: pytest.fail("something was sampled"))
     lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
     with pytest.raises(UserError, match=sentence):
         lm.fill([*["a[MASK]"] * 5, wrong, "a[MASK]"])
 
 
-def test_of_many_canvases_the_wrong_one_is_named_however_many_samples_are_drawn():
+def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
     canvas = torch.full((2, 3), LM.mask_id)
     canvas[1, 2] = 66
     with pytest.raises(UserError, match=r"row 1 of the canvas gives a token after a mask"):
@@ -191,12 +191,12 @@ def test_of_many_canvases_the_wrong_one_is_named_however_many_samples_are_drawn(
         ),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(call, sentence):
+def test_user_errors_are_one_sentence(call, sentence):
     with pytest.raises(UserError, match=sentence):
         call()
 
 
-def test_a_network_that_says_nothing_finite_writes_nothing():
+def test_sampling_from_nan_logits_is_an_error():
     lm = model("mdlm")
     with torch.no_grad():
         lm.network.head.bias.fill_(torch.nan)
@@ -215,17 +215,17 @@ def test_a_network_that_says_nothing_finite_writes_nothing():
         ),
     ],
 )
-def test_padding_is_no_token_that_was_said_before(name, sampler, monkeypatch):
-    """An id that fills up shorter rows pays no penalty for it."""
+def test_padding_is_not_penalized_as_a_repetition(name, sampler, monkeypatch):
+    """The repetition penalty ignores the id at padding positions."""
     lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
-    knobs = {"sampler": sampler, "steps": 4, "repetition_penalty": 3.0}
-    alone = [lm.fill("a[MASK*4]", seed=seed, **knobs) for seed in range(5)]
-    for filling in range(40, 120, 8):
-        monkeypatch.setattr(LanguageModel, "filling", filling)
-        assert [lm.fill(["a[MASK*4]", "[MASK*20]"], seed=seed, **knobs)[0] for seed in range(5)] == alone
+    options = {"sampler": sampler, "steps": 4, "repetition_penalty": 3.0}
+    alone = [lm.fill("a[MASK*4]", seed=seed, **options) for seed in range(5)]
+    for fill_id in range(40, 120, 8):
+        monkeypatch.setattr(LanguageModel, "fill_id", fill_id)
+        assert [lm.fill(["a[MASK*4]", "[MASK*20]"], seed=seed, **options)[0] for seed in range(5)] == alone
 
 
-def test_texts_longer_than_the_model_are_written_through_a_window():
+def test_texts_longer_than_the_model_are_sampled_in_windows():
     text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", stride=8, steps=4)
     assert text.shape == (1, 60)
     assert (text != LM.mask_id).all()
@@ -234,11 +234,11 @@ def test_texts_longer_than_the_model_are_written_through_a_window():
 def test_windows_of_a_long_text_are_read_between_bos_and_eos_as_in_training(monkeypatch):
     read, hidden = [], FrozenNetwork.hidden
 
-    def spied(network, z, *others):
+    def recorded_hidden(network, z, *others):
         read.append(z.clone())
         return hidden(network, z, *others)
 
-    monkeypatch.setattr(FrozenNetwork, "hidden", spied)
+    monkeypatch.setattr(FrozenNetwork, "hidden", recorded_hidden)
     bos, eos = BYTES.vocabulary.bos_id, BYTES.vocabulary.eos_id
     text = LM.complete(torch.full((1, 60), LM.mask_id), sampler="semi-autoregressive", steps=4)
     assert text.shape == (1, 60)
@@ -250,7 +250,7 @@ def test_windows_of_a_long_text_are_read_between_bos_and_eos_as_in_training(monk
 
 
 def model_of_ends() -> LanguageModel:
-    """A model that writes bos first, eos last, and one eos in between: the end of a document."""
+    """A model whose samples have bos first, eos last, and one eos in between, at the end of a document."""
     lm = model("mdlm", length=8)
     end = BYTES.vocabulary.eos_id
 
@@ -258,28 +258,28 @@ def model_of_ends() -> LanguageModel:
         ids = torch.tensor([[end, *b"ab", end, *b"cd", end, end]])[:, : canvas.ids.shape[1]]
         yield first_frame(ids.expand(len(canvas.ids), -1), lm.mask_id)
 
-    object.__setattr__(lm, "walk", written)
+    object.__setattr__(lm, "run_sampler", written)
     return lm
 
 
-def test_special_tokens_are_hidden_in_texts_unless_asked_for():
+def test_special_tokens_are_removed_from_texts_unless_requested():
     lm = model_of_ends()
     assert lm.sample(2) == ["ab\n\ncd", "ab\n\ncd"]
     assert lm.fill("[MASK*8]") == "ab\n\ncd"
-    whole = "<|endoftext|>ab<|endoftext|>cd<|endoftext|><|endoftext|>"
-    assert lm.sample(special_tokens=True) == [whole]
-    assert lm.fill(["[MASK*8]"], special_tokens=True) == [whole]
+    with_special = "<|endoftext|>ab<|endoftext|>cd<|endoftext|><|endoftext|>"
+    assert lm.sample(special_tokens=True) == [with_special]
+    assert lm.fill(["[MASK*8]"], special_tokens=True) == [with_special]
 
 
 @pytest.mark.parametrize("name", ["adlm", "ar"])
-def test_a_prompt_and_a_suffix_stand_around_what_is_sampled(name):
+def test_samples_begin_with_the_prompt_and_end_with_the_suffix(name):
     lm = model(name)
     suffix = "" if name == "ar" else "yz"
     texts = lm.sample(3, length=12, seed=2, prompt="abc", suffix=suffix, steps=4)
     assert texts == lm.fill([f"abc[MASK*{9 - len(suffix)}]{suffix}"] * 3, seed=2, steps=4)
     assert all(text.startswith("abc") and text.endswith(suffix) for text in texts)
-    whole = lm.sample(prompt="abc", steps=4, special_tokens=True)[0]
-    assert whole == lm.fill("abc[MASK*20]", steps=4, special_tokens=True), "as long as fits, with bos: 1 + 3 + 20"
+    filled = lm.sample(prompt="abc", steps=4, special_tokens=True)[0]
+    assert filled == lm.fill("abc[MASK*20]", steps=4, special_tokens=True), "as long as fits, with bos: 1 + 3 + 20"
 
 
 def test_the_repr_of_a_model_is_one_line():
@@ -307,7 +307,7 @@ MODES = {
 
 
 def everything(lm):
-    """What every call says, as plain numbers."""
+    """The results of every call, as Python values."""
     canvas = torch.full((2, 4), lm.mask_id, device="cpu")
     x = torch.arange(8, device="cpu").view(2, 4)
     samplers = ["ancestral", "remdm-conf", "confidence", "dfm"] if lm.config.method == "adlm" else ["ancestral"]
@@ -323,7 +323,7 @@ def everything(lm):
 
 
 @pytest.mark.parametrize("name", ["adlm", "ar"])
-def test_the_mode_that_torch_is_in_changes_nothing(name, tmp_path):
+def test_results_do_not_depend_on_torch_modes_and_defaults(name, tmp_path):
     folder = small_model(tmp_path / "model", name)
     wanted = everything(load(folder))
     for mode in MODES.values():
@@ -334,7 +334,7 @@ def test_the_mode_that_torch_is_in_changes_nothing(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adlm", "ar"])
-def test_frames_may_be_asked_for_in_another_mode_than_the_first_one(name):
+def test_frames_may_be_consumed_in_another_mode_than_the_first_one(name):
     lm = model(name)
     wanted = [frame.ids.tolist() for frame in lm.watch("a[MASK*4]", steps=4)]
     with torch.inference_mode():
@@ -343,7 +343,7 @@ def test_frames_may_be_asked_for_in_another_mode_than_the_first_one(name):
     assert first + [frame.ids.tolist() for frame in frames] == wanted
 
 
-def test_calls_under_autocast_answer():
+def test_sampling_works_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert len(model().sample(1, length=4, steps=2)) == 1
 
@@ -355,7 +355,7 @@ def test_calls_under_autocast_answer():
         ("adlm", "semi-autoregressive"), ("d3pm", "ancestral"), ("sedd", "analytic"), ("ar", "ancestral"),
     ],
 )  # fmt: skip
-def test_a_frame_is_the_callers_own(name, sampler):
+def test_modifying_a_frame_does_not_affect_the_run(name, sampler):
     lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
     canvas = torch.full((2, 30 if sampler == "semi-autoregressive" else 8), lm.mask_id)
     before = canvas.clone()
@@ -370,7 +370,7 @@ def test_a_frame_is_the_callers_own(name, sampler):
 
 
 @pytest.mark.parametrize("name", ["adlm", "mdlm", "ar", "d3pm"])
-def test_weights_that_became_nan_are_told_by_every_call(name):
+def test_every_call_reports_nan_weights(name):
     lm = model(name, schedule=Schedule(eps=1e-3), time=Time(steps=10 if name == "d3pm" else 0))
     with torch.no_grad():
         for weight in lm.network.parameters():
@@ -384,7 +384,7 @@ def test_weights_that_became_nan_are_told_by_every_call(name):
             call()
 
 
-def test_samples_past_all_memory_are_refused_before_any_is_made():
+def test_requests_beyond_memory_are_refused_before_sampling():
     canvas = torch.full((1, 4), LM.mask_id)
     with pytest.raises(UserError, match=r"num_samples 1000000000000 of length 4: at least 32 TB of memory, and this"):
         LM.complete(canvas, num_samples=10**12)

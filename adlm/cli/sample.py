@@ -124,7 +124,7 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
     if arguments.fill is None:
         prompt, suffix, length = arguments.prompt or "", arguments.suffix or "", arguments.length
         if length is None:
-            length = lm.room(encode_canvas(prompt, tokenizer_of(lm)))
+            length = lm.max_text_length(encode_canvas(prompt, tokenizer_of(lm)))
         return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
     for name in ("prompt", "suffix", "length"):
         if getattr(arguments, name) is not None:
@@ -151,7 +151,7 @@ def _look(
     looking: list[FrameFilter] = [] if arguments.trace is None else [recording.through]
     if screen is not None:
         screen.rule(0)
-        start = len(lm.opening(encode_canvas(wanted.canvases[0], tokenizer_of(lm))))
+        start = len(lm.bos_prefix(encode_canvas(wanted.canvases[0], tokenizer_of(lm))))
         looking.append(
             lambda frames: show_in_terminal(
                 lm, frames, screen.console, start=start, special_tokens=arguments.special_tokens

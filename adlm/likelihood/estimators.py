@@ -1,4 +1,4 @@
-"""Ways to draw an estimate of the bound, by name. Knows no text and no averaging.
+"""Monte Carlo estimators of the bound, by name: nelbo, any-order, published. No texts, no averaging.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
@@ -25,23 +25,24 @@ PUBLISHED_EPS = 1e-3
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An estimator by name."""
+class NamedEstimator:
+    """An entry of ESTIMATORS."""
 
     line: str
+    """One-line description."""
     of: Callable[[Method], Estimator]
 
 
 def nelbo(method: Method) -> Estimator:
-    """The bound of the method's own process, with what the schedule's two ends cost. Exact from left to right."""
+    """The bound of the method's own process, including the terms at t = 0 and t = 1. Exact for causal methods."""
     return method.bound
 
 
 def any_order(method: Method) -> Estimator:
-    """sum_k (1/k) E sum over k masked tokens of -log p: the same bound with the number of masks drawn, not the time.
+    """sum_k (1/k) E sum over k masked tokens of -log p: the same bound, sampling the number of masks, not the time.
 
-    The time only decides how many tokens are masked, so for a network that is not told it, and a schedule from all
-    visible to all masked, the expectation is the same; the weight L/k never meets a row without masks.
+    The time only determines how many tokens are masked. So for a network without time conditioning, and a schedule from
+    all visible to all masked, the expectation is the same; k >= 1, so the weight L/k is always defined.
     """
     config = method.config
     if not isinstance(method, (Adlm, Mdlm)):
@@ -52,9 +53,9 @@ def any_order(method: Method) -> Estimator:
             "estimator any-order counts masks of the text, and data.pad attended masks padding too; use nelbo"
         )
     if config.model.time_conditioning:
-        raise UserError("estimator any-order needs a network that is not told the time; use nelbo")
+        raise UserError("estimator any-order needs model.time_conditioning false; use nelbo")
     if config.time.steps or config.time.sigma:
-        raise UserError(f"estimator any-order is of continuous time, and time.steps is {config.time.steps}; use nelbo")
+        raise UserError(f"estimator any-order needs continuous time, and time.steps is {config.time.steps}; use nelbo")
     if ends[0] != 1 or ends[1] != 0:
         raise UserError(
             f"estimator any-order needs a schedule from all visible to all masked, and schedule.name "
@@ -79,24 +80,24 @@ def any_order(method: Method) -> Estimator:
 
 
 def published(method: Method) -> Estimator:
-    """The released code's protocol: log-linear with eps 1e-3, t from 1e-3 on, no ends: about 0.1% low.
+    """The released code's protocol: log-linear with eps 1e-3, t >= 1e-3, no terms at t = 0 and 1. About 0.1% too low.
 
-    The released code draws once; replicates have the same expectation, and their spread gives the error.
+    The released code uses one sample; replicates have the same expectation, and their spread gives the error.
     """
     config = method.config
     schedule, time = Schedule(eps=PUBLISHED_EPS), replace(config.time, t_min=PUBLISHED_EPS)
-    same = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
+    as_published = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
 
     @torch.no_grad()
     def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice) -> Tensor:
         with eval_mode(network):
-            return same.loss(network, x, pad, 1.0, generator, portion).nats
+            return as_published.loss(network, x, pad, 1.0, generator, portion).nats
 
     return draw
 
 
 def default_estimator(method: Method) -> str:
-    """any-order where it is valid, else nelbo: the least noise for the same expectation."""
+    """any-order where it is valid, else nelbo: the lowest variance for the same expectation."""
     try:
         any_order(method)
     except UserError:
@@ -104,8 +105,10 @@ def default_estimator(method: Method) -> str:
     return "any-order"
 
 
-ESTIMATORS: dict[str, Kind] = {
-    "nelbo": Kind("the method's own bound, both ends of its schedule paid; exact for ar and a2r", nelbo),
-    "any-order": Kind("the same bound by drawing how many tokens are masked: less noise, where it is valid", any_order),
-    "published": Kind("as the released code: eps 1e-3, t from 1e-3; about 0.1% low", published),
+ESTIMATORS: dict[str, NamedEstimator] = {
+    "nelbo": NamedEstimator("the method's own bound with the terms at t = 0 and 1; exact for ar and a2r", nelbo),
+    "any-order": NamedEstimator(
+        "the same bound, sampling how many tokens are masked: lower variance, where valid", any_order
+    ),
+    "published": NamedEstimator("the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low", published),
 }

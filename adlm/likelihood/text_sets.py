@@ -1,4 +1,4 @@
-"""Texts to measure on: corpora by name, the paper's seven zero-shot sets, prepared folders, files, strings. No models.
+"""Texts to measure on: named corpora, the paper's seven zero-shot sets, prepared folders, files, strings. No models.
 
 Shapes: rows of L ids.
 """
@@ -32,15 +32,15 @@ from adlm.tokens import Tokenizer
 ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
 STAND_IN = "-standin"
 INCOMPARABLE = "no figure of a paper compares"
-"""Words in the notes of a text that is not the published one."""
-BLOCK = 2**13  # characters of a block of documents that depend on their neighbours, at least
+"""Part of the notes of a text that differs from the published one."""
+BLOCK = 2**13  # minimum characters in a block of consecutive documents
 TITLE = re.compile(r"\s*= [^=].*[^=] =\s")
-LONGEST_TITLE = 64  # tokens
+MAX_TITLE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class TextSet:
-    """Rows of a split, and what must be said of them beside any figure."""
+    """The rows of a split, and notes to print with any result on them."""
 
     name: str
     split: str
@@ -48,15 +48,15 @@ class TextSet:
     rows: Rows
     notes: tuple[str, ...] = ()
     digest: str = ""
-    """sha256 of its ids, as they lie."""
+    """sha256 over the files of ids."""
     corpus: str = ""
-    """What a prepared folder was made from; else the name again."""
+    """The source of a prepared folder; otherwise the name."""
     unit: str = "document"
-    """What the error over documents is over: document, article or block (of consecutive documents)."""
+    """The sampling unit of the error over documents: document, article or block (of consecutive documents)."""
 
 
 def rows_of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Rows:
-    """Texts in memory, each a document, in the rows that a file with these documents would give: packed, framed."""
+    """Texts in memory, each a document, packed and framed into the same rows as a file with these documents."""
     eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
     encoded = [tokenizer.encode_batch([piece.text for piece in split_into_chunks(text)]) for text in texts]
     documents = [[*chain.from_iterable(pieces), *eos] for pieces in encoded]
@@ -69,51 +69,47 @@ def rows_of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ro
 def text_sets(
     names: Sequence[str], tokenizer: Tokenizer, length: int, packing: str = "", split: str = "", root: str = ""
 ) -> Iterator[list[TextSet]]:
-    """The sets by these names, as ids of this tokenizer; what was written for them goes when they do.
+    """The named sets, encoded with this tokenizer. Temporary files are deleted on exit.
 
-    `zero-shot` stands for the paper's seven in the paper's packing, unless another is given (so LM1B in blocks, though
-    it is padded where it is trained on); those that are not here are left out, with a note in the first that is.
+    `zero-shot` means the paper's seven sets in the paper's packing, unless `packing` is given (LM1B too is packed then,
+    though it is padded in training). Sets that are not available are skipped, with a note on the first that is.
     """
-    wanted = [each for name in names for each in (ZERO_SHOT if name == "zero-shot" else (name,))]
+    requested = [each for name in names for each in (ZERO_SHOT if name == "zero-shot" else (name,))]
     optional = set(ZERO_SHOT) - set(names) if "zero-shot" in names else set()
     with ExitStack() as stack:
         found, absent = [], []
-        for name in dict.fromkeys(wanted):
-            place = Path(stack.enter_context(TemporaryDirectory(prefix="adlm-")))
+        for name in dict.fromkeys(requested):
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="adlm-")))
             try:
-                cut = packing or ("packed-published" if name in optional else "")
-                found.append(_text_set(name, tokenizer, length, cut, split, root, place))
+                packing_of_set = packing or ("packed-published" if name in optional else "")
+                found.append(_text_set(name, tokenizer, length, packing_of_set, split, root, folder))
             except UserError as error:
                 if name not in optional:
                     raise
                 absent.append(f"{name} is not here ({error})")
         if not found:
             raise UserError(f"none of the zero-shot sets is here: {absent[0]}")
-        yield [_noted(found[0], absent), *found[1:]]
-
-
-def _noted(text: TextSet, notes: list[str]) -> TextSet:
-    return replace(text, notes=(*text.notes, *notes))
+        yield [replace(found[0], notes=(*found[0].notes, *absent)), *found[1:]]
 
 
 def _text_set(
-    name: str, tokenizer: Tokenizer, length: int, packing: str, split: str, root: str, place: Path
+    name: str, tokenizer: Tokenizer, length: int, packing: str, split: str, root: str, folder: Path
 ) -> TextSet:
     if is_prepared(Path(name)):
-        return _prepared(Path(name), tokenizer, length, packing, split)
-    tokenizer.save(place)
+        return _prepared_text_set(Path(name), tokenizer, length, packing, split)
+    tokenizer.save(folder)
     data, chosen, notes = _source(name, split, root)
     data = data if not packing else Data(**{**vars(data), "packing": packing})
-    config = validate(Config(tokenizer=str(place), length=length, data=data))
+    config = validate(Config(tokenizer=str(folder), length=length, data=data))
     try:
-        prepared = prepare(config, place / "ids", only=chosen).prepared
+        prepared = prepare(config, folder / "ids", only=chosen).prepared
     except UserError as error:
-        told = str(error).replace(f"tokenizer {place}", f"tokenizer {tokenizer.name}")
-        raise UserError(told.replace("give data.root=", "set ADLM_DATA=")) from None
+        message = str(error).replace(f"tokenizer {folder}", f"tokenizer {tokenizer.name}")
+        raise UserError(message.replace("give data.root=", "set ADLM_DATA=")) from None
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)
-    if name.startswith("wikitext") and _holds_unknown(rows, tokenizer):
+    if name.startswith("wikitext") and _has_unk(rows, tokenizer):
         notes = (
             *notes,
             f"this copy writes <unk> for rare words, it is not the raw text: {INCOMPARABLE}",
@@ -122,7 +118,7 @@ def _text_set(
 
 
 def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...]]:
-    """What is read under a name, which split of it, and what must be said."""
+    """The data config of a name, the split to read, and notes."""
     if name in CORPORA:
         corpus, folder = CORPORA[name], Path(root or os.environ.get("ADLM_DATA", ""))
         stand_in = folder / f"{name}{STAND_IN}"
@@ -142,7 +138,7 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
     return Data(path=name, held_out=0.0, root=root), split or "train", ()
 
 
-def _prepared(folder: Path, tokenizer: Tokenizer, length: int, packing: str, split: str) -> TextSet:
+def _prepared_text_set(folder: Path, tokenizer: Tokenizer, length: int, packing: str, split: str) -> TextSet:
     prepared = open_prepared(folder)
     if tokenizer_recipe(prepared.tokenizer) != tokenizer_recipe(tokenizer):
         raise UserError(
@@ -158,15 +154,16 @@ def _prepared(folder: Path, tokenizer: Tokenizer, length: int, packing: str, spl
 
 
 def _clustered(text: TextSet, prepared: Prepared) -> TextSet:
-    """The text with documents that depend on their neighbours put in clusters, over which the error is then taken.
+    """The text with dependent neighbouring documents grouped into clusters, the units of the error over documents.
 
-    Lines of WikiText are of articles. Sentences of Penn Treebank, and own text cut at lines or blank lines, are put in
-    blocks. Taken for independent, they give an error two to three times too small (experiments/document_errors).
+    Lines of WikiText are grouped by article. Sentences of Penn Treebank, and own text split at lines or blank lines,
+    are grouped into blocks. Treated as independent, their standard error is two to three times too small
+    (experiments/document_errors).
     """
     corpus = CORPORA.get(text.corpus)
-    form = prepared.manifest["recipe"]["form"]  # of own text: field, boundary, damaged
-    by_lines = corpus is None and len(form) == 3 and form[1] in ("line", "blank")
-    kind = "blocks" if by_lines else "" if corpus is None else corpus.clusters
+    form = prepared.manifest["recipe"]["form"]  # for own text: field, boundary, damaged
+    split_at_lines = corpus is None and len(form) == 3 and form[1] in ("line", "blank")
+    kind = "blocks" if split_at_lines else "" if corpus is None else corpus.clusters
     if not kind:
         return text
     tokens = text.rows.tokens
@@ -176,9 +173,9 @@ def _clustered(text: TextSet, prepared: Prepared) -> TextSet:
 
 
 def _block_starts(tokens: Tokens, tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """(D,), True at the first document of every block: the fewest consecutive documents that have BLOCK characters.
+    """(D,), True at the first document of every block: the fewest consecutive documents with BLOCK characters.
 
-    By the number of tokens that BLOCK characters have at the beginning of the text.
+    BLOCK is converted to tokens by the characters per token at the beginning of the text.
     """
     beginning = np.empty(min(len(tokens), BLOCK), np.int64)
     tokens.copy_to(beginning, 0, len(beginning))
@@ -193,13 +190,13 @@ def _block_starts(tokens: Tokens, tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _title_lines(tokens: Tokens, tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """(D,), True at the lines of WikiText that are the title of an article."""
+    """(D,), True at the lines of WikiText that are article titles."""
     starts = np.zeros(tokens.extent.documents, bool)
     for number in range(len(starts)):
         first, last = tokens.document(number)
-        line = np.empty(min(last - first, LONGEST_TITLE), np.int64)
+        line = np.empty(min(last - first, MAX_TITLE_TOKENS), np.int64)
         tokens.copy_to(line, first, first + len(line))
-        starts[number] = len(line) < LONGEST_TITLE and TITLE.match(tokenizer.decode(line.tolist())) is not None
+        starts[number] = len(line) < MAX_TITLE_TOKENS and TITLE.match(tokenizer.decode(line.tolist())) is not None
     return starts
 
 
@@ -208,6 +205,7 @@ def _digest(prepared: Prepared, split: str) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-def _holds_unknown(rows: Rows, tokenizer: Tokenizer) -> bool:
-    some, _ = rows.read(range(min(8, len(rows))))
-    return any("<unk>" in tokenizer.decode(row.tolist()) for row in some)
+def _has_unk(rows: Rows, tokenizer: Tokenizer) -> bool:
+    """Whether <unk> occurs in the first rows."""
+    first_rows, _ = rows.read(range(min(8, len(rows))))
+    return any("<unk>" in tokenizer.decode(row.tolist()) for row in first_rows)

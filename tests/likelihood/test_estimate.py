@@ -1,4 +1,4 @@
-"""Laws of the likelihood: what it estimates, how sure it is, and that nothing about how it is run changes it."""
+"""Likelihood estimates: unbiased, with correct standard errors, independent of batches, processes and interruptions."""
 
 import itertools
 import math
@@ -25,18 +25,18 @@ MASK, LENGTH = 4, 4
 Once = partial(PerplexitySettings, repeats=1)  # every row once in a replicate, however short the text
 
 
-def settings(name: str, **knobs) -> Config:
-    told = name in ("sedd", "d3pm")
+def settings(name: str, **options) -> Config:
+    conditioned = name in ("sedd", "d3pm")
     base = Config(
         method=name,
         vocabulary=Vocabulary(size=5, mask_id=MASK, bos_id=3),
         length=LENGTH,
-        model=Model(hidden=8, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=told),
-        schedule=Schedule(eps=1e-2 if told else 0.0),
+        model=Model(8, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=conditioned),
+        schedule=Schedule(eps=1e-2 if conditioned else 0.0),
         time=Time(steps=6 if name == "d3pm" else 0),
         anchor=Anchor(gamma=0.0),
     )
-    return replace(base, **knobs)
+    return replace(base, **options)
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Texts:
         return (np.asarray(rows)[:, None] * self.length + np.arange(self.length)) // self.together
 
 
-def some_texts(num=40, pad=False, **knobs) -> Texts:
+def random_texts(num=40, pad=False, **options) -> Texts:
     x = torch.randint(0, MASK, (num, LENGTH), generator=seeded(5)).numpy()
     lengths = torch.randint(1, LENGTH + 1, (num, 1), generator=seeded(6)).numpy()
-    return Texts(x, np.arange(LENGTH) >= lengths if pad else None, **knobs)
+    return Texts(x, np.arange(LENGTH) >= lengths if pad else None, **options)
 
 
 def network_of(config, scale=0.2):
@@ -78,14 +78,14 @@ def network_of(config, scale=0.2):
 
 
 def masks_of(x):
-    """x with every set of its tokens masked, and how many are."""
-    kept = torch.tensor(list(itertools.product((False, True), repeat=x.shape[-1])))
-    return x.masked_fill(kept, MASK), kept.sum(dim=1)
+    """x with every subset of its tokens masked, and the size of each subset."""
+    masked = torch.tensor(list(itertools.product((False, True), repeat=x.shape[-1])))
+    return x.masked_fill(masked, MASK), masked.sum(dim=1)
 
 
 @torch.no_grad()
 def exact_bound(method, network, x):
-    """The expectation of the estimate for one text, nats in all: over every mask, and over time by quadrature."""
+    """The expectation of the estimate for one text, in total nats: over all masks, and over time by quadrature."""
     z, num = masks_of(x)
     if method.exact:
         return float(-clean_log_beliefs(network(x[None, :-1])[0], MASK).gather(-1, x[1:, None]).sum())
@@ -106,9 +106,9 @@ def exact_bound(method, network, x):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_estimate_is_the_bound_that_enumeration_gives(name):
+def test_the_estimate_is_unbiased_for_the_enumerated_bound(name):
     config = settings(name)
-    method, network, texts = method_of(config), network_of(settings(name)), some_texts(8)
+    method, network, texts = method_of(config), network_of(settings(name)), random_texts(8)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x)
     found = summarize(measure_nats(method, network, texts, Once(samples=600)))
     tokens = 8 * (LENGTH - method.exact)
@@ -121,7 +121,7 @@ def test_the_estimate_is_the_bound_that_enumeration_gives(name):
 @pytest.mark.parametrize("name", ["adlm", "mdlm"])
 @pytest.mark.parametrize("pad", [False, True])
 def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
-    method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(40, pad)
+    method, network, texts = method_of(settings(name)), network_of(settings(name)), random_texts(40, pad)
     by_time, by_count = (
         summarize(measure_nats(method, network, texts, Once(kind, samples=200, batch=64)))
         for kind in ("nelbo", "any-order")
@@ -138,37 +138,37 @@ def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
         (settings("sedd"), r"any-order needs beliefs in masked tokens, and sedd has none"),
         (settings("d3pm"), r"any-order needs beliefs in masked tokens, and d3pm has none"),
         (settings("mdlm", schedule=Schedule(eps=1e-3)), r"needs a schedule from all visible to all masked"),
-        (settings("mdlm", time=Time(steps=10)), r"is of continuous time"),
+        (settings("mdlm", time=Time(steps=10)), r"needs continuous time"),
         (settings("mdlm", data=Data(pad="attended")), r"data.pad attended masks padding too"),
     ],
 )
 def test_any_order_is_refused_where_it_is_not_the_bound(config, sentence):
     with pytest.raises(UserError, match=sentence):
-        measure_nats(method_of(config), method_of(config).build(), some_texts(), Once("any-order"))
+        measure_nats(method_of(config), method_of(config).build(), random_texts(), Once("any-order"))
 
 
-def test_the_published_estimate_leaves_out_the_ends():
-    """A network that knows nothing pays log V for what the published schedule hides, and nothing for the rest."""
+def test_the_published_estimate_has_no_terms_at_the_ends_of_time():
+    """A uniform network has log V nats at each position that the published schedule masks, and no terms at the ends."""
     config = settings("mdlm")
     method = method_of(config)
-    found = summarize(measure_nats(method, method.build().double(), some_texts(4000), Once("published", samples=9)))
+    found = summarize(measure_nats(method, method.build().double(), random_texts(4000), Once("published", samples=9)))
     assert found.nats == pytest.approx((1 - 1e-3) * math.log(4), abs=4 * found.monte_carlo)
     assert found.monte_carlo < 0.02
 
 
 @pytest.mark.parametrize("name", ["mdlm", "ar"])
-def test_the_frame_of_a_row_is_paid_for_and_not_counted(name):
-    """Nats of all predicted tokens over the tokens of the text, the same number of them for both kinds of method."""
+def test_bos_and_eos_of_a_row_add_nats_but_are_not_counted(name):
+    """Nats of all predicted tokens, divided by the tokens of the text: the same count for both kinds of method."""
     method, network = method_of(settings(name)), network_of(settings(name))
-    whole = measure_nats(method, network, some_texts(50), Once(samples=2))
-    framed = measure_nats(method, network, some_texts(50, framed=1), Once(samples=2))
-    assert np.array_equal(framed.documents, whole.documents)
-    assert whole.tokens.tolist() == [LENGTH - method.exact] * 50
+    unframed = measure_nats(method, network, random_texts(50), Once(samples=2))
+    framed = measure_nats(method, network, random_texts(50, framed=1), Once(samples=2))
+    assert np.array_equal(framed.documents, unframed.documents)
+    assert unframed.tokens.tolist() == [LENGTH - method.exact] * 50
     assert framed.tokens.tolist() == [LENGTH - 2] * 50
 
 
 def test_a_short_text_is_scored_repeatedly_for_the_same_bound_with_less_noise():
-    method, network, texts = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(2)
+    method, network, texts = method_of(settings("mdlm")), network_of(settings("mdlm")), random_texts(2)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (2 * LENGTH)
     by_once, by_often = (
         measure_nats(method, network, texts, kind("nelbo", samples=60)) for kind in (Once, PerplexitySettings)
@@ -181,10 +181,10 @@ def test_a_short_text_is_scored_repeatedly_for_the_same_bound_with_less_noise():
 
 
 def test_a_row_alone_is_scored_without_its_padding():
-    """Padding is invisible, so the row costs the same; that the network does not read it makes short texts cheap."""
+    """Attention ignores padding, so the nats are the same; a network that does not read it is faster on short texts."""
     config = settings("ar")
     method, network = method_of(config), network_of(config)
-    x, pad = some_texts(1).x, np.array([[False, False, False, True]])
+    x, pad = random_texts(1).x, np.array([[False, False, False, True]])
     read, embed = [], network.embedding
     embed.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
     alone = measure_nats(method, network, Texts(x, pad), Once())
@@ -195,9 +195,9 @@ def test_a_row_alone_is_scored_without_its_padding():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["nelbo", "any-order"])
-def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator):
+def test_the_monte_carlo_interval_covers_the_exact_bound_in_95_percent_of_runs(estimator):
     config = settings("mdlm")
-    method, network, texts = method_of(config), network_of(config), some_texts(16)
+    method, network, texts = method_of(config), network_of(config), random_texts(16)
     wanted = sum(exact_bound(method, network, torch.from_numpy(row)) for row in texts.x) / (16 * LENGTH)
     covered = 0
     for seed in range(400):
@@ -208,7 +208,7 @@ def test_the_interval_of_the_draws_covers_the_exact_bound_at_its_rate(estimator)
     assert 0.91 <= covered / 400 <= 0.99
 
 
-def test_the_error_over_documents_is_that_of_documents_drawn_again():
+def test_the_error_over_documents_agrees_with_the_bootstrap():
     draws = np.random.default_rng(0)
     tokens = draws.integers(5, 200, 300)
     nats = Nats(np.zeros((1, 2)), (tokens * draws.gamma(4.0, 0.5, 300))[:, None], tokens, True)
@@ -219,19 +219,19 @@ def test_the_error_over_documents_is_that_of_documents_drawn_again():
     assert summarize(nats).over_documents == pytest.approx(np.std(again), rel=0.1)
 
 
-def test_the_error_over_documents_does_not_count_the_draws():
-    """Documents that all cost the same, seen through noise: with replicates the noise is told apart."""
+def test_the_error_over_documents_excludes_the_monte_carlo_variance():
+    """All documents have the same expected nats, plus noise: replicates separate the noise from the documents."""
     draws, tokens = np.random.default_rng(0), np.full(400, 50)
     noisy = 150 + draws.normal(0, 20, (400, 8))
-    told_apart = Nats(np.zeros((1, 8)), noisy, tokens, False)
-    hidden = [summarize(Nats(np.zeros((1, 8)), 150 + draws.normal(0, 20, (400, 8)), tokens, False)) for _ in range(40)]
-    errors = [found.over_documents for found in (summarize(told_apart), *hidden)]
+    first = Nats(np.zeros((1, 8)), noisy, tokens, False)
+    more = [summarize(Nats(np.zeros((1, 8)), 150 + draws.normal(0, 20, (400, 8)), tokens, False)) for _ in range(40)]
+    errors = [found.over_documents for found in (summarize(first), *more)]
     assert all(error is None or error < 0.4 * 20 / 50 / 20 / math.sqrt(8) for error in errors)
-    assert 10 < errors.count(None) < 31  # an unbiased estimate of 0 is below it half the time: no error of 0 is claimed
+    assert 10 < errors.count(None) < 31  # an unbiased estimate of 0 is negative half the time: None, not 0
 
 
-def test_the_interval_over_documents_covers_the_languages_own_bound():
-    """Documents drawn anew each time, each with noise of its own: the whole error is that of both."""
+def test_the_combined_error_covers_the_expectation_over_documents():
+    """New documents each time, each with its own noise: `stderr` combines both errors."""
     draws, covered = np.random.default_rng(1), 0
     for _ in range(400):
         tokens = draws.integers(5, 60, 80)
@@ -244,9 +244,9 @@ def test_the_interval_over_documents_covers_the_languages_own_bound():
 
 @pytest.mark.parametrize("name", ["adlm", "sedd", "ar"])
 @pytest.mark.parametrize("pad", [False, True])
-def test_batches_change_nothing(name, pad, monkeypatch):
+def test_the_batch_size_does_not_change_the_result(name, pad, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 64 * LENGTH)
-    method, network, texts = method_of(settings(name)), network_of(settings(name)), some_texts(100, pad)
+    method, network, texts = method_of(settings(name)), network_of(settings(name)), random_texts(100, pad)
     one, seven, all_ = (measure_nats(method, network, texts, Once(samples=2, batch=batch)) for batch in (1, 7, 64))
     for other in (seven, all_):
         assert np.allclose(one.groups, other.groups, rtol=1e-9)
@@ -254,9 +254,9 @@ def test_batches_change_nothing(name, pad, monkeypatch):
     assert one.groups.shape == (2, 1 if name == "ar" else 2)
 
 
-def test_what_two_models_share_goes_away_in_their_difference():
+def test_common_noise_cancels_in_the_difference_of_two_models():
     config = settings("mdlm")
-    method, network, texts = method_of(config), network_of(config), some_texts(200)
+    method, network, texts = method_of(config), network_of(config), random_texts(200)
     nearly = network_of(config)
     with torch.no_grad():
         nearly.head.bias += 0.05 * torch.randn(5, generator=seeded(), dtype=torch.float64)
@@ -274,73 +274,73 @@ def test_models_measured_on_other_rows_are_not_compared():
         difference(first, second)
 
 
-def test_a_document_in_several_rows_and_groups_is_one(monkeypatch):
+def test_a_document_in_several_rows_and_groups_is_counted_once(monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 2 * LENGTH)
     method, network = method_of(settings("mdlm")), network_of(settings("mdlm"))
-    nats = measure_nats(method, network, some_texts(9, together=12), Once(samples=2))
+    nats = measure_nats(method, network, random_texts(9, together=12), Once(samples=2))
     assert nats.tokens.tolist() == [12, 12, 12]
     assert np.allclose(nats.documents.sum(axis=0), nats.groups.sum(axis=0))
 
 
-def test_fewer_tokens_are_taken_from_all_over_the_text():
-    assert chosen_rows(some_texts(100), None).tolist() == list(range(100))
-    assert chosen_rows(some_texts(100), 10 * LENGTH).tolist() == list(range(0, 100, 10))
-    assert chosen_rows(some_texts(100), 1).tolist() == [0]
+def test_max_tokens_takes_evenly_spaced_rows():
+    assert chosen_rows(random_texts(100), None).tolist() == list(range(100))
+    assert chosen_rows(random_texts(100), 10 * LENGTH).tolist() == list(range(0, 100, 10))
+    assert chosen_rows(random_texts(100), 1).tolist() == [0]
 
 
-def test_what_was_interrupted_goes_on_to_the_same_figures(tmp_path, monkeypatch):
+def test_an_interrupted_measurement_resumes_to_the_same_result(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
-    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
-    whole, journal, read = measure_nats(method, network, texts, recipe), tmp_path / "journal", []
+    method, network, texts, once = method_of(settings("mdlm")), network_of(settings("mdlm")), random_texts(), Once()
+    uninterrupted, journal, read = measure_nats(method, network, texts, once), tmp_path / "journal", []
 
     class Enough(Exception):
         pass
 
-    def tell(done, in_all):
+    def report_progress(done, total):
         if done == 2:
             raise Enough
 
     with pytest.raises(Enough):
-        measure_nats(method, network, texts, recipe, journal, tell)
-    [kept] = tmp_path.iterdir()
-    kept.write_text(kept.read_text() + '\n{"group": 3, "nats"')  # cut off while it was written
+        measure_nats(method, network, texts, once, journal, report_progress)
+    [file] = tmp_path.iterdir()
+    file.write_text(file.read_text() + '\n{"group": 3, "nats"')  # an incomplete line
 
     class Counting(Texts):
         def read(self, rows):
             read.append(len(rows))
             return super().read(rows)
 
-    again = measure_nats(method, network, Counting(texts.x), recipe, journal)
-    assert np.array_equal(again.groups, whole.groups)
-    assert np.array_equal(again.documents, whole.documents)
+    again = measure_nats(method, network, Counting(texts.x), once, journal)
+    assert np.array_equal(again.groups, uninterrupted.groups)
+    assert np.array_equal(again.documents, uninterrupted.documents)
     assert sum(read) == 24  # three of five groups
     delete_journal(journal)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_one_of_two_processes_did_another_number_takes_up(tmp_path, monkeypatch):
+def test_a_measurement_resumes_with_another_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(likelihood, "TOKENS_A_GROUP", 8 * LENGTH)
-    method, network, texts, recipe = method_of(settings("mdlm")), network_of(settings("mdlm")), some_texts(), Once()
-    whole, journal, done = measure_nats(method, network, texts, recipe), tmp_path / "journal[1]", []
+    method, network, texts, once = method_of(settings("mdlm")), network_of(settings("mdlm")), random_texts(), Once()
+    uninterrupted, journal, done = measure_nats(method, network, texts, once), tmp_path / "journal[1]", []
     with monkeypatch.context() as patched:
         patched.setattr(distributed, "rank_and_size", lambda: (1, 2))
-        measure_nats(method, network, texts, recipe, journal)
-        [kept] = tmp_path.iterdir()
-        kept.write_text(kept.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left
-    again = measure_nats(method, network, texts, recipe, journal, lambda each, in_all: done.append((each, in_all)))
+        measure_nats(method, network, texts, once, journal)
+        [file] = tmp_path.iterdir()
+        file.write_text(file.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left
+    again = measure_nats(method, network, texts, once, journal, lambda *progress: done.append(progress))
     assert done == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
-    assert np.array_equal(again.groups, whole.groups)
+    assert np.array_equal(again.groups, uninterrupted.groups)
     delete_journal(journal)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nats_that_are_not_numbers_are_told():
+def test_nan_nats_are_an_error():
     config = settings("mdlm")
     network = method_of(config).build()
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)
     with pytest.raises(UserError, match=r"nats are not finite"):
-        measure_nats(method_of(config), network, some_texts(), Once())
+        measure_nats(method_of(config), network, random_texts(), Once())
 
 
 @pytest.mark.parametrize("freedom", [1, 1.3, 1.5, 2, 2.5, 3, 7, 30, 1e6])
@@ -352,8 +352,8 @@ def test_95_percent_of_students_distribution_lie_within_its_quantile(freedom):
     assert density[within].sum() / density.sum() == pytest.approx(0.95, abs=1e-3 if freedom > 1e4 else 1e-5)
 
 
-def test_what_is_not_known_is_no_error_of_zero():
-    """One document, or one replicate of documents that share a row's draw: nothing tells how much others would vary."""
+def test_an_unknown_error_is_none_not_zero():
+    """One document, or one replicate of documents that share a row's noise, give no estimate of the variance."""
     tokens = np.full(30, 50)
     nats = 150 + np.random.default_rng(0).normal(0, 20, (30, 1))
     one_document = summarize(Nats(nats[:1], nats[:1], tokens[:1], exact=True))
@@ -364,8 +364,8 @@ def test_what_is_not_known_is_no_error_of_zero():
 
 
 @pytest.mark.parametrize("samples", [2, 4])
-def test_the_whole_error_covers_where_documents_of_a_row_share_its_draw(samples):
-    """Eight documents a row, all seen at one noise level; documents and noise are drawn anew each time."""
+def test_the_combined_error_covers_where_documents_of_a_row_share_its_noise(samples):
+    """Eight documents per row share one noise level; documents and noise are sampled anew each time."""
     draws, covered = np.random.default_rng(2), 0
     for _ in range(400):
         rows, each = 25, 8
@@ -380,7 +380,7 @@ def test_the_whole_error_covers_where_documents_of_a_row_share_its_draw(samples)
     assert 0.91 <= covered / 400 <= 0.985
 
 
-def test_bits_and_perplexity_say_the_same_as_nats():
+def test_bits_and_perplexity_are_functions_of_the_nats():
     found = Estimate(math.log(8), 0.3, 0.4, 3, 10, 2)
     assert found.bits == pytest.approx(3)
     assert found.perplexity == pytest.approx(8)
@@ -388,7 +388,7 @@ def test_bits_and_perplexity_say_the_same_as_nats():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sentence"),
+    ("options", "sentence"),
     [
         ({"estimator": "best"}, r"estimator 'best' is not one of auto, nelbo, any-order, published"),
         ({"samples": 0}, r"samples 0 must be at least 1"),
@@ -398,6 +398,6 @@ def test_bits_and_perplexity_say_the_same_as_nats():
         ({"repeats": 0}, r"repeats 0 must be at least 1"),
     ],
 )
-def test_recipes_that_cannot_be_are_told(knobs, sentence):
+def test_invalid_settings_are_user_errors(options, sentence):
     with pytest.raises(UserError, match=sentence):
-        PerplexitySettings(**knobs)
+        PerplexitySettings(**options)

@@ -1,6 +1,6 @@
-"""What takes long, in parts: shared among processes, kept on disk, gone on with after a cut. Knows no metric.
+"""Arrays computed in parts: divided among processes, cached on disk, resumed after an interruption. No metrics.
 
-judged/nats-3f0c.../about.json   what it was made from: the name is its sha256
+judged/nats-3f0c.../about.json   the inputs of the computation; its sha256 is in the folder's name
 judged/nats-3f0c.../00000.npz    arrays of the first PART texts
 """
 
@@ -20,7 +20,7 @@ from adlm import distributed
 from adlm.errors import UserError
 from adlm.files import opened, replacing, write_file, writing
 
-PART = 64  # texts: at most so many are computed in vain
+PART = 64  # texts in a cached file; an interruption loses at most this many
 
 Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
@@ -31,7 +31,7 @@ def request_sha256(about: Mapping[str, Any]) -> str:
 
 
 def texts_sha256(texts: Sequence[Any]) -> str:
-    """sha256 of texts, or of lists of ids, in their order."""
+    """sha256 of a list of texts, or of lists of ids."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
@@ -42,37 +42,37 @@ def compute_in_parts(
     kind: str,
     about: Mapping[str, Any],
     folder: Path | None,
-    tell: Callable[[int], None],
+    report_done: Callable[[int], None],
 ) -> list[Arrays]:
-    """compute(items), PART at a time; what lies in the folder already, made from the same, is read instead.
+    """compute(items), PART items at a time; parts already in the folder, from the same inputs, are read instead.
 
-    A part is one process's, so that their number changes nothing in it. `fits` says whether what was read can be what
-    `compute` gives. `tell` is told about how many items are done.
+    Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
+    arrays have the form that `compute` returns. `report_done` is called with the approximate number of items done.
     """
-    made_from, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
-    place = None if folder is None else _place(folder / f"{kind}-{made_from[:24]}", about)
+    digest, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
+    cache = None if folder is None else _make_cache_folder(folder / f"{kind}-{digest[:24]}", about)
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // PART), ranks):
-        path = None if place is None else place / f"{number:05}.npz"
-        some = items[number * PART : (number + 1) * PART]
+        path = None if cache is None else cache / f"{number:05}.npz"
+        part = items[number * PART : (number + 1) * PART]
         if path is not None and path.exists():
             arrays = _read(path)
-            if not fits(some, arrays):
+            if not fits(part, arrays):
                 raise UserError(f"{path} is damaged; delete it, and it is made again")
         else:
-            arrays = compute(some)
+            arrays = compute(part)
             if path is not None:
                 _write(path, arrays)
         done[number] = arrays
-        tell(min(len(items), (number + ranks) * PART))
-    every = distributed.gather([(made_from, done)])
-    if any(other != made_from for other, _ in every):
+        report_done(min(len(items), (number + ranks) * PART))
+    gathered = distributed.gather([(digest, done)])
+    if any(other_digest != digest for other_digest, _ in gathered):
         raise UserError("the processes read different texts; wait until the files are written, and run this again")
-    parts = {number: arrays for _, its in every for number, arrays in its.items()}
+    parts = {number: arrays for _, done_by_rank in gathered for number, arrays in done_by_rank.items()}
     return [parts[number] for number in sorted(parts)]
 
 
-def _place(folder: Path, about: Mapping[str, Any]) -> Path:
+def _make_cache_folder(folder: Path, about: Mapping[str, Any]) -> Path:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "about.json").is_file():

@@ -1,7 +1,7 @@
-"""A metric card: figures, every choice behind them, and what they may be set beside. Knows no models.
+"""The metric card: metrics of samples, the settings they depend on, and labels where published ones differ. No models.
 
-A card is JSON. Figures of another judge or featuriser than GPT-2 large, or by another protocol than the published one,
-carry a sentence that says so, in the card, in its table and in every picture.
+A card is JSON. Metrics by another judge or featuriser than GPT-2 large, or by another protocol than the published one,
+carry a label that says so, in the card, in its table and in every plot.
 """
 
 import json
@@ -24,17 +24,17 @@ Card = dict[str, Any]
 
 
 class CardRow(NamedTuple):
-    """A figure for a reader."""
+    """A row of the table printed for a card."""
 
     name: str
     value: str
-    """With its error."""
+    """With its standard error."""
     of: str
     reference: str = ""
 
 
 def versions() -> dict[str, str | None]:
-    """What computed it; None where a package is not installed."""
+    """Versions of the packages that computed the metrics; None where a package is not installed."""
     found: dict[str, str | None] = {"adlm": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -45,32 +45,32 @@ def versions() -> dict[str, str | None]:
 
 
 def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
-    """What keeps this perplexity from standing beside published ones; None where nothing does."""
-    others = []
+    """Why this perplexity is not comparable with published ones; None where it is."""
+    differences = []
     if perplexity["judge"]["name"] not in GPT2_LARGE:
-        others.append(f"the judge is {perplexity['judge']['name']}, not GPT-2 large")
+        differences.append(f"the judge is {perplexity['judge']['name']}, not GPT-2 large")
     for choice, published in (("eos", "published"), ("start", "given"), ("ids", "retokenised")):
         if perplexity[choice] != published:
-            others.append(f"{choice} {perplexity[choice]}, not {published}")
-    if not others:
+            differences.append(f"{choice} {perplexity[choice]}, not {published}")
+    if not differences:
         return None
-    return f"not to be set beside published perplexities: {'; '.join(others)}"
+    return f"not to be set beside published perplexities: {'; '.join(differences)}"
 
 
 def mauve_label(mauve: Mapping[str, Any]) -> str | None:
-    """What keeps this MAUVE from standing beside published ones; None where nothing does."""
-    others, featuriser = [], mauve["featuriser"]
+    """Why this MAUVE is not comparable with published ones; None where it is."""
+    differences, featuriser = [], mauve["featuriser"]
     if featuriser["name"] not in GPT2_LARGE:
-        others.append(f"the features are of {featuriser['name']}, not GPT-2 large")
+        differences.append(f"the features are of {featuriser['name']}, not GPT-2 large")
     elif (featuriser["pooling"], featuriser["longest"]) != ("last", PUBLISHED_LONGEST):
-        others.append(
+        differences.append(
             f"pooling {featuriser['pooling']} of {featuriser['longest']} tokens, not last of {PUBLISHED_LONGEST}"
         )
     if min(mauve["num_samples"], mauve["num_reference"]) < ENOUGH_TEXTS:
-        others.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
-    if not others:
+        differences.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
+    if not differences:
         return None
-    return f"not to be set beside published MAUVE: {'; '.join(others)}"
+    return f"not to be set beside published MAUVE: {'; '.join(differences)}"
 
 
 def labels(card: Card) -> list[str]:
@@ -78,7 +78,7 @@ def labels(card: Card) -> list[str]:
 
 
 def notes(card: Card) -> Iterator[str]:
-    """What someone may not have expected."""
+    """Warnings for the reader of the card."""
     samples, perplexity, mauve = card["samples"], card.get("perplexity"), card.get("mauve")
     if samples["num"] < samples["of"]:
         yield f"the file holds {samples['num']:,} of the {samples['of']:,} samples that were asked for"
@@ -101,7 +101,7 @@ def notes(card: Card) -> Iterator[str]:
 
 
 def make_output_folder(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:
-    """A folder for the card, before anything is computed for it."""
+    """Create the folder of the card and check that it may be written, before anything is computed."""
     if path is None:
         return
     with writing(path, f"--out {path} cannot be written"):
@@ -126,57 +126,59 @@ def read_card(path: Path) -> Card:
 
 
 def rows(card: Card) -> Iterator[CardRow]:
-    """The figures in the order they are told, the reference's beside them where it was judged."""
-    theirs = {row.name: row for row in _rows(card.get("reference_judged", {}))}
-    for row in _rows(card):
-        beside = theirs.get(row.name)
-        yield row if beside is None else row._replace(reference=beside.value)
+    """The rows of the card's table, with the reference's values where the reference was judged too."""
+    reference_rows = {row.name: row for row in _metric_rows(card.get("reference_judged", {}))}
+    for row in _metric_rows(card):
+        reference = reference_rows.get(row.name)
+        yield row if reference is None else row._replace(reference=reference.value)
 
 
-def _rows(figures: Mapping[str, Any]) -> Iterator[CardRow]:
-    if "perplexity" in figures:
-        yield from _perplexity_rows(figures["perplexity"])
-    if "mauve" in figures:
-        yield from _mauve_rows(figures["mauve"])
-    if "entropy" in figures:
-        yield _mean_row("unigram entropy, nats", figures["entropy"], "{:.4f}")
-    if "diversity" in figures:
-        yield from _diversity_rows(figures["diversity"])
+def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[CardRow]:
+    if "perplexity" in metrics:
+        yield from _perplexity_rows(metrics["perplexity"])
+    if "mauve" in metrics:
+        yield from _mauve_rows(metrics["mauve"])
+    if "entropy" in metrics:
+        yield _mean_row("unigram entropy, nats", metrics["entropy"], "{:.4f}")
+    if "diversity" in metrics:
+        yield from _diversity_rows(metrics["diversity"])
 
 
-def _perplexity_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
-    of = f"{found['num_samples']:,} samples, {found['num_tokens']:,} tokens"
-    pooled, each = found["pooled"], found["of_mean_nats"]
-    yield CardRow("gen-PPL, pooled over tokens", _number(pooled["value"], pooled["stderr"]), of)
-    yield CardRow("gen-PPL, samples weigh the same", _number(each["value"], each["stderr"]), "exp of their mean nats")
-    yield _mean_row("gen-PPL, mean of the samples'", found["mean_of_perplexities"], "{:.4g}")
-
-
-def _mauve_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
-    sizes = f"{found['num_samples']:,} against {found['num_reference']:,} texts, {found['num_clusters']:,} clusters"
-    yield CardRow("MAUVE", _number(found["value"], found["spread"], "{:.4f}"), sizes)
+def _perplexity_rows(perplexity: Mapping[str, Any]) -> Iterator[CardRow]:
+    of = f"{perplexity['num_samples']:,} samples, {perplexity['num_tokens']:,} tokens"
+    pooled, of_mean = perplexity["pooled"], perplexity["of_mean_nats"]
+    yield CardRow("gen-PPL, pooled over tokens", _format(pooled["value"], pooled["stderr"]), of)
     yield CardRow(
-        "MAUVE*", _number(found["star"], None, "{:.4f}"), f"smoothed; {len(found['by_seed'])} seeds, ± their spread"
+        "gen-PPL, samples weigh the same", _format(of_mean["value"], of_mean["stderr"]), "exp of their mean nats"
+    )
+    yield _mean_row("gen-PPL, mean of the samples'", perplexity["mean_of_perplexities"], "{:.4g}")
+
+
+def _mauve_rows(mauve: Mapping[str, Any]) -> Iterator[CardRow]:
+    sizes = f"{mauve['num_samples']:,} against {mauve['num_reference']:,} texts, {mauve['num_clusters']:,} clusters"
+    yield CardRow("MAUVE", _format(mauve["value"], mauve["spread"], "{:.4f}"), sizes)
+    yield CardRow(
+        "MAUVE*", _format(mauve["star"], None, "{:.4f}"), f"smoothed; {len(mauve['by_seed'])} seeds, ± their spread"
     )
 
 
-def _diversity_rows(found: Mapping[str, Any]) -> Iterator[CardRow]:
-    for n, mean in found["distinct"].items():
-        together = _number(found["distinct_in_all"][n], None, "{:.4f}")
-        yield _mean_row(f"distinct-{n}", mean, "{:.4f}")._replace(of=f"{together} in all samples together")
-    yield _mean_row("rep-4", found["repeated"], "{:.4f}")._replace(of="share of tokens in repeated 4-grams")
-    yield _mean_row("longest repeat, tokens", found["longest_repeat"], "{:.2f}")
-    for what in ("tokens", "characters"):
-        sizes = found[what]
-        of = f"{sizes['least']:,} to {sizes['most']:,}, median {sizes['median']:,.6g}"
-        yield _mean_row(f"length, {what}", sizes["mean"], "{:.1f}")._replace(of=of)
+def _diversity_rows(diversity: Mapping[str, Any]) -> Iterator[CardRow]:
+    for n, mean in diversity["distinct"].items():
+        in_all = _format(diversity["distinct_in_all"][n], None, "{:.4f}")
+        yield _mean_row(f"distinct-{n}", mean, "{:.4f}")._replace(of=f"{in_all} in all samples together")
+    yield _mean_row("rep-4", diversity["repeated"], "{:.4f}")._replace(of="share of tokens in repeated 4-grams")
+    yield _mean_row("longest repeat, tokens", diversity["longest_repeat"], "{:.2f}")
+    for unit in ("tokens", "characters"):
+        lengths = diversity[unit]
+        of = f"{lengths['least']:,} to {lengths['most']:,}, median {lengths['median']:,.6g}"
+        yield _mean_row(f"length, {unit}", lengths["mean"], "{:.1f}")._replace(of=of)
 
 
 def _mean_row(name: str, mean: Mapping[str, Any], form: str) -> CardRow:
-    return CardRow(name, _number(mean["value"], mean["stderr"], form), f"{mean['num']:,} samples")
+    return CardRow(name, _format(mean["value"], mean["stderr"], form), f"{mean['num']:,} samples")
 
 
-def _number(value: float | None, error: float | None, form: str = "{:.4g}") -> str:
+def _format(value: float | None, error: float | None, form: str = "{:.4g}") -> str:
     if value is None:
         return "none"
     return form.format(value) + ("" if error is None else f" ± {error:.2g}")

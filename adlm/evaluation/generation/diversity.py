@@ -1,7 +1,7 @@
-"""How varied texts are: entropy, distinct n-grams, repetition, length. Pure functions of ids; knows no models.
+"""Diversity of texts: entropy, distinct n-grams, repetition, length. Pure functions of token ids; no models.
 
-Shapes: a sample is a sequence of n ids. What a sample is too short for has no value (None), and a mean says of how many
-samples it is.
+Shapes: a sample is a sequence of n ids. A metric is None for a sample that is too short; a mean has the number of
+samples it is over.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 NGRAMS = (1, 2, 3, 4)
-REPEATED = 4  # rep-4: how long a repeated piece must be
+REPEATED = 4  # the n of rep-n
 
 Ids = Sequence[int]
 
@@ -24,9 +24,9 @@ class Mean:
     value: float | None
     """None where no sample has a value."""
     stderr: float | None
-    """None where fewer than two have one."""
+    """None where fewer than two samples have a value."""
     num: int
-    """How many samples it is of."""
+    """Number of samples with a value."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,32 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Diversity:
-    """What a set of samples looks like."""
+    """Diversity metrics of a set of samples."""
 
     distinct: dict[int, Mean]
-    """By n: different n-grams of a sample / its n-grams, mean over samples."""
+    """By n: distinct n-grams of a sample / its n-grams, mean over samples."""
     distinct_in_all: dict[int, float | None]
-    """By n: different n-grams of all samples / their n-grams. It falls as samples are added: compare equal numbers."""
+    """By n: distinct n-grams of all samples / their n-grams. Falls with more samples: compare equal numbers."""
     repeated: Mean
-    """rep-4: the share of a sample's tokens that stand in a 4-gram that the sample has more than once."""
+    """rep-4: the fraction of a sample's tokens that are in a 4-gram that occurs more than once in the sample."""
     longest_repeat: Mean
-    """Tokens of the longest piece that a sample has more than once; the two may overlap."""
+    """Tokens of the longest sequence that occurs more than once in a sample; occurrences may overlap."""
     tokens: Lengths
 
 
 def mean_of(values: Iterable[float | None]) -> Mean:
-    """The mean of what there is; its standard error is sqrt(sum (v - mean)^2 / (n - 1) / n)."""
-    there = np.array([value for value in values if value is not None], np.float64)
-    if not len(there):
+    """The mean of the values that are not None; its standard error is sqrt(sum (v - mean)^2 / (n - 1) / n)."""
+    known = np.array([value for value in values if value is not None], np.float64)
+    if not len(known):
         return Mean(None, None, 0)
-    stderr = float(there.std(ddof=1) / math.sqrt(len(there))) if len(there) > 1 else None
-    return Mean(float(there.mean()), stderr, len(there))
+    stderr = float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
+    return Mean(float(known.mean()), stderr, len(known))
 
 
 def unigram_entropy(ids: Ids) -> float | None:
-    """-sum p log p, in nats, of the sample's own token frequencies p; at most log n. An empty sample has none.
+    """-sum p log p, in nats, of the sample's token frequencies p; at most log n. None for an empty sample.
 
-    As published: every id counts, bos, eos and padding too.
+    As published, every id counts, including bos, eos and padding.
     """
     if not len(ids):
         return None
@@ -74,46 +74,46 @@ def unigram_entropy(ids: Ids) -> float | None:
 
 
 def distinct(ids: Ids, n: int) -> float | None:
-    """Different n-grams / n-grams; 1 - this is what is called seq-rep-n."""
-    pieces = _pieces(ids, n)
-    return len(set(pieces)) / len(pieces) if pieces else None
+    """Distinct n-grams / n-grams; seq-rep-n is 1 minus this."""
+    ngrams = _ngrams(ids, n)
+    return len(set(ngrams)) / len(ngrams) if ngrams else None
 
 
 def distinct_in_all(samples: Iterable[Ids], n: int) -> float | None:
-    """The same over the n-grams of all samples together."""
+    """Distinct n-grams / n-grams, over all samples together."""
     seen: set[bytes] = set()
     num = 0
     for ids in samples:
-        pieces = _pieces(ids, n)
-        seen.update(pieces)
-        num += len(pieces)
+        ngrams = _ngrams(ids, n)
+        seen.update(ngrams)
+        num += len(ngrams)
     return len(seen) / num if num else None
 
 
 def repeated(ids: Ids, n: int = REPEATED) -> float | None:
-    """The share of tokens that stand in an n-gram that occurs more than once."""
-    pieces = _pieces(ids, n)
-    if not pieces:
+    """The fraction of tokens that are in an n-gram that occurs more than once."""
+    ngrams = _ngrams(ids, n)
+    if not ngrams:
         return None
-    times: dict[bytes, int] = {}
-    for piece in pieces:
-        times[piece] = times.get(piece, 0) + 1
+    counts_by_ngram: dict[bytes, int] = {}
+    for ngram in ngrams:
+        counts_by_ngram[ngram] = counts_by_ngram.get(ngram, 0) + 1
     covered = np.zeros(len(ids), bool)
-    for start, piece in enumerate(pieces):
-        if times[piece] > 1:
+    for start, ngram in enumerate(ngrams):
+        if counts_by_ngram[ngram] > 1:
             covered[start : start + n] = True
     return float(covered.mean())
 
 
 def longest_repeat(ids: Ids) -> int | None:
-    """The most tokens in a row that occur twice. Where some do, any fewer do, so the number is found by halving."""
+    """The length of the longest sequence that occurs twice. Its prefixes occur twice too, so bisection finds it."""
     if not len(ids):
         return None
-    low, high = 0, len(ids) - 1  # a repeat of `low` is there, none longer than `high`
+    low, high = 0, len(ids) - 1  # there is a repeat of length `low`, none longer than `high`
     while low < high:
         n = (low + high + 1) // 2
-        pieces = _pieces(ids, n)
-        if len(set(pieces)) < len(pieces):
+        ngrams = _ngrams(ids, n)
+        if len(set(ngrams)) < len(ngrams):
             low = n
         else:
             high = n - 1
@@ -138,11 +138,11 @@ def entropy_of(samples: Sequence[Ids]) -> Mean:
     return _mean(samples, unigram_entropy)
 
 
-def _mean(samples: Sequence[Ids], value: Callable[[Any], float | None]) -> Mean:
-    return mean_of(value(ids) for ids in samples)
+def _mean(samples: Sequence[Ids], metric: Callable[[Any], float | None]) -> Mean:
+    return mean_of(metric(ids) for ids in samples)
 
 
-def _pieces(ids: Ids, n: int) -> list[bytes]:
-    """Every n ids in a row, as bytes: they compare and hash fast."""
+def _ngrams(ids: Ids, n: int) -> list[bytes]:
+    """All n-grams as bytes, which hash and compare fast."""
     data = np.asarray(ids, np.int32).tobytes()
     return [data[4 * start : 4 * (start + n)] for start in range(len(ids) - n + 1)]

@@ -75,7 +75,7 @@ def check_request(lm: LanguageModel, wanted: SampleRequest) -> None:
     for text in wanted.canvases:
         if lm.mask_id not in encode_canvas(text, tokenizer_of(lm)):
             raise UserError(f"{text!r} has no hole to fill in; write [MASK] for one token, [MASK*12] for twelve")
-        lm.walk(lm.canvas([text]), wanted.sampling, wanted.seed)
+        lm.run_sampler(lm.canvas([text]), wanted.sampling, wanted.seed)
 
 
 def sample_batch(
@@ -86,7 +86,7 @@ def sample_batch(
     rows = range(start, min(start + wanted.batch, wanted.num_rows))
     canvas = lm.canvas([wanted.canvases[row // wanted.num] for row in rows])
     try:
-        frames = lm.walk(canvas, wanted.sampling, wanted.seed, start)
+        frames = lm.run_sampler(canvas, wanted.sampling, wanted.seed, start)
         for look in through:
             frames = look(frames)
         texts = canvas.texts(last_frame(frames).ids)
