@@ -189,9 +189,9 @@ def test_sedd_pays_what_mdlm_pays_for_the_same_beliefs():
             clean = logits.index_fill(-1, torch.tensor(MASK), -torch.inf)
             return logits - clean.logsumexp(dim=-1, keepdim=True) + math.log(11)
 
-        def price(self, z, where, price, sigma=None, pad=None):
+        def nats_at_positions(self, z, where, objective, sigma=None, pad=None):
             rows = self(z, sigma, pad)[where]
-            return torch.zeros(z.shape).masked_scatter(where, price(rows, torch.arange(len(rows))))
+            return torch.zeros(z.shape).masked_scatter(where, objective(rows, torch.arange(len(rows))))
 
     ours = sedd.loss_at(Normalised(), x, noised).nats
     theirs = mdlm.loss_at(network, x, noised).nats
