@@ -1,1 +1,1 @@
-"""The command line: one module a command. Only this package prints."""
+"""The command line interface: one module per command. No other package prints."""

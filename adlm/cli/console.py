@@ -1,6 +1,6 @@
-"""Standard output and standard error for commands, and progress. Knows no command.
+"""Standard output, standard error and progress for the commands. Does not depend on any command.
 
-Everything printed here is plain text: no markup, and characters that could control the terminal are escaped.
+Everything is printed as plain text: no markup, and characters that could control the terminal are escaped.
 """
 
 import io
@@ -20,12 +20,12 @@ from rich.segment import Segment
 
 from adlm.errors import printable
 
-NO_EDGE = 1_000_000
-"""Columns of what is no terminal: nothing is cut or folded there, whoever reads it has a width of his own."""
+UNLIMITED_WIDTH = 1_000_000
+"""Columns where the output is not a terminal: no line is cut or wrapped."""
 
 
 def open_streams() -> None:
-    """Make standard output and error usable: closed ones lead nowhere, and what their encoding lacks is escaped."""
+    """Redirect closed standard streams to /dev/null, and escape characters that a stream's encoding lacks."""
     for name in ("stdout", "stderr"):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
@@ -35,18 +35,18 @@ def open_streams() -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Nobody reads this stream any more: what is written to it, and what Python flushes at exit, goes nowhere."""
-    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+    """Redirect a stream that cannot be written any more to /dev/null, so that the flush at exit does not fail."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 class StandardError:
-    """Standard error as it is now. Where it cannot be written (a reader has gone, a disk is full), the work goes on."""
+    """The current sys.stderr. Write errors (closed pipe, full disk) are ignored, so that the command continues."""
 
     @property
     def _stream(self) -> TextIO:
-        found: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # itself, while rich shows a live bar
-        return found
+        stream: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # rich replaces it during a live bar
+        return stream
 
     def write(self, text: str) -> int:
         try:
@@ -73,58 +73,60 @@ class StandardError:
 
 
 def write_error(line: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     stream = StandardError()
     stream.write(f"{printable(line)}\n")
     stream.flush()
 
 
 class Console(RichConsole):
-    """Standard output, or standard error."""
+    """A rich console on standard output or standard error that prints plain text."""
 
     def __init__(self, stderr: bool = False):
         file = cast(TextIO, StandardError()) if stderr else None
         super().__init__(file=file, stderr=stderr, markup=False, highlight=False)
-        if not self.file.isatty():  # rich calls a pipe a terminal where FORCE_COLOR is set
-            self.width = NO_EDGE
+        if not self.file.isatty():  # with FORCE_COLOR, rich treats a pipe as a terminal
+            self.width = UNLIMITED_WIDTH
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Without a reader of standard output, `main` ends the command."""
+        """`main` ends the command when standard output has no reader."""
         raise BrokenPipeError
 
 
-SILENCE = 10.0
-"""Seconds after which progress is printed where there is no live bar."""
+PROGRESS_INTERVAL = 10.0
+"""Seconds between progress lines where there is no live bar."""
 
 
 class Progress:
-    """How many of `total` steps are done: a live bar on a terminal, elsewhere a line after 10 seconds of silence.
+    """How many of `total` steps are done: a live bar on a terminal, otherwise a line every 10 seconds without output.
 
-    A thread prints it, so that one step of minutes is not silent either.
+    A thread prints the lines, so progress also appears during a step that takes minutes.
     """
 
-    def __init__(self, console: Console, what: str, total: int, done: float = 0, unit: str = "steps"):
-        self.console, self.what, self.total, self.unit = console, what, total, unit
-        self._began = self._printed = time.monotonic()
-        self._first: tuple[float, float] | None = None  # (steps done, when) after the first step, which is no measure
-        self._last: tuple[float, float] = (done, self._began)
+    def __init__(self, console: Console, label: str, total: int, done: float = 0, unit: str = "steps"):
+        self.console, self.label, self.total, self.unit = console, label, total, unit
+        self._started_at = self._printed_at = time.monotonic()
+        self._first: tuple[float, float] | None = (
+            None  # (steps done, time) after the first step, which is too slow to count
+        )
+        self._last: tuple[float, float] = (done, self._started_at)
         self._closed = threading.Event()
         self._bar: Bar | None = None
         if console.is_terminal:
             name = TextColumn("{task.description}", markup=False)
             left = TextColumn("{task.completed:,.0f}/{task.total:,}  {task.fields[left]}")
             self._bar = Bar(name, BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)
-            self._task = self._bar.add_task(what, total=total, completed=int(done), left="")
+            self._task = self._bar.add_task(label, total=total, completed=int(done), left="")
             self._bar.start()
-        self._thread = threading.Thread(target=self._speak, daemon=True)
+        self._thread = threading.Thread(target=self._print_lines, daemon=True)
         self._thread.start()
 
     def print(self, line: str, style: str | None = None) -> None:
-        self._printed = time.monotonic()
+        self._printed_at = time.monotonic()
         self.console.print(line, style=style, soft_wrap=True)
 
     def update(self, done: float) -> None:
@@ -136,16 +138,16 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """About how long the rest takes, all that happens between two steps included; empty where nobody knows."""
+        """The estimated remaining time, including the work between steps; empty before the first step."""
         (done, now), first = self._last, self._first
         if first is None:
             return ""
-        pace = (now - first[1]) / (done - first[0]) if done > first[0] else now - self._began
-        return f"{duration((self.total - done) * pace)} left"
+        seconds_per_step = (now - first[1]) / (done - first[0]) if done > first[0] else now - self._started_at
+        return f"{duration((self.total - done) * seconds_per_step)} left"
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """While something is printed on standard output."""
+        """Hide the bar while something is printed on standard output."""
         if self._bar is not None:
             self._bar.stop()
         try:
@@ -160,27 +162,27 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _speak(self) -> None:
-        while self._bar is None and not self._closed.wait(SILENCE / 10):
+    def _print_lines(self) -> None:
+        while self._bar is None and not self._closed.wait(PROGRESS_INTERVAL / 10):
             now = time.monotonic()
-            if now - self._printed < SILENCE:
+            if now - self._printed_at < PROGRESS_INTERVAL:
                 continue
             done, since = self._last
-            doing = f"{duration(now - since)} in the next" if now - since > SILENCE else self.left
-            self.print(f"{self.what}: {done:,.0f}/{self.total:,} {self.unit}{f', {doing}' if doing else ''}")
+            status = f"{duration(now - since)} in the next one" if now - since > PROGRESS_INTERVAL else self.left
+            self.print(f"{self.label}: {done:,.0f}/{self.total:,} {self.unit}{f', {status}' if status else ''}")
 
 
 class Stages:
-    """Progress of one stage of work after another on standard error, each with a name and a total of its own."""
+    """Progress of consecutive stages on standard error, each with its own name and total."""
 
-    def __init__(self, unit: str, shown: bool = True):
-        self._unit, self._shown = unit, shown
+    def __init__(self, unit: str, enabled: bool = True):
+        self._unit, self._enabled = unit, enabled
         self._progress: Progress | None = None
 
-    def tell(self, name: str, done: int, total: int) -> None:
-        if not self._shown:
+    def update(self, name: str, done: int, total: int) -> None:
+        if not self._enabled:
             return
-        if self._progress is None or self._progress.what != name:
+        if self._progress is None or self._progress.label != name:
             self.close()
             self._progress = Progress(Console(stderr=True), name, total, done, self._unit)
         self._progress.update(done)
@@ -193,12 +195,12 @@ class Stages:
     def __enter__(self) -> "Stages":
         return self
 
-    def __exit__(self, *problem: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def duration(seconds: float) -> str:
-    """About, in the unit that suits it."""
+    """A rounded duration in days, hours, minutes or seconds."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""`adlm import`: a checkpoint of the released code becomes a model folder."""
+"""`adlm import`: convert a checkpoint of the released code to a model folder."""
 
 import argparse
 import json
@@ -20,25 +20,29 @@ EXAMPLE = "adlm import adlm-owt.ckpt --out models/adlm-owt --tokenizer gpt2"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", type=Path, help="a .ckpt of the released ADLM, MDLM, SEDD, D3PM or AR code"
+        "file", metavar="FILE", type=Path, help="a .ckpt file of the released ADLM, MDLM, SEDD, D3PM or AR code"
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="where the model folder goes; must be free"
+        "--out", metavar="FOLDER", type=Path, required=True, help="the model folder to create; must not exist"
+    )
+    parser.add_argument("--weights", choices=("ema", "raw"), help="EMA or raw weights (default: ema if present)")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="T",
+        help="tokenizer name or path, saved in the model folder; without it the model works on ids only",
     )
     parser.add_argument(
-        "--weights", choices=("ema", "raw"), help="averaged or last weights (averaged where there are any)"
+        "--method",
+        choices=tuple(METHODS),
+        help="the method, if the weights are ambiguous: mdlm, sedd and d3pm have the same weights",
     )
     parser.add_argument(
-        "--tokenizer", metavar="T", help="a name or a path, kept in the folder; without one it serves ids"
+        "--mask-id", type=int, metavar="ID", help="mask id, if there is no tokenizer (usually the last id)"
     )
     parser.add_argument(
-        "--method", choices=tuple(METHODS), help="where the weights cannot tell: mdlm, sedd and d3pm look alike"
+        "--length", type=int, metavar="L", help="maximum sequence length (default: from the file's config, else 1024)"
     )
-    parser.add_argument(
-        "--mask-id", type=int, metavar="ID", help="where there is no tokenizer (usually the last symbol)"
-    )
-    parser.add_argument("--length", type=int, metavar="L", help="longest row (as in the file's config, or 1024)")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     model = to_model_folder(
         published, arguments.weights, tokenizer, arguments.method, arguments.mask_id, arguments.length
     )
-    network = network_of(model.config, model.weights)  # every weight has its place, or nothing is written
+    network = network_of(
+        model.config, model.weights
+    )  # fails before anything is written if a weight is missing or unused
     report = {
         "folder": str(arguments.out),
         "method": model.config.method,
@@ -60,30 +66,32 @@ def run(arguments: argparse.Namespace) -> int:
         "ignored": published.ignored,
         "config": to_mapping(model.config),
     }
-    text = f"{json.dumps(report)}\n" if arguments.json else printable(_told(report))
+    text = f"{json.dumps(report)}\n" if arguments.json else printable(_format_report(report))
     save_model_folder(model, arguments.out)
     sys.stdout.write(text)
     return 0
 
 
 def _notes(published: PublishedCheckpoint, arguments: argparse.Namespace) -> list[str]:
-    """What was taken for granted, and the word that says otherwise."""
+    """The defaults that were assumed, with the option that changes each."""
     notes = []
     if arguments.method is None and published.method == "mdlm" and "parameterization" not in published.hints:
-        notes.append("mdlm, sedd and d3pm have the same weights, and the file does not say which it is (--method)")
+        notes.append(
+            "mdlm, sedd and d3pm have the same weights, and the file does not name its method; assuming mdlm (--method)"
+        )
     if arguments.tokenizer is None and arguments.mask_id is None:
-        notes.append("the mask is taken to be where the released code has it (--tokenizer, --mask-id)")
+        notes.append("the mask id is that of the released code (--tokenizer, --mask-id)")
     if arguments.tokenizer is None and "name_or_path" in published.hints:
         notes.append(f"the file was trained with tokenizer {published.hints['name_or_path']} (--tokenizer)")
     if arguments.length is None and "length" not in published.hints:
-        notes.append("the length is taken to be 1024 (--length)")
+        notes.append("the length is 1024 (--length)")
     return notes
 
 
-def _told(report: dict[str, Any]) -> str:
+def _format_report(report: dict[str, Any]) -> str:
     step = "" if report["step"] is None else f" after {report['step']:,} steps"
-    weights = f"{report['used']} {report['weights']} weights, {report['parameters']:,} numbers, every one used"
+    weights = f"{report['used']} {report['weights']} tensors, {report['parameters']:,} parameters, all used"
     lines = [f"{report['method']}{step}: {weights}", f"written to {report['folder']}"]
-    lines += [f"taken for granted: {note}" for note in report["notes"]]
+    lines += [f"assumed: {note}" for note in report["notes"]]
     lines += [f"ignored: {entry}" for entry in report["ignored"]]
     return "\n".join(lines) + "\n"

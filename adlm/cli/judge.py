@@ -1,4 +1,4 @@
-"""`adlm judge`: how good a file of samples is, by the field's metrics, as a card that says how each was measured."""
+"""`adlm judge`: evaluate a samples file and write a metric card that records how each metric was measured."""
 
 import argparse
 import json
@@ -28,22 +28,33 @@ EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("samples", nargs="*", metavar="SAMPLES", type=Path, help="a file of `adlm sample --out`; with --plot, cards")
-    add("--metrics", default=",".join(METRICS), metavar="LIST", help=f"some of {','.join(METRICS)} (all)")
+    add(
+        "samples",
+        nargs="*",
+        metavar="SAMPLES",
+        type=Path,
+        help="a file written by `adlm sample --out`; with --plot, cards",
+    )
+    add(
+        "--metrics",
+        default=",".join(METRICS),
+        metavar="LIST",
+        help=f"comma-separated subset of {','.join(METRICS)} (default: all)",
+    )
     add(
         "--out",
         metavar="FILE",
         type=Path,
-        help="write the card; what took long is kept beside it, in judged/, and is not\n"
-        "computed again. with --plot, the picture",
+        help="write the card; expensive intermediate results are cached beside it in judged/.\n"
+        "with --plot, the plot file",
     )
     add("--force", action="store_true", help="replace a file that adlm did not write")
-    add("--tokenizer", metavar="NAME", help="which wrote the samples, where the folder of their model is gone")
-    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (auto: a GPU if there is one)")
-    add("--batch", type=int, metavar="B", help="texts side by side (4, on a GPU 16); no figure depends on it")
-    add("--json", action="store_true", help="for machines: the card on one line")
-    add("--plot", action="store_true", help="draw perplexity against entropy and MAUVE against steps, of several cards")
-    _reference_arguments(parser.add_argument_group("the reference"))
+    add("--tokenizer", metavar="NAME", help="tokenizer of the samples, if their model folder no longer exists")
+    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)")
+    add("--batch", type=int, metavar="B", help="texts per batch (default: 4, on a GPU 16); does not change the results")
+    add("--json", action="store_true", help="print the card as one line of JSON")
+    add("--plot", action="store_true", help="plot perplexity against entropy and MAUVE against steps for several cards")
+    _reference_arguments(parser.add_argument_group("reference texts"))
     _judge_arguments(parser.add_argument_group("generative perplexity"))
     _mauve_arguments(parser.add_argument_group("MAUVE"))
 
@@ -54,13 +65,13 @@ def _reference_arguments(group: "argparse._ArgumentGroup") -> None:
         "--reference",
         metavar="DATA",
         type=Path,
-        help="a prepared folder, a file with a text a line (.txt, .jsonl), or samples",
+        help="a prepared folder, a file with one text per line (.txt, .jsonl), or a samples file",
     )
-    add("--split", metavar="NAME", help="of a prepared folder (valid)")
-    add("--field", default="text", metavar="NAME", help="of a .jsonl (text)")
-    add("--num-reference", type=int, metavar="N", help="texts of it (as many as samples)")
-    add("--reference-seed", type=int, default=0, metavar="S", help="which of them are drawn (0)")
-    add("--judge-reference", action="store_true", help="the reference's own perplexity, entropy and diversity too")
+    add("--split", metavar="NAME", help="split of a prepared folder (default: valid)")
+    add("--field", default="text", metavar="NAME", help="field of a .jsonl file (default: text)")
+    add("--num-reference", type=int, metavar="N", help="number of reference texts (default: as many as samples)")
+    add("--reference-seed", type=int, default=0, metavar="S", help="seed that selects the reference texts (default: 0)")
+    add("--judge-reference", action="store_true", help="also report perplexity, entropy and diversity of the reference")
 
 
 def _judge_arguments(group: "argparse._ArgumentGroup") -> None:
@@ -69,65 +80,79 @@ def _judge_arguments(group: "argparse._ArgumentGroup") -> None:
         "--model",
         default="gpt2-large",
         metavar="JUDGE",
-        help="a Hugging Face name or folder, or an AR or A2R model of ours (gpt2-large)",
+        help="Hugging Face name or folder, or an AR or A2R model folder (default: gpt2-large)",
     )
-    add("--eos", choices=tuple(EOS), help=_choices(EOS, "closing for a judge of ours, published for others"))
-    add("--start", choices=tuple(START), help=_choices(START, "bos for a judge of ours, given for others"))
+    add(
+        "--eos",
+        choices=tuple(EOS),
+        help=_format_choices(EOS, "closing for an adlm model, published for a Hugging Face model"),
+    )
+    add(
+        "--start",
+        choices=tuple(START),
+        help=_format_choices(START, "bos for an adlm model, given for a Hugging Face model"),
+    )
     add(
         "--ids",
         choices=("auto", "retokenised", "as-sampled"),
         default="auto",
-        help="what the judge reads: its own ids of the text, as published, or the\n"
-        "sampled ones (auto: those, where a judge of ours has the same tokenizer)",
+        help="ids the judge reads: the text retokenised, as published, or the ids as\n"
+        "sampled (default: auto, as-sampled for an adlm model with the same tokenizer)",
     )
-    add("--max-tokens", type=int, metavar="N", help="cut longer texts there (no cut; published: the model's length)")
-    add("--context", type=int, metavar="N", help="read at most so many at once (the judge's own)")
+    add(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="truncate texts to N tokens (default: no truncation; published: the model's length)",
+    )
+    add("--context", type=int, metavar="N", help="maximum context window (default: the judge's)")
 
 
 def _mauve_arguments(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add(
-        "--features", default="gpt2-large", metavar="NAME", help="a Hugging Face name or folder, or minilm (gpt2-large)"
+        "--features",
+        default="gpt2-large",
+        metavar="NAME",
+        help="Hugging Face name or folder, or minilm (default: gpt2-large)",
     )
     add(
         "--pooling",
         choices=("last", "mean"),
-        help="of the last layer: at the last token, or the mean (last; minilm: mean)",
+        help="pooling of the last layer: last token or mean (default: last; minilm: mean)",
     )
-    add(
-        "--given-features", nargs=2, metavar=("SAMPLES.npy", "REFERENCE.npy"), type=Path, help="features made elsewhere"
-    )
-    add("--seeds", type=int, default=5, metavar="N", help="clusterings, with seeds 25, 26, ... (5)")
-    add("--clusters", type=int, metavar="K", help="of each clustering (a tenth of the samples)")
+    add("--given-features", nargs=2, metavar=("SAMPLES.npy", "REFERENCE.npy"), type=Path, help="precomputed features")
+    add("--seeds", type=int, default=5, metavar="N", help="number of clusterings, with seeds 25, 26, ... (default: 5)")
+    add("--clusters", type=int, metavar="K", help="clusters per clustering (default: a tenth of the samples)")
 
 
-def _choices(meanings: Mapping[Any, str], default: str) -> str:
-    return "\n".join(f"{name}: {meaning}" for name, meaning in meanings.items()) + f" ({default})"
+def _format_choices(meanings: Mapping[Any, str], default: str) -> str:
+    return "\n".join(f"{name}: {meaning}" for name, meaning in meanings.items()) + f"\n(default: {default})"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with process_group(write_error) as first:
+    with process_group(write_error) as is_rank_zero:
         if not arguments.plot:
-            _judge(arguments, first)
-        elif first:
+            _judge(arguments, is_rank_zero)
+        elif is_rank_zero:
             _plot(arguments)
     return 0
 
 
-def _judge(arguments: argparse.Namespace, first: bool) -> None:
+def _judge(arguments: argparse.Namespace, is_rank_zero: bool) -> None:
     if len(arguments.samples) != 1:
         given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
-        raise UserError(f"one file of samples is judged at a time, and {given} given")
-    asked = _asked(arguments)
-    make_output_folder(arguments.out, arguments.force, _read(asked))
-    keep_in = None if arguments.out is None else arguments.out.parent / "judged"
+        raise UserError(f"adlm judge takes one samples file, and {given} given")
+    request = _request(arguments)
+    make_output_folder(arguments.out, arguments.force, _inputs(request))
+    cache = None if arguments.out is None else arguments.out.parent / "judged"
     try:
-        with Stages("texts", shown=first) as stages:
-            card = make_card(asked, keep_in, stages.tell)
+        with Stages("texts", enabled=is_rank_zero) as stages:
+            card = make_card(request, cache, stages.update)
     except KeyboardInterrupt:
-        if first:
-            kept = "what was done is kept; run the same command again to go on"
-            write_error(f"adlm: interrupted; {kept if keep_in else 'nothing is kept without --out'}")
+        if is_rank_zero:
+            saved = "progress is saved; rerun the same command to resume"
+            write_error(f"adlm: interrupted; {saved if cache else 'no progress is saved without --out'}")
         raise
     if card is None:
         return
@@ -136,16 +161,16 @@ def _judge(arguments: argparse.Namespace, first: bool) -> None:
     if arguments.json:
         sys.stdout.write(f"{json.dumps(card, allow_nan=False)}\n")
     else:
-        _tell(card, arguments.out)
+        _print_card(card, arguments.out)
 
 
-def _asked(arguments: argparse.Namespace) -> CardRequest:
+def _request(arguments: argparse.Namespace) -> CardRequest:
     metrics = tuple(metric for metric in arguments.metrics.split(",") if metric)
     for metric in metrics:
         if metric not in METRICS:
             raise UserError(f"--metrics: there is no metric {metric!r}{suggestion(metric, METRICS)}")
     if not metrics:
-        raise UserError(f"--metrics names none; give some of {','.join(METRICS)}")
+        raise UserError(f"--metrics is empty; give a subset of {','.join(METRICS)}")
     return CardRequest(
         samples=arguments.samples[0],
         metrics=metrics,
@@ -172,29 +197,29 @@ def _asked(arguments: argparse.Namespace) -> CardRequest:
     )
 
 
-def _read(asked: CardRequest) -> list[Path]:
-    """The files and folders that are read, where they are no names of the hub."""
-    names = (asked.tokenizer, asked.reference, asked.model, asked.features)
-    return [asked.samples, *(asked.given or ()), *(Path(name) for name in names if name)]
+def _inputs(request: CardRequest) -> list[Path]:
+    """The files and folders that may be read; names on the Hugging Face hub are included and harmless."""
+    names = (request.tokenizer, request.reference, request.model, request.features)
+    return [request.samples, *(request.given or ()), *(Path(name) for name in names if name)]
 
 
 def _plot(arguments: argparse.Namespace) -> None:
     if not arguments.samples:
-        raise UserError("--plot draws cards, and none is given")
+        raise UserError("--plot needs at least one card, and none is given")
     if arguments.out is None:
-        raise UserError("--plot: --out is not given; say where the picture goes")
+        raise UserError("--plot needs --out FILE for the plot")
     plot_cards({str(path): read_card(path) for path in arguments.samples}, arguments.out, arguments.force)
     sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else printable(str(arguments.out))}\n")
 
 
-def _tell(card: Card, out: Path | None) -> None:
+def _print_card(card: Card, out: Path | None) -> None:
     console = Console()
-    beside = ["reference"] if "reference_judged" in card else []
-    table = Table("", "samples", *beside, "", box=None, pad_edge=False)
+    reference_column = ["reference"] if "reference_judged" in card else []
+    table = Table("", "samples", *reference_column, "", box=None, pad_edge=False)
     for column in table.columns[1:-1]:
         column.no_wrap = True
     for row in rows(card):
-        table.add_row(row.name, row.value, *([row.reference] if beside else []), Text(row.of, style="dim"))
+        table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
     console.print(table)
     for label in labels(card):
         console.print(label, style="yellow", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`adlm parity`: the table of how far we are from the released code."""
+"""`adlm parity`: compare this implementation with reference outputs of the released code."""
 
 import argparse
 import dataclasses
@@ -19,28 +19,28 @@ EXAMPLE = "adlm parity tests/golden"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="golden.json with its .npz arrays and .ckpt weights"
+        "folder", metavar="FOLDER", type=Path, help="folder with golden.json, its .npz arrays and .ckpt weights"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     report = compare(arguments.folder)
     if arguments.json:
-        sys.stdout.write(f"{json.dumps(_as_mapping(report))}\n")
+        sys.stdout.write(f"{json.dumps(_to_json(report))}\n")
     else:
-        _show(report)
+        _print_table(report)
     return 0 if report.ok else 1
 
 
-def _as_mapping(report: ParityReport) -> dict[str, object]:
+def _to_json(report: ParityReport) -> dict[str, object]:
     rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
     for row in rows:
         row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
     return {"ok": report.ok, "rows": rows, "unchecked": report.unchecked}
 
 
-def _show(report: ParityReport) -> None:
+def _print_table(report: ParityReport) -> None:
     table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
     for row in report.rows:
         kind = " relative" if row.relative else ""
@@ -48,9 +48,10 @@ def _show(report: ParityReport) -> None:
         table.add_row(row.name, f"{row.error:.1e}", f"{row.tolerance:.0e}{kind}", verdict)
     console = Console()
     console.print(table)
-    apart = sum(not row.ok for row in report.rows)
+    num_failed = sum(not row.ok for row in report.rows)
     console.print(
-        f"\n{len(report.rows)} compared by their largest error (losses: relative), {apart or 'none'} out of tolerance",
+        f"\n{len(report.rows)} compared by largest absolute error (losses: relative error), "
+        f"{num_failed or 'none'} out of tolerance",
     )
     for file, entries in groupby(report.unchecked, key=lambda entry: entry.partition(": ")[0]):
         names = ", ".join(entry.partition(": ")[2] for entry in entries)

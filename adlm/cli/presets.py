@@ -1,4 +1,4 @@
-"""`adlm presets`: what ships with the package, and what a preset with overrides comes to."""
+"""`adlm presets`: list the presets, or print one with overrides applied."""
 
 import argparse
 import json
@@ -13,22 +13,23 @@ EXAMPLE = "adlm presets owt/adlm model=medium train.steps=500000 --explain"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words",
+        "overrides",
         nargs="*",
-        metavar="WORD",
-        help="a preset or .yaml file, section=preset, or knob=value; read from left to right.\nwithout any, list them",
+        metavar="OVERRIDE",
+        help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "without any, list the presets",
     )
-    parser.add_argument("--explain", action="store_true", help="write each knob's meaning above it")
+    parser.add_argument("--explain", action="store_true", help="print the description of each option above it")
     parser.add_argument(
-        "--json", action="store_true", help="for machines; with --explain the keys are config and meaning"
+        "--json", action="store_true", help="print JSON; with --explain the keys are config and meaning"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.words:
-        config = resolve(arguments.words)
-        told = {"config": to_mapping(config), "meaning": descriptions()} if arguments.explain else to_mapping(config)
-        text = f"{json.dumps(told)}\n" if arguments.json else printable(to_yaml(config, arguments.explain))
+    if arguments.overrides:
+        config = resolve(arguments.overrides)
+        content = {"config": to_mapping(config), "meaning": descriptions()} if arguments.explain else to_mapping(config)
+        text = f"{json.dumps(content)}\n" if arguments.json else printable(to_yaml(config, arguments.explain))
     elif arguments.json:
         text = f"{json.dumps(preset_titles())}\n"
     else:

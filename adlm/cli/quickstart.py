@@ -1,4 +1,4 @@
-"""`adlm quickstart`: a first run, whole, on any machine, in minutes."""
+"""`adlm quickstart`: prepare data, train two small models and compare them, in minutes on a CPU."""
 
 import argparse
 import json
@@ -22,44 +22,48 @@ EXAMPLE = """adlm quickstart --out runs/quickstart                       State o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="knob=value, for both models, such as train.steps=2000"
+        "overrides", nargs="*", metavar="OVERRIDE", help="option=value for both models, such as train.steps=2000"
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("runs/quickstart"), help="where it goes (runs/quickstart)"
+        "--out",
+        metavar="DIR",
+        type=Path,
+        default=Path("runs/quickstart"),
+        help="output folder (default: runs/quickstart)",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
 
-    def say(sentence: str) -> None:
-        console.print(sentence, style="bold")
+    def print_stage(message: str) -> None:
+        console.print(message, style="bold")
 
     try:
-        findings = quickstart(arguments.words, arguments.out, say, TrainReporter)
+        report = quickstart(arguments.overrides, arguments.out, print_stage, TrainReporter)
     except KeyboardInterrupt:
-        sys.stderr.write("adlm: interrupted; what was done is kept, rerun the same command to resume\n")
+        sys.stderr.write("adlm: interrupted; progress is saved, rerun the same command to resume\n")
         raise
     if arguments.json:
-        sys.stdout.write(f"{json.dumps(asdict(findings))}\n")
+        sys.stdout.write(f"{json.dumps(asdict(report))}\n")
     else:
-        _tell(Console(), findings, arguments.out)
+        _print_report(Console(), report, arguments.out)
     return 0
 
 
-def _tell(console: Console, findings: QuickstartReport, out: Path) -> None:
-    table = Table("", "bound, nats a token", "perplexity", "parameters", "training", box=None, pad_edge=False)
+def _print_report(console: Console, report: QuickstartReport, out: Path) -> None:
+    table = Table("", "bound, nats per token", "perplexity", "parameters", "training", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, row in (("ADLM", findings.adlm), ("MDLM", findings.mdlm)):
+    for name, row in (("ADLM", report.adlm), ("MDLM", report.mdlm)):
         bound = f"{row.nats:.4f} ± {row.stderr:.4f}"
         table.add_row(name, bound, f"{math.exp(row.nats):.1f}", f"{row.parameters:,}", f"{row.seconds:.0f} s")
-    for name, nats in (("bigrams", findings.bigram_nats), ("unigrams", findings.unigram_nats)):
+    for name, nats in (("bigrams", report.bigram_nats), ("unigrams", report.unigram_nats)):
         table.add_row(name, f"{nats:.4f}         ", f"{math.exp(nats):.1f}", "", "", style="dim")
     console.print(table)
-    console.print(findings.verdict)
-    for text in findings.samples:
-        console.print(Panel.fit(Text(text), title="a sample of ADLM", title_align="left", border_style="dim"))
-    console.print(Text(f"given     {findings.canvas}\ninfilled  {findings.infilled}"))
-    console.print(f"{findings.seconds:.0f} s in all; models, curves and report.html are in {out}")
+    console.print(report.verdict)
+    for text in report.samples:
+        console.print(Panel.fit(Text(text), title="ADLM sample", title_align="left", border_style="dim"))
+    console.print(Text(f"given     {report.canvas}\ninfilled  {report.infilled}"))
+    console.print(f"{report.seconds:.0f} s in total; models, plots and report.html are in {out}")

@@ -1,4 +1,4 @@
-"""`adlm reproduce`: a table of the paper beside models of ours, with errors, differences and what is not the same."""
+"""`adlm reproduce`: compare models with a table of the paper: differences, standard errors and caveats."""
 
 import argparse
 import json
@@ -26,12 +26,12 @@ from adlm.language_model import load
 from adlm.likelihood.estimators import ESTIMATORS
 from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
 
-EXAMPLE = """adlm reproduce owt-ppl                                        the published figures alone
+EXAMPLE = """adlm reproduce owt-ppl                                        print the published table
   adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
-OWN_ERRORS = "errors of ours are of the evaluation: how much one training run differs from another is in none of them"
+EVALUATION_ERROR_ONLY = "our standard errors cover the evaluation only, not the variance between training runs"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
 
@@ -48,26 +48,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="MODEL",
-        help="model folders, run folders or .ckpt files, which are measured; or JSON of\n"
-        "`adlm perplexity --out` and `adlm judge --out`, which is read",
+        help="model folders, run folders or .ckpt files to measure, or JSON results of\n"
+        "`adlm perplexity --out` and `adlm judge --out`",
     )
-    add("--row", action="append", default=[], metavar="R", help="of the table: for all models, or once for each")
-    add("--markdown", action="store_true", help="as a Markdown table")
+    add(
+        "--row",
+        action="append",
+        default=[],
+        metavar="R",
+        help="row of the table: once for all models, or once per model",
+    )
+    add("--markdown", action="store_true", help="print a Markdown table")
     add("--force", action="store_true", help="replace files that adlm did not write")
-    add("--json", action="store_true", help="for machines")
-    add("--out", metavar="FILE", type=Path, help="write the comparison as JSON; interrupted, measuring goes on")
-    add("--plot", metavar="FILE", type=Path, help="draw published and ours with error bars (.png, .svg, .pdf)")
-    measuring = parser.add_argument_group("measuring a model")
+    add("--json", action="store_true", help="print JSON")
+    add("--out", metavar="FILE", type=Path, help="write the comparison as JSON; rerun the same command to resume")
+    add(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="plot published and measured values with error bars (.png, .svg, .pdf)",
+    )
+    measuring = parser.add_argument_group("options for measuring a model")
     add = measuring.add_argument
-    add("--data", nargs="+", metavar="DATA", help="where the table's texts are, such as a prepared folder (by name)")
-    add("--packing", metavar="P", help="packed (nothing dropped) or packed-published (the table's own)")
-    add("--estimator", default=AUTO, choices=(AUTO, *ESTIMATORS), help="ours, beside the published one (auto)")
-    add("--samples", type=int, default=4, metavar="K", help="replicates of it (4)")
-    add("--max-tokens", type=int, metavar="N", help="measure about so many, from all over each text")
-    add("--tokenizer", metavar="T", help="for a model that has none: a name, a file or a folder")
-    add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
-    add("--batch", type=int, metavar="B", help="rows read at once (of 8,192 tokens in all); changes no figure")
-    add("--device", default="auto", metavar="D", help="auto, cuda or cpu")
+    add(
+        "--data",
+        nargs="+",
+        metavar="DATA",
+        help="the table's texts, such as a prepared folder (default: the corpora by name)",
+    )
+    add("--packing", metavar="P", help="packed (nothing dropped) or packed-published (default: the table's)")
+    add(
+        "--estimator",
+        default=AUTO,
+        choices=(AUTO, *ESTIMATORS),
+        help="estimator used in addition to the published one (default: auto)",
+    )
+    add("--samples", type=int, default=4, metavar="K", help="Monte Carlo replicates (default: 4)")
+    add("--max-tokens", type=int, metavar="N", help="measure about N tokens, spread evenly over each text")
+    add("--tokenizer", metavar="T", help="tokenizer name, file or folder, for a model that has none")
+    add("--seed", type=int, default=0, metavar="S", help="seed of the random draws (default: 0)")
+    add("--batch", type=int, metavar="B", help="rows per batch (default: 8,192 tokens); does not change the results")
+    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,17 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot_path(arguments.plot, "--plot", arguments.force, inputs)
     if arguments.plot is not None and arguments.out is not None and arguments.plot.resolve() == arguments.out.resolve():
-        raise UserError(f"--out and --plot are both {arguments.out}; give two files")
-    with process_group(write_error) as first:
-        held: list[tuple[list[Result], str]] = []
+        raise UserError(f"--out and --plot are both {arguments.out}; give two different files")
+    with process_group(write_error) as is_rank_zero:
+        results_and_rows: list[tuple[list[Result], str]] = []
         journals: list[Path] = []
         for model, row in zip(arguments.models, rows, strict=True):
-            findings, kept = _findings(model, table, arguments, first)
-            held += _by_model(findings, row)
-            journals += kept
-        comparisons = compare_with_table(table, held)
-        if first:
-            _tell(table, comparisons, arguments)
+            results, new_journals = _read_or_measure(model, table, arguments, is_rank_zero)
+            results_and_rows += _group_by_model(results, row)
+            journals += new_journals
+        comparisons = compare_with_table(table, results_and_rows)
+        if is_rank_zero:
+            _write_report(table, comparisons, arguments)
             for journal in journals:
                 delete_journal(journal)
     return 0
@@ -100,43 +121,45 @@ def _table(name: str) -> PublishedTable:
     return TABLES[name]
 
 
-def _rows(asked: list[str], num: int, table: PublishedTable) -> list[str]:
-    """A row for every model, empty where none is asked for."""
+def _rows(requested: list[str], num_models: int, table: PublishedTable) -> list[str]:
+    """The row for every model, empty if --row is not given."""
     known = [row.name for row in table.rows]
-    for row in asked:
+    for row in requested:
         if row not in known:
             raise UserError(
                 f"--row {row!r} is not in table {table.name}{suggestion(row, known)}; its rows are {', '.join(known)}"
             )
-    if len(asked) > 1 and len(asked) != num:
-        raise UserError(f"--row is given {len(asked)} times for {num} models; give it once, or once for each")
-    return asked if len(asked) > 1 else (asked or [""]) * num
+    if len(requested) > 1 and len(requested) != num_models:
+        raise UserError(
+            f"--row is given {len(requested)} times for {num_models} models; give it once, or once per model"
+        )
+    return requested if len(requested) > 1 else (requested or [""]) * num_models
 
 
-def _findings(
-    model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
+def _read_or_measure(
+    model: str, table: PublishedTable, arguments: argparse.Namespace, is_rank_zero: bool
 ) -> tuple[list[Result], list[Path]]:
-    """Read or measured; and the journals of what was measured, which may go once it is written."""
+    """The results of a model, and the journals to delete once the results are written."""
     path = Path(model)
     if path.suffix == ".json" or (path.is_file() and path.suffix != ".ckpt"):
         return results_of(read_results(path), table, model), []
     if table.kind == "card":
         raise UserError(
-            f"{model}: table {table.name} is held against cards; make one with `adlm sample {model} --out S.jsonl`, "
+            f"{model}: table {table.name} needs metric cards; make one with `adlm sample {model} --out S.jsonl`, "
             "then `adlm judge S.jsonl --out card.json`"
         )
     if table.kind == "accuracy":
         raise UserError(
-            f"{model}: nothing here scores a model on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
+            f"{model}: adlm cannot evaluate models on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
         )
-    figures, journals = _measured(model, table, arguments, first)
+    figures, journals = _measure(model, table, arguments, is_rank_zero)
     return results_of({"adlm": __version__, "figures": figures}, table, model), journals
 
 
-def _measured(
-    model: str, table: PublishedTable, arguments: argparse.Namespace, first: bool
+def _measure(
+    model: str, table: PublishedTable, arguments: argparse.Namespace, is_rank_zero: bool
 ) -> tuple[list[dict[str, Any]], list[Path]]:
-    """As `adlm perplexity` writes it: by the published estimator, and by ours on the same rows."""
+    """Results as `adlm perplexity` writes them: with the published estimator, and with --estimator on the same rows."""
     protocol, device = table.protocol, local_device(arguments.device)
     assert protocol is not None
     lm = with_tokenizer(load(model, str(device)), arguments.tokenizer, model)
@@ -145,23 +168,25 @@ def _measured(
     figures: list[dict[str, Any]] = []
     journals: list[Path] = []
     for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
-        recipe = PerplexitySettings(estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens)
-        with Stages("groups of rows", shown=first) as stages:
-            found = measure_models({model: lm}, texts, recipe, arguments.out, stages.tell)
-        figures += [asdict(line) for line in found.lines]
-        journals += found.journals
+        settings = PerplexitySettings(
+            estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens
+        )
+        with Stages("groups of rows", enabled=is_rank_zero) as stages:
+            measured = measure_models({model: lm}, texts, settings, arguments.out, stages.update)
+        figures += [asdict(line) for line in measured.lines]
+        journals += measured.journals
     return figures, journals
 
 
-def _by_model(findings: list[Result], row: str) -> Iterator[tuple[list[Result], str]]:
-    """One JSON may hold several models; the data that a card's samples were compared with has a row of its own."""
-    for model, method in dict.fromkeys((finding.model, finding.method) for finding in findings):
-        ours = [finding for finding in findings if (finding.model, finding.method) == (model, method)]
-        yield ours, "" if method == "data" else row
+def _group_by_model(results: list[Result], row: str) -> Iterator[tuple[list[Result], str]]:
+    """Results by model: a JSON file may hold several. A card's reference data (method "data") has its own row."""
+    for model, method in dict.fromkeys((result.model, result.method) for result in results):
+        group = [result for result in results if (result.model, result.method) == (model, method)]
+        yield group, "" if method == "data" else row
 
 
-def _tell(table: PublishedTable, comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> None:
-    told = {
+def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> None:
+    report = {
         "adlm": __version__,
         "table": table.name,
         "title": table.title,
@@ -170,45 +195,45 @@ def _tell(table: PublishedTable, comparisons: Sequence[Comparison], arguments: a
         "comparisons": [asdict(each) for each in comparisons],
     }
     if arguments.out is not None:
-        write_file(arguments.out, json.dumps(told, indent=1) + "\n")
+        write_file(arguments.out, json.dumps(report, indent=1) + "\n")
     if arguments.plot is not None:
         plot_reproduction(table, comparisons, arguments.plot)
     if arguments.json:
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(report) + "\n")
     elif arguments.markdown:
-        sys.stdout.write(printable(markdown(table, comparisons)))
+        sys.stdout.write(printable(_format_markdown(table, comparisons)))
     else:
-        _show(table, comparisons)
+        _print_table(table, comparisons)
 
 
-def markdown(table: PublishedTable, comparisons: Sequence[Comparison]) -> str:
-    """The table, then what must be said beside it."""
+def _format_markdown(table: PublishedTable, comparisons: Sequence[Comparison]) -> str:
+    """The table, followed by the comparisons and caveats as a list."""
     columns = _columns(comparisons)
     lines = [columns, ["---"] * len(columns), *(_cells(each, columns) for each in comparisons)]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-    said = [f"- {line}" for line in (*_said(comparisons), *_caveats(table, comparisons))]
-    head = f"**{table.name}**: {table.title}. Published: {table.source}."
-    return "\n".join([head, "", *rows, "", *said]) + "\n"
+    notes = [f"- {line}" for line in (*_format_comparisons(comparisons), *_caveats(table, comparisons))]
+    header = f"**{table.name}**: {table.title}. Published: {table.source}."
+    return "\n".join([header, "", *rows, "", *notes]) + "\n"
 
 
 def _columns(comparisons: Sequence[Comparison], wide: bool = True) -> list[str]:
-    """Without any model, the published figures alone; a terminal has no room for every column."""
+    """Without a model, only the published columns; a terminal gets fewer columns (wide=False)."""
     if not any(each.model for each in comparisons):
         return list(COLUMNS[:3])
-    spared = {"model", "difference"} | (set() if len({each.column for each in comparisons}) > 1 else {"of"})
-    return [column for column in COLUMNS if wide or column not in spared]
+    omitted = {"model", "difference"} | (set() if len({each.column for each in comparisons}) > 1 else {"of"})
+    return [column for column in COLUMNS if wide or column not in omitted]
 
 
 def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
     form = f".{DECIMALS[each.unit]}f"
-    how = f" {Path(each.how).name}" if each.how else ""
+    estimator = f" {Path(each.how).name}" if each.how else ""
     cells = {
         "row": each.row,
         "of": each.column,
         "published": format(each.published, form),
         "model": each.model,
-        "ours": "" if each.ours is None else f"{each.ours:{form}}{how}",
-        "±": ", ".join(f"{error:.2g} {over}" for over, error in each.errors.items() if error is not None),
+        "ours": "" if each.ours is None else f"{each.ours:{form}}{estimator}",
+        "±": ", ".join(f"{error:.2g} {source}" for source, error in each.errors.items() if error is not None),
         "difference": "" if each.difference is None else f"{each.difference:+{form}}",
         "in errors": "" if each.in_errors is None else f"{each.in_errors:+.1f}",
         "verdict": each.verdict,
@@ -216,49 +241,51 @@ def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
     return [cells[column] for column in columns]
 
 
-def _said(comparisons: Sequence[Comparison]) -> list[str]:
-    """Of every figure of ours: the row and why, the verdict's reason, what differs; of a missing one, its command."""
+def _format_comparisons(comparisons: Sequence[Comparison]) -> list[str]:
+    """For every result: its row, verdict, reason and differing settings; for missing results, the command to run."""
     lines = []
     for each in comparisons:
         name = f"{each.model} on {each.column}" if each.column != each.unit else each.model
         name += f" ({each.how})" if each.how else ""
         if each.ours is not None:
-            differs = "; ".join(each.differs) or "none that is known"
+            differs = "; ".join(each.differs) or "none known"
             lines.append(
-                f"{name} is held against {each.row}, {each.held_because}: {each.verdict}"
+                f"{name} is compared with {each.row}, {each.held_because}: {each.verdict}"
                 f"{': ' if each.verdict == 'not comparable' else ', '}{each.because}. Settings that differ: {differs}."
             )
-    if not lines:  # a reader's reference: the commands are in the JSON
+    if not lines:  # only the published table: the commands are in the JSON
         return []
     missing: dict[str, list[str]] = {}
     for each in comparisons:
         if each.command:
             missing.setdefault(each.command, []).append(f"{each.row} on {each.column}" if each.model else each.row)
     for command, rows in missing.items():
-        lines.append(f"missing: {', '.join(dict.fromkeys(rows))}; made by: {command}")
+        lines.append(f"missing: {', '.join(dict.fromkeys(rows))}; run: {command}")
     return lines
 
 
 def _caveats(table: PublishedTable, comparisons: Sequence[Comparison]) -> list[str]:
-    shown = {each.row for each in comparisons}
-    of_rows = [f"{row.name}: {caveat}" for row in table.rows if row.name in shown for caveat in row.caveats]
-    own = [OWN_ERRORS] if any(each.ours is not None for each in comparisons) else []
+    compared_rows = {each.row for each in comparisons}
+    row_caveats = [f"{row.name}: {caveat}" for row in table.rows if row.name in compared_rows for caveat in row.caveats]
+    general = [EVALUATION_ERROR_ONLY] if any(each.ours is not None for each in comparisons) else []
     if table.kind == "accuracy":
-        own.append(f"no command fine-tunes or scores these yet; accuracies are read from JSON: {ACCURACIES}")
-    return [*table.caveats, *(line for line in of_rows if line.partition(": ")[2] not in table.caveats), *own]
+        general.append(
+            f"adlm has no command yet to fine-tune or evaluate these models; give accuracies as JSON: {ACCURACIES}"
+        )
+    return [*table.caveats, *(line for line in row_caveats if line.partition(": ")[2] not in table.caveats), *general]
 
 
-def _show(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
+def _print_table(table: PublishedTable, comparisons: Sequence[Comparison]) -> None:
     console = Console()
     columns = _columns(comparisons, wide=not console.is_terminal)
     console.print(f"{table.name}: {table.title}", style="bold")
-    shown = Table(*columns, box=None)
-    for column in (shown.columns[0], shown.columns[-1]):
+    printed = Table(*columns, box=None)
+    for column in (printed.columns[0], printed.columns[-1]):
         column.no_wrap, column.overflow = True, "fold"
     for each in comparisons:
-        shown.add_row(*_cells(each, columns), style=STYLES[each.verdict] if len(columns) > 3 else None)
-    console.print(shown)
-    for line in _said(comparisons):
+        printed.add_row(*_cells(each, columns), style=STYLES[each.verdict] if len(columns) > 3 else None)
+    console.print(printed)
+    for line in _format_comparisons(comparisons):
         console.print(line, soft_wrap=True)
     for line in (f"published: {table.source}", *_caveats(table, comparisons)):
         console.print(line, style="dim", soft_wrap=True)

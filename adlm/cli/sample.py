@@ -1,4 +1,4 @@
-"""`adlm sample`: text from a model, from nothing or around what is given."""
+"""`adlm sample`: generate text with a model, unconditionally or given a prompt, a suffix or a text with holes."""
 
 import argparse
 import json
@@ -28,92 +28,100 @@ from adlm.files import check_output
 from adlm.language_model import LanguageModel, load
 from adlm.samples_file import Sample, open_samples
 from adlm.sampling.frame import Frame
-from adlm.trace.page import check_trace_place, write_trace
+from adlm.trace.page import check_trace_path, write_trace
 from adlm.trace.recording import TraceInfo, TraceRecorder
 from adlm.trace.terminal import show_in_terminal
 from adlm.trace.token_text import decode_side_by_side, tokens_bytes
 
 EXAMPLE = """adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
-  adlm sample runs/own --watch --trace walk.html --steps 64
+  adlm sample runs/own --watch --trace trace.html --steps 64
   adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl"""
 
 BATCH, GPU_BATCH = 16, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=Path, help="a model folder, the folder of a run, or a .ckpt")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="a model folder, run folder or .ckpt file")
     parser.add_argument(
-        "words",
+        "overrides",
         nargs="*",
         default=[],
-        metavar="WORD",
-        help="sampling.knob=value, such as sampling.top_p=0.9; the model's own where not given\n"
-        "(`adlm presets owt/adlm --explain` has every knob, docs/sampling.md every sampler)",
+        metavar="OVERRIDE",
+        help="sampling.option=value, such as sampling.top_p=0.9 (default: the model's config)\n"
+        "(options: `adlm presets owt/adlm --explain`; samplers: docs/sampling.md)",
     )
     parser.add_argument(
         "--fill",
         action="append",
         metavar="TEXT",
-        help="a text with holes: [MASK] is one token, [MASK*12] twelve; give --fill again for another",
+        help="text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated",
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with")
-    parser.add_argument("--suffix", metavar="TEXT", help="what it ends with")
-    parser.add_argument("--length", type=int, metavar="L", help="tokens in all (as many as the model has room for)")
-    parser.add_argument("--num", type=int, default=1, metavar="N", help="samples, of each --fill (1)")
+    parser.add_argument("--prompt", metavar="TEXT", help="start of the text")
+    parser.add_argument("--suffix", metavar="TEXT", help="end of the text")
+    parser.add_argument(
+        "--length", type=int, metavar="L", help="number of tokens (default: as many as the model allows)"
+    )
+    parser.add_argument("--num", type=int, default=1, metavar="N", help="number of samples per --fill (default: 1)")
     parser.add_argument("--sampler", metavar="NAME", help="short for sampling.sampler=NAME")
     parser.add_argument("--steps", type=int, metavar="T", help="short for sampling.steps=T")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample i is drawn from (S, i) (0)")
-    parser.add_argument("--batch", type=int, metavar="B", help="samples side by side (16, on a GPU 64)")
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cuda or cpu (auto: a GPU if there is one)")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write them as JSON lines; a file that was interrupted is gone on with"
+        "--seed", type=int, default=0, metavar="S", help="seed; sample i uses the RNG of (S, i) (default: 0)"
+    )
+    parser.add_argument("--batch", type=int, metavar="B", help="samples per batch (default: 16, on a GPU 64)")
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)"
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace a file of --out or --trace that holds something else"
+        "--out", metavar="FILE", type=Path, help="write the samples as JSON lines; rerun the same command to resume"
     )
-    parser.add_argument("--watch", action="store_true", help="see the first sample being written")
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file of --out or --trace even if it has other content"
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="show the first sample in the terminal while it is generated"
+    )
     parser.add_argument(
         "--trace",
         metavar="FILE",
         type=Path,
-        help="keep how the first one was written: .html to look at, .json the data",
+        help="write a trace of the first sample: .html for a page to view, .json for the data",
     )
     parser.add_argument(
         "--special-tokens",
         action="store_true",
-        help="show bos, eos and pad in the text (hidden; ids and a file of --out always have them)",
+        help="show bos, eos and pad in the printed text (ids and --out always include them)",
     )
-    parser.add_argument("--json", action="store_true", help="for machines: a line for each sample, or for --out")
+    parser.add_argument("--json", action="store_true", help="print JSON: one line per sample, or one line with --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
     lm = load(arguments.model, arguments.device)
-    wanted = _wanted(lm, arguments)
-    check_request(lm, wanted)
+    request = _request(lm, arguments)
+    check_request(lm, request)
     if arguments.trace is not None:
-        _check_trace(lm, wanted, arguments)
+        _check_trace(lm, request, arguments)
     if arguments.force:
         check_output(arguments.out, force=True, inputs=[arguments.model])
     if arguments.watch and arguments.json:
-        raise UserError("--watch is for people and --json for machines; leave one out")
-    shown = Shown(lm, wanted, arguments.json, arguments.special_tokens)
-    watched = arguments.watch and shown.console.is_terminal
-    if watched or arguments.trace is not None:
-        first = _look(lm, wanted, shown if watched else None, arguments)
-        if wanted.num_rows == 1 and arguments.out is None:
-            shown.show([] if watched else first)
+        raise UserError("--watch cannot be combined with --json; leave one out")
+    output = SampleOutput(lm, request, arguments.json, arguments.special_tokens)
+    watch = arguments.watch and output.console.is_terminal
+    if watch or arguments.trace is not None:
+        first = _sample_with_trace(lm, request, output if watch else None, arguments)
+        if request.num_rows == 1 and arguments.out is None:
+            output.print([] if watch else first)
             return 0
     if arguments.out is not None:
-        _write(lm, wanted, arguments)
+        _write_samples(lm, request, arguments)
         return 0
-    for samples in _drawn(lm, wanted, 0):
-        shown.show([sample for sample in samples if sample.row > 0 or not watched])
+    for samples in _sample_batches(lm, request, 0):
+        output.print([sample for sample in samples if sample.row > 0 or not watch])
     return 0
 
 
-def _wanted(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:
-    sampling = sampling_config(lm, arguments.words, sampler=arguments.sampler, steps=arguments.steps)
+def _request(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:
+    sampling = sampling_config(lm, arguments.overrides, sampler=arguments.sampler, steps=arguments.steps)
     batch = arguments.batch
     if batch is None:
         batch = GPU_BATCH if device_of(arguments.device).type == "cuda" else BATCH
@@ -128,110 +136,116 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
         return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
     for name in ("prompt", "suffix", "length"):
         if getattr(arguments, name) is not None:
-            raise UserError(f"--fill says all that is given and how long the text is; leave out --{name}, or --fill")
+            raise UserError(
+                f"--{name} cannot be combined with --fill, which gives the whole text; leave out --{name}, or --fill"
+            )
     return list(arguments.fill)
 
 
-def _check_trace(lm: LanguageModel, wanted: SampleRequest, arguments: argparse.Namespace) -> None:
-    check_trace_place(arguments.trace, "--trace", arguments.force, [arguments.model])
-    length = len(encode_canvas(wanted.canvases[0], tokenizer_of(lm)))
+def _check_trace(lm: LanguageModel, request: SampleRequest, arguments: argparse.Namespace) -> None:
+    check_trace_path(arguments.trace, "--trace", arguments.force, [arguments.model])
+    length = len(encode_canvas(request.canvases[0], tokenizer_of(lm)))
     if length > lm.config.length:
         raise UserError(
-            f"--trace asks the network about all {length} tokens at every step, and it was made for "
-            f"{lm.config.length}; shorten the text"
+            f"--trace runs the network on all {length} tokens at every step, and the model's length is "
+            f"{lm.config.length}; use a shorter text"
         )
 
 
-def _look(
-    lm: LanguageModel, wanted: SampleRequest, screen: "Shown | None", arguments: argparse.Namespace
+def _sample_with_trace(
+    lm: LanguageModel, request: SampleRequest, output: "SampleOutput | None", arguments: argparse.Namespace
 ) -> list[Sample]:
-    """The first sample, drawn by itself while the terminal or a trace looks on."""
-    about = TraceInfo(str(arguments.model), wanted.sampling.sampler, wanted.sampling.steps, wanted.seed)
-    recording = TraceRecorder(lm, about, special_tokens=arguments.special_tokens)
-    looking: list[FrameFilter] = [] if arguments.trace is None else [recording.through]
-    if screen is not None:
-        screen.rule(0)
-        start = len(lm.bos_prefix(encode_canvas(wanted.canvases[0], tokenizer_of(lm))))
-        looking.append(
+    """Generate the first sample alone, shown in the terminal or recorded as a trace."""
+    info = TraceInfo(str(arguments.model), request.sampling.sampler, request.sampling.steps, request.seed)
+    recorder = TraceRecorder(lm, info, special_tokens=arguments.special_tokens)
+    filters: list[FrameFilter] = [] if arguments.trace is None else [recorder.record]
+    if output is not None:
+        output.print_header(0)
+        start = len(lm.bos_prefix(encode_canvas(request.canvases[0], tokenizer_of(lm))))
+        filters.append(
             lambda frames: show_in_terminal(
-                lm, frames, screen.console, start=start, special_tokens=arguments.special_tokens
+                lm, frames, output.console, start=start, special_tokens=arguments.special_tokens
             )
         )
-    samples = sample_batch(lm, wanted.first_alone, 0, looking)
+    samples = sample_batch(lm, request.first_alone, 0, filters)
     if arguments.trace is not None:
-        write_trace(recording.trace, arguments.trace, arguments.force)
-        write_error(f"adlm: the trace is in {arguments.trace}")  # standard output holds samples alone
+        write_trace(recorder.trace, arguments.trace, arguments.force)
+        write_error(f"adlm: wrote the trace to {arguments.trace}")  # standard output is for samples only
     return samples
 
 
-def _drawn(lm: LanguageModel, wanted: SampleRequest, rows: int) -> Iterator[list[Sample]]:
-    """The batches that are left when so many rows are there."""
-    progress = Progress(Console(stderr=True), "sampling", wanted.num_rows, rows, "samples")
+def _sample_batches(lm: LanguageModel, request: SampleRequest, num_done: int) -> Iterator[list[Sample]]:
+    """The batches that remain after the first `num_done` rows."""
+    progress = Progress(Console(stderr=True), "sampling", request.num_rows, num_done, "samples")
     try:
-        for start in wanted.starts(rows):
-            samples = sample_batch(lm, wanted, start, [partial(_followed, progress, start, wanted)])
+        for start in request.starts(num_done):
+            samples = sample_batch(lm, request, start, [partial(_track_progress, progress, start, request)])
             with progress.hidden():
                 yield samples
     finally:
         progress.close()
 
 
-def _followed(progress: Progress, start: int, wanted: SampleRequest, frames: Iterator[Frame]) -> Iterator[Frame]:
-    """The frames of the batch that begins with row `start`, as they are; the progress follows their times."""
-    rows = min(wanted.batch, wanted.num_rows - start)
+def _track_progress(progress: Progress, start: int, request: SampleRequest, frames: Iterator[Frame]) -> Iterator[Frame]:
+    """Pass the frames of the batch that starts at row `start` through unchanged, and update the progress by their t."""
+    rows = min(request.batch, request.num_rows - start)
     for frame in frames:
         progress.update(start + rows * (1 - float(frame.t.mean())))
         yield frame
 
 
-def _write(lm: LanguageModel, wanted: SampleRequest, arguments: argparse.Namespace) -> None:
-    with open_samples(arguments.out, provenance_of(lm, str(arguments.model), wanted), arguments.force) as file:
-        before = file.num_rows
+def _write_samples(lm: LanguageModel, request: SampleRequest, arguments: argparse.Namespace) -> None:
+    with open_samples(arguments.out, provenance_of(lm, str(arguments.model), request), arguments.force) as file:
+        num_existing = file.num_rows
         try:
-            for samples in _drawn(lm, wanted, before):
+            for samples in _sample_batches(lm, request, num_existing):
                 file.append([sample for sample in samples if sample.row >= file.num_rows])
         except KeyboardInterrupt:
-            write_error(f"adlm: interrupted after {_counted(file.num_rows)}; run the same command again to go on")
+            write_error(f"adlm: interrupted after {_count_samples(file.num_rows)}; rerun the same command to resume")
             raise
-        report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - before}
-    there = f", {before} of them there before" if before else ""
-    told = f"{_counted(file.num_rows)}{there}: {arguments.out}"
-    sys.stdout.write(f"{json.dumps(report) if arguments.json else printable(told)}\n")
+        report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - num_existing}
+    existing = f", {num_existing} of them from an earlier run" if num_existing else ""
+    message = f"{_count_samples(file.num_rows)}{existing}: {arguments.out}"
+    sys.stdout.write(f"{json.dumps(report) if arguments.json else printable(message)}\n")
 
 
-def _counted(num: int) -> str:
+def _count_samples(num: int) -> str:
     return "1 sample" if num == 1 else f"{num} samples"
 
 
-class Shown:
-    """Standard output: JSON, or texts, control characters escaped; on a terminal what was given is dimmed."""
+class SampleOutput:
+    """Prints samples on standard output: JSON, or text with control characters escaped. Terminals show prompts dim."""
 
-    def __init__(self, lm: LanguageModel, wanted: SampleRequest, as_json: bool, special_tokens: bool):
-        self.lm, self.wanted, self.as_json, self.special_tokens = lm, wanted, as_json, special_tokens
+    def __init__(self, lm: LanguageModel, request: SampleRequest, as_json: bool, special_tokens: bool):
+        self.lm, self.request, self.as_json, self.special_tokens = lm, request, as_json, special_tokens
         self.console = Console()
 
-    def show(self, samples: list[Sample]) -> None:
+    def print(self, samples: list[Sample]) -> None:
         for sample in samples:
             text = tokenizer_of(self.lm).decode(sample.ids, self.special_tokens)
             if self.as_json:
                 sys.stdout.write(f"{json.dumps(asdict(replace(sample, text=text)))}\n")
                 continue
-            self.rule(sample.row)
+            self.print_header(sample.row)
             if self.console.is_terminal:
-                self.console.print(self._coloured(sample))
+                self.console.print(self._highlight(sample))
             else:
                 sys.stdout.write(f"{printable(text, keep=TEXT)}\n")
         sys.stdout.flush()
 
-    def rule(self, row: int) -> None:
-        """A line with the sample's number, where there are several."""
-        if self.wanted.num_rows > 1 and self.console.file.isatty():  # FORCE_COLOR gives a pipe colours, but no edge
+    def print_header(self, row: int) -> None:
+        """Print a line with the number of the sample, if there are several."""
+        if (
+            self.request.num_rows > 1 and self.console.file.isatty()
+        ):  # with FORCE_COLOR a pipe counts as a terminal, but has no width
             self.console.print(Rule(f"{row + 1}", style="dim"))
-        elif self.wanted.num_rows > 1:
+        elif self.request.num_rows > 1:
             sys.stdout.write(f"--- {row + 1} ---\n")
 
-    def _coloured(self, sample: Sample) -> Text:
+    def _highlight(self, sample: Sample) -> Text:
         tokenizer = tokenizer_of(self.lm)
-        given = [index != self.lm.mask_id for index in encode_canvas(self.wanted.canvases[sample.canvas], tokenizer)]
-        words = decode_side_by_side(tokens_bytes(tokenizer, sample.ids, self.special_tokens))
-        return Text.assemble(*((printable(word), "dim" * dim) for word, dim in zip(words, given, strict=True)))
+        given = [index != self.lm.mask_id for index in encode_canvas(self.request.canvases[sample.canvas], tokenizer)]
+        texts = decode_side_by_side(tokens_bytes(tokenizer, sample.ids, self.special_tokens))
+        return Text.assemble(
+            *((printable(text), "dim" * is_given) for text, is_given in zip(texts, given, strict=True))
+        )

@@ -1,4 +1,4 @@
-"""`adlm train`: any method on any text, alone or under torchrun; runs are resumed, extended and plotted."""
+"""`adlm train`: train a model, single-process or under torchrun; resume, extend and plot runs."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from adlm.files import writing
 from adlm.training.metrics import MetricsLine
 from adlm.training.plots import plot_runs
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a run says at once what it will do
+if TYPE_CHECKING:  # importing torch takes seconds; the first message is printed before
     from adlm.training.train import RunStart, TrainOutcome
 
 EXAMPLE = """adlm train own data.path='texts/*.txt'
@@ -27,9 +27,9 @@ EXAMPLE = """adlm train own data.path='texts/*.txt'
   torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
   adlm train --plot runs/adlm runs/mdlm"""
 
-# How the numbers of a line are told, in this order; what a line does not have is left out. The nats of training are no
-# bound: they are of t from t_min on, of the weights as they move, and with dropout.
-TOLD = {
+# Formats of the fields of a metrics line, in this order; missing fields are skipped. Training nats are not a bound:
+# they use t >= t_min, the raw weights instead of the EMA, and dropout.
+METRIC_FORMATS = {
     "loss": "loss {:.4f}",
     "nats": "train nats {:.4f}",
     "anchor": "anchor {:.4f}",
@@ -43,75 +43,78 @@ TOLD = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words",
+        "overrides",
         nargs="*",
-        metavar="WORD",
-        help="a preset or .yaml file, section=preset, or knob=value; read from left to right.\n"
-        "knobs alone change those of the run in --out: train.steps=2000 extends it; no words resume it as it is",
+        metavar="OVERRIDE",
+        help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
     )
     parser.add_argument(
-        "--out", metavar="RUN", type=Path, help="the folder of the run: new, or one to resume (runs/PRESET)"
+        "--out", metavar="RUN", type=Path, help="run folder: a new one, or one to resume (default: runs/PRESET)"
     )
     parser.add_argument(
         "--plot",
         metavar="RUN",
         type=Path,
         nargs="+",
-        help="draw the curves of a run, curves.png and curves.svg in it;\n"
-        "of several runs on one pair of axes, comparison.png and comparison.svg in the first",
+        help="plot the curves of a run to curves.png and curves.svg in its folder;\n"
+        "of several runs to comparison.png and comparison.svg in the first folder",
     )
-    parser.add_argument("--json", action="store_true", help="for machines: the outcome as one line")
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         console = Console(stderr=True)
-        places = [str(place) for place in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
-        sys.stdout.write(f"{json.dumps(places)}\n" if arguments.json else "".join(f"{place}\n" for place in places))
+        files = [str(file) for file in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
+        sys.stdout.write(f"{json.dumps(files)}\n" if arguments.json else "".join(f"{file}\n" for file in files))
         return 0
-    out = _out(arguments.words, arguments.out)
-    config = _config(arguments.words, out)
-    screen, speaks = TrainReporter(config), "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
-    text = config.data.prepared or config.data.name or config.data.path or config.data.hub
-    if speaks and text:
-        screen.say(f"{config.method} on {text}, into {out}")
+    out = _run_folder(arguments.overrides, arguments.out)
+    config = _resolve_config(arguments.overrides, out)
+    reporter = TrainReporter(config)
+    is_rank_zero = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+    source = config.data.prepared or config.data.name or config.data.path or config.data.hub
+    if is_rank_zero and source:
+        reporter.say(f"training {config.method} on {source}, output in {out}")
     from adlm.training.train import train
 
     try:
-        outcome = train(config, out, screen)
+        outcome = train(config, out, reporter)
     finally:
-        screen.close()
-    if speaks:
-        text = json.dumps(_report(outcome)) if arguments.json else _told(outcome)
+        reporter.close()
+    if is_rank_zero:
+        text = json.dumps(_report(outcome)) if arguments.json else _format_outcome(outcome)
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-        except OSError:  # the reader is gone or the terminal is closed; the run is done all the same
+        except OSError:  # the pipe or terminal is closed; the run itself has succeeded
             silence(sys.stdout)
     return 128 + outcome.signal if outcome.signal else 0
 
 
-def _out(words: list[str], out: Path | None) -> Path:
-    """The folder of the run: as given, or runs/PRESET with - for /: runs/quickstart/adlm is the quickstart's model."""
-    preset = next(filter(is_run_preset, words), None)
+def _run_folder(overrides: list[str], out: Path | None) -> Path:
+    """--out, or runs/PRESET with / replaced by -, since runs/quickstart/adlm is a model folder of the quickstart."""
+    preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
-        resolve(words)  # a misspelt preset is told first
-        raise UserError("--out is not given, and no preset to name the run after; add --out runs/NAME")
+        resolve(overrides)  # report a misspelt preset first
+        raise UserError("--out is not given, and there is no preset to name the run after; add --out runs/NAME")
     return out or Path("runs", str(preset).replace("/", "-"))
 
 
-def _config(words: list[str], out: Path) -> Config:
-    """What the words ask for; knobs alone are laid over the config of the run that is there."""
+def _resolve_config(overrides: list[str], out: Path) -> Config:
+    """The config of the run; overrides without a preset apply to the existing run in `out`."""
     with writing(out):
-        there = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
-    if there is None and not words:
-        raise UserError(f"nothing says what to train, and {out} holds no run to resume; give a preset or knobs")
-    knobs_alone = all("=" in word for word in words)
-    config = resolve(words, there if knobs_alone else None)
-    data = config.data
-    if knobs_alone and there is None and not (data.name or data.path or data.hub or data.prepared):
+        existing = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
+    if existing is None and not overrides:
         raise UserError(
-            f"{out} holds no run to extend, and nothing says what to train on; give a preset, data=NAME, "
+            f"no preset or option is given, and {out} holds no run to resume; give a preset or option=value"
+        )
+    has_no_preset = all("=" in override for override in overrides)
+    config = resolve(overrides, existing if has_no_preset else None)
+    data = config.data
+    if has_no_preset and existing is None and not (data.name or data.path or data.hub or data.prepared):
+        raise UserError(
+            f"{out} holds no run to extend, and no training text is given; give a preset, data=NAME, "
             "data.path=FILE or data.prepared=FOLDER"
         )
     return config
@@ -132,53 +135,55 @@ def _report(outcome: "TrainOutcome") -> dict[str, Any]:
     }
 
 
-def _told(outcome: "TrainOutcome") -> str:
+def _format_outcome(outcome: "TrainOutcome") -> str:
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
         if not counters.step:
-            return f"stopped by {name} before the first step was done; rerun the same command to start"
-        return f"stopped by {name} after step {counters.step:,}, which is saved; rerun the same command to resume"
+            return f"stopped by {name} before the first step; rerun the same command to start"
+        return (
+            f"stopped by {name} after step {counters.step:,}; a checkpoint is saved; rerun the same command to resume"
+        )
     text = f"{counters.step:,} steps, {counters.tokens:,} tokens: {outcome.folder / 'model'}"
     if measured is not None:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
-        what = "exact loss" if outcome.exact else "upper bound on the loss"
-        text += f"\n{what} of {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats a token"
+        quantity = "exact loss" if outcome.exact else "upper bound on the loss"
+        text += f"\n{quantity} of {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats per token"
     return text
 
 
 class TrainReporter:
-    """The console: what a run is about to do, a line for each line of the logbook, and how far it is."""
+    """Prints the progress of a run on standard error: what it does, a line per metrics line, and the remaining time."""
 
     def __init__(self, config: Config):
         self.config = config
         self.console = Console(stderr=True)
         self.progress: Progress | None = None
-        self.began, self.started_at = 0.0, 0
+        self.start_time, self.start_step = 0.0, 0
         self.exact = False
 
-    def say(self, sentence: str) -> None:
+    def say(self, message: str) -> None:
         if self.progress is not None:
-            self.progress.print(sentence, style="yellow")
+            self.progress.print(message, style="yellow")
         else:
-            self.console.print(sentence, style="yellow", soft_wrap=True)
+            self.console.print(message, style="yellow", soft_wrap=True)
 
     def start(self, start: "RunStart") -> None:
-        self.exact, self.started_at = start.exact, start.step
-        self.say(described(start, self.config))
+        self.exact, self.start_step = start.exact, start.step
+        self.say(describe_start(start, self.config))
         self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
 
     def step(self, step: int) -> None:
         assert self.progress is not None
         self.progress.update(step)
-        if step == self.started_at + 1:
-            took = duration(time.monotonic() - self.began)
+        if step == self.start_step + 1:
+            took = duration(time.monotonic() - self.start_time)
             self.say(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
 
     def write(self, line: MetricsLine) -> None:
         assert self.progress is not None
-        self.progress.print(in_words(line, self.config.train.steps, self.exact, self.progress.left))
+        self.progress.print(format_metrics(line, self.config.train.steps, self.exact, self.progress.left))
 
     def close(self) -> None:
         if self.progress is not None:
@@ -186,29 +191,29 @@ class TrainReporter:
             self.progress = None
 
 
-def described(start: "RunStart", config: Config) -> str:
-    """What a run is about to do, in one line."""
+def describe_start(start: "RunStart", config: Config) -> str:
+    """One line about a run that starts: device, parameters, text and held-out rows."""
     threads = "" if start.threads is None else f", {start.threads} thread{'s' if start.threads > 1 else ''}"
-    text, train = "a stream of text", config.train
+    text, train = "streamed text", config.train
     if start.num_rows is not None:
         passes = train.steps * train.batch_size / start.num_rows
         text = (
             f"{start.num_rows:,} rows of {config.length} tokens from {start.num_tokens:,} tokens of text, "
-            f"read {passes:.2g} times in {train.steps:,} steps of {train.batch_size}"
+            f"{passes:.2g} epochs in {train.steps:,} steps of {train.batch_size} rows"
         )
-    held_out = f"{start.num_held_out:,} rows held out" if start.num_held_out else "nothing held out"
+    held_out = f"{start.num_held_out:,} rows held out" if start.num_held_out else "no rows held out"
     return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
 
 
-def in_words(line: MetricsLine, steps: int, exact: bool, left: str = "") -> str:
-    """One line for a reader. What is measured on held-out rows is exact, or an upper bound: <=."""
-    words = [f"{line['step']:>{len(str(steps))}}/{steps}"]
-    words += [form.format(value) for name, form in TOLD.items() if (value := line.get(name)) is not None]
+def format_metrics(line: MetricsLine, steps: int, exact: bool, left: str = "") -> str:
+    """One printed line of metrics. Held-out nats are exact, or an upper bound marked with <=."""
+    fields = [f"{line['step']:>{len(str(steps))}}/{steps}"]
+    fields += [form.format(value) for name, form in METRIC_FORMATS.items() if (value := line.get(name)) is not None]
     nats, stderr = line.get("valid_nats"), line.get("valid_stderr")
     if nats is not None:
         error = "" if stderr is None else f" ± {stderr:.4f}"
         at_most = "" if exact else "<= "
-        words.append(f"held out {at_most}{nats:.4f}{error} nats (ppl {at_most}{line['valid_perplexity']:.2f})")
+        fields.append(f"held out {at_most}{nats:.4f}{error} nats (ppl {at_most}{line['valid_perplexity']:.2f})")
     if line.get("skipped"):
-        words.append(f"skipped {line['skipped']}")
-    return "  ".join([*words, left] if left else words)
+        fields.append(f"skipped {line['skipped']}")
+    return "  ".join([*fields, left] if left else fields)

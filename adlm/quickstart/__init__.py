@@ -1,1 +1,1 @@
-"""The first run: prepare, train two models, compare, report."""
+"""The quickstart: prepare text, train ADLM and MDLM, compare them and write a report."""

@@ -1,4 +1,4 @@
-"""The quickstart as a recipe: text -> tokenizer -> two runs -> bounds on the same draws -> samples -> report."""
+"""The steps of the quickstart: prepare text, train two models, compare their bounds, sample and write a report."""
 
 import re
 import subprocess
@@ -32,58 +32,58 @@ from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Reporter, train
 
 METHODS = ("adlm", "mdlm")
-ROWS, DRAWS = 4096, 2  # held-out rows, evenly spread (here all of them), and draws of each, for the bounds reported
+ROWS, REPLICATES = 4096, 2  # held-out rows, evenly spread, and Monte Carlo replicates of the reported bounds
 SAMPLES, STEPS, TOP_P = 3, 64, 0.9
-BEGINNING = 4096  # held-out tokens in which a sentence to put gaps into is looked for
+INFILLING_TOKENS = 4096  # held-out tokens that are searched for a sentence to infill
 SENTENCE = re.compile(r"(?<=[.!?] )\w[^.!?]{30,}[.!?]")
 
-Say = Callable[[str], None]
 
-
-def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config], Reporter]) -> QuickstartReport:
-    """Everything, into `out`; what an earlier run there has done is not done again."""
+def quickstart(
+    overrides: list[str], out: Path, print_stage: Callable[[str], None], make_reporter: Callable[[Config], Reporter]
+) -> QuickstartReport:
+    """Run the quickstart in `out`. Finished work of an earlier run there is reused."""
     started = time.monotonic()
-    configs = {name: resolve([f"quickstart/{name}", *words]) for name in METHODS}
+    configs = {name: resolve([f"quickstart/{name}", *overrides]) for name in METHODS}
     if configs["adlm"].data.prepared:
-        raise UserError("data.prepared: the quickstart prepares its text itself; give data.path=FILE instead")
+        raise UserError("data.prepared: the quickstart prepares its own data; give data.path=FILE instead")
     for name, config in configs.items():
         if config.method != name:
             raise UserError(
-                f"method={config.method}: the quickstart compares {' and '.join(METHODS)}; train another method by "
+                f"method={config.method}: the quickstart compares {' and '.join(METHODS)}; train another method with "
                 "`adlm train`"
             )
-    _check_place(out)
-    text = _title(configs["adlm"].data)
-    say(f"preparing {text}, tokenizer {configs['adlm'].tokenizer}")
+    _check_output_folder(out)
+    source = _source_name(configs["adlm"].data)
+    print_stage(f"preparing {source}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
     held_out = next((split for split in ("valid", "test") if split in prepared.splits), None)
     if held_out is None:
         raise UserError(
-            f"nothing of {text} is held out by data.held_out {configs['adlm'].data.held_out:g}, and the bounds are "
+            f"no text of {source} is held out by data.held_out {configs['adlm'].data.held_out:g}, and the bounds are "
             "measured on held-out text; try data.held_out=0.1, or a longer text"
         )
-    canvas = with_gaps(_beginning(prepared, held_out), prepared.tokenizer, configs["adlm"].length - 2)
+    canvas = make_infilling_canvas(
+        _decode_first_tokens(prepared, held_out), prepared.tokenizer, configs["adlm"].length - 2
+    )
     models, seconds = {}, {}
     for name, config in configs.items():
-        say(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
-        models[name], seconds[name] = _trained(name, config, prepared, out, screen)
-    say("measuring both on the same held-out rows and draws")
-    rows, recipe = (
-        prepared.rows(held_out),
-        PerplexitySettings("any-order", DRAWS, batch=64, max_tokens=ROWS * configs["adlm"].length),
-    )
-    nats = {name: measure_nats(model.method, model.network, rows, recipe) for name, model in models.items()}
+        print_stage(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
+        models[name], seconds[name] = _train_model(name, config, prepared, out, make_reporter)
+    print_stage("measuring both models on the same held-out rows and random draws")
+    rows = prepared.rows(held_out)
+    settings = PerplexitySettings("any-order", REPLICATES, batch=64, max_tokens=ROWS * configs["adlm"].length)
+    nats = {name: measure_nats(model.method, model.network, rows, settings) for name, model in models.items()}
     num_symbols = prepared.tokenizer.vocabulary.size
-    counted = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
+    ngrams = ngram_nats(prepared.rows("train").in_parts(), rows.in_parts(), num_symbols)
     gap = difference(nats["adlm"], nats["mdlm"])
-    say("writing with both")
-    findings = QuickstartReport(
-        adlm=_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
-        mdlm=_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
+    print_stage("sampling from both models")
+    report = QuickstartReport(
+        adlm=_model_row(models["adlm"], configs["adlm"], nats["adlm"], seconds["adlm"]),
+        mdlm=_model_row(models["mdlm"], configs["mdlm"], nats["mdlm"], seconds["mdlm"]),
         difference=gap.nats,
-        difference_stderr=_error(gap),
-        unigram_nats=counted.unigram,
-        bigram_nats=counted.bigram,
+        difference_stderr=_stderr(gap),
+        unigram_nats=ngrams.unigram,
+        bigram_nats=ngrams.bigram,
         held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
         mdlm_samples=_samples(models["mdlm"]),
@@ -91,30 +91,30 @@ def quickstart(words: list[str], out: Path, say: Say, screen: Callable[[Config],
         infilled=models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1).strip(),
         seconds=round(time.monotonic() - started, 1),
         commit=_commit(),
-        text=text,
+        text=source,
     )
     _write_trace(models["adlm"], out / TRACE)
-    write_report(out, findings, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
-    return findings
+    write_report(out, report, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
+    return report
 
 
-def _check_place(out: Path) -> None:
-    """Refuse to replace anything that the quickstart did not write."""
+def _check_output_folder(out: Path) -> None:
+    """Raise a user error if the quickstart would replace a file that it did not write."""
     with writing(out):
         if not out.is_dir():
             return
         for name in METHODS:
-            if (out / name).exists() and not _is_own(out, name):
+            if (out / name).exists() and not _is_quickstart_model(out, name):
                 raise UserError(
-                    f"{out / name} is in the way: the quickstart writes a model there, and this is not one of its own; "
+                    f"{out / name} exists and was not written by the quickstart, which saves a model there; "
                     "give another --out"
                 )
     for name in (REPORT, PAGE, TRACE, *CURVES):
         check_output(out / name, "--out: the file")
 
 
-def _is_own(out: Path, name: str) -> bool:
-    """Whether out/NAME is a copy of the model that out/runs/NAME has trained, and nothing else."""
+def _is_quickstart_model(out: Path, name: str) -> bool:
+    """Whether out/NAME is a copy of the model of out/runs/NAME and has no other files."""
     run, model = RunFolder(out / "runs" / name).config, out / name
     if run is None or model.is_symlink() or not (model / CONFIG).is_file():
         return False
@@ -123,17 +123,17 @@ def _is_own(out: Path, name: str) -> bool:
     return names <= {WEIGHTS, CONFIG, TOKENIZER, "special_tokens_map.json"} and changed.keys() <= MAY_CHANGE
 
 
-def _trained(
-    name: str, config: Config, prepared: Prepared, out: Path, screen: Callable[[Config], Reporter]
+def _train_model(
+    name: str, config: Config, prepared: Prepared, out: Path, make_reporter: Callable[[Config], Reporter]
 ) -> tuple[LanguageModel, float]:
-    """The model, in its folder, and how long its training took."""
+    """Train a model, save it in out/NAME, and return it with its training time in seconds."""
     run = out / "runs" / name
     config = replace(config, data=replace(config.data, prepared=str(prepared.folder)))
-    told = screen(config)
+    reporter = make_reporter(config)
     try:
-        outcome = train(config, run, told)
+        outcome = train(config, run, reporter)
     finally:
-        told.close()
+        reporter.close()
     if outcome.signal:
         raise KeyboardInterrupt
     replace_model_folder(load_model_folder(run / "model"), out / name)
@@ -145,68 +145,69 @@ def _trained(
     )
 
 
-def _row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> TrainedModel:
-    found = summarize(nats)
+def _model_row(model: LanguageModel, config: Config, nats: Nats, seconds: float) -> TrainedModel:
+    estimate = summarize(nats)
     tokens = config.train.steps * config.train.batch_size * config.length
     return TrainedModel(
-        found.nats, _error(found), num_parameters(model.network), config.train.steps, tokens, round(seconds, 1)
+        estimate.nats, _stderr(estimate), num_parameters(model.network), config.train.steps, tokens, round(seconds, 1)
     )
 
 
-def _error(found: Estimate) -> float:
-    """Over documents and draws together; of the draws alone where a single document is held out."""
-    error = found.monte_carlo if found.stderr is None else found.stderr
-    assert error is not None  # DRAWS is more than one
-    return error
+def _stderr(estimate: Estimate) -> float:
+    """The standard error over documents and draws; over draws only if a single document is held out."""
+    stderr = estimate.monte_carlo if estimate.stderr is None else estimate.stderr
+    assert stderr is not None  # REPLICATES > 1
+    return stderr
 
 
 def _samples(model: LanguageModel) -> tuple[str, ...]:
     return tuple(text.strip() for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
 
 
-def _write_trace(model: LanguageModel, place: Path) -> None:
-    """How the first of the samples was written, as a page."""
+def _write_trace(model: LanguageModel, path: Path) -> None:
+    """Write the trace of the first sample as a page."""
     frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
-    about = TraceInfo("quickstart", model.config.sampling.sampler, STEPS, seed=0)
-    write_trace(record_trace(model, frames, about), place)
+    info = TraceInfo("quickstart", model.config.sampling.sampler, STEPS, seed=0)
+    write_trace(record_trace(model, frames, info), path)
 
 
-def _title(data: Data) -> str:
-    """What the text is called, for a reader."""
-    known = CORPORA.get(data.name)  # `prepare` refuses another name
-    return data.path or data.hub or (data.name if known is None else known.title)
+def _source_name(data: Data) -> str:
+    """The display name of the text."""
+    corpus = CORPORA.get(data.name)  # `prepare` reports an unknown name
+    return data.path or data.hub or (data.name if corpus is None else corpus.title)
 
 
-def _beginning(prepared: Prepared, split: str) -> str:
+def _decode_first_tokens(prepared: Prepared, split: str) -> str:
     tokens = prepared.tokens(split)
-    ids = np.zeros(min(BEGINNING, len(tokens)), np.int64)
+    ids = np.zeros(min(INFILLING_TOKENS, len(tokens)), np.int64)
     tokens.copy_to(ids, 0, len(ids))
     return prepared.tokenizer.decode(ids.tolist(), special_tokens=False).strip()
 
 
-def with_gaps(text: str, tokenizer: Tokenizer, longest: int) -> str:
-    """The first sentence of at most `longest` tokens, with two gaps of as many tokens as the words in them have.
+def make_infilling_canvas(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
+    """The first sentence of at most `max_tokens` tokens, with two spans of words replaced by as many masked tokens.
 
-    Where there is none, the first words that fit; where there are no words, characters.
+    Without such a sentence, the first words that fit; without words, the first characters.
     """
     text = HOLE.sub("", " ".join(word for word in text.split() if not tokenizer.unknown_words(word)))
-    sentences = (found[0] for found in SENTENCE.finditer(text))
-    sentence = next((each for each in sentences if len(tokenizer.encode(each)) <= longest), text)
+    sentences = (match[0] for match in SENTENCE.finditer(text))
+    sentence = next((candidate for candidate in sentences if len(tokenizer.encode(candidate)) <= max_tokens), text)
     space = " " if sentence.count(" ") >= 5 else ""
     words = sentence.split(" ") if space else list(sentence)
-    while len(tokenizer.encode(space.join(words))) > longest:
+    while len(tokenizer.encode(space.join(words))) > max_tokens:
         words = words[: len(words) * 3 // 4]
     size = max(1, len(words) // 6)
-    for start in (len(words) * 2 // 3, len(words) // 4):  # the later one first: it moves nothing before it
+    # The later span first, so that the indices of the earlier one stay valid.
+    for start in (len(words) * 2 // 3, len(words) // 4):
         hidden = (space if tokenizer.joins_spaces else "") + space.join(words[start : start + size])
         words[start : start + size] = [f"[MASK*{len(tokenizer.encode(hidden)) or 1}]"]
     return space.join(words)
 
 
 def _commit() -> str:
-    """Of this code, where it lies in a repository."""
-    here = Path(__file__).parent
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    """The git commit of this code, or "unknown"."""
+    folder = Path(__file__).parent
+    process = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""The quickstart's findings as report.json and as one page that needs nothing else. Measures nothing."""
+"""Writes the results of the quickstart as report.json, plots and a self-contained HTML page. Measures nothing."""
 
 import html
 import io
@@ -13,7 +13,7 @@ from adlm.files import PLOT_METADATA, replacing, write_file
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """One model's row of the table."""
+    """The results of one model."""
 
     nats: float
     stderr: float
@@ -21,12 +21,12 @@ class TrainedModel:
     steps: int
     tokens: int
     seconds: float
-    """Of training, preparing and measuring not counted."""
+    """Training time, without preparation and evaluation."""
 
 
-SEEDS = (
-    "Each was trained with one seed, and another seed moves such a bound by about 0.04 (docs/results.md), so one run "
-    "of each does not say which method is better."
+SEED_CAVEAT = (
+    "Each model was trained with one seed, and another seed changes such a bound by about 0.04 (docs/results.md), so "
+    "one run of each does not show which method is better."
 )
 
 
@@ -35,57 +35,58 @@ class QuickstartReport:
     adlm: TrainedModel
     mdlm: TrainedModel
     difference: float
-    """Of the bounds, adlm minus mdlm, on the same rows and draws."""
+    """Bound of adlm minus bound of mdlm, on the same rows and draws."""
     difference_stderr: float
     unigram_nats: float
     bigram_nats: float
     held_out_tokens: int
     samples: tuple[str, ...]
-    """Of ADLM."""
+    """Samples of ADLM."""
     mdlm_samples: tuple[str, ...]
     canvas: str
-    """The sentence with gaps, and what was put there."""
+    """The sentence with gaps."""
     infilled: str
+    """The sentence as infilled by ADLM."""
     seconds: float
-    """Of everything."""
+    """Total time."""
     commit: str
     text: str
-    """What was read."""
+    """The name of the text."""
 
     @property
     def verdict(self) -> str:
-        """What the numbers say, and no more."""
+        """The conclusion that the numbers support."""
         if abs(self.difference) < 2 * self.difference_stderr:
-            return f"The two bounds cannot be told apart. {SEEDS}"
+            return f"The difference between the two bounds is not significant. {SEED_CAVEAT}"
         better, worse = ("ADLM", "MDLM") if self.difference < 0 else ("MDLM", "ADLM")
         return (
-            f"These two models: {better}'s bound is lower than {worse}'s by {abs(self.difference):.4f} ± "
-            f"{self.difference_stderr:.4f} nats per token on the same text and draws. {SEEDS}"
+            f"For these two models, {better}'s bound is lower than {worse}'s by {abs(self.difference):.4f} ± "
+            f"{self.difference_stderr:.4f} nats per token on the same text and draws. {SEED_CAVEAT}"
         )
 
 
 REPORT, PAGE, CURVES = "report.json", "report.html", ("curves.svg", "curves.png")
 TRACE = "trace.html"
-"""Beside the report: how the first of ADLM's samples was written."""
+"""Page with the trace of the first ADLM sample."""
 
 Curves = dict[str, list[dict[str, Any]]]
-"""The lines of each run's metrics.jsonl."""
+"""The lines of metrics.jsonl of each run."""
 
 
-def write_report(folder: Path, findings: QuickstartReport, curves: Curves) -> None:
-    figure = _drawn(findings, curves)
+def write_report(folder: Path, report: QuickstartReport, curves: Curves) -> None:
+    figure = _plot_curves(report, curves)
     for name in CURVES:
-        form = Path(name).suffix
+        suffix = Path(name).suffix
         with replacing(folder / name) as part:
-            figure.savefig(part, format=form[1:], dpi=120, metadata=PLOT_METADATA[form])
-    picture = io.StringIO()
-    figure.savefig(picture, format="svg")
-    drawn = picture.getvalue()
-    write_file(folder / REPORT, json.dumps(asdict(findings), indent=1, ensure_ascii=False))
-    write_file(folder / PAGE, _page(findings, drawn[drawn.index("<svg") :]))
+            figure.savefig(part, format=suffix[1:], dpi=120, metadata=PLOT_METADATA[suffix])
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    svg = buffer.getvalue()
+    write_file(folder / REPORT, json.dumps(asdict(report), indent=1, ensure_ascii=False))
+    write_file(folder / PAGE, _format_page(report, svg[svg.index("<svg") :]))
 
 
-def _drawn(findings: QuickstartReport, curves: Curves) -> Any:
+def _plot_curves(report: QuickstartReport, curves: Curves) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -95,23 +96,23 @@ def _drawn(findings: QuickstartReport, curves: Curves) -> Any:
     axes = figure.subplots()
     for name, colour in (("adlm", "tab:orange"), ("mdlm", "tab:blue")):
         lines = curves[name]
-        trained = [(line["tokens"], line["nats"]) for line in lines if line.get("nats") is not None]
-        axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=1)
-        held = [line for line in lines if line.get("valid_nats") is not None]
+        training = [(line["tokens"], line["nats"]) for line in lines if line.get("nats") is not None]
+        axes.plot(*zip(*training, strict=True), color=colour, alpha=0.25, linewidth=1)
+        validated = [line for line in lines if line.get("valid_nats") is not None]
         axes.plot(
-            [line["tokens"] for line in held],
-            [line["valid_nats"] for line in held],
+            [line["tokens"] for line in validated],
+            [line["valid_nats"] for line in validated],
             color=colour,
             marker="o",
             markersize=4,
-            label=f"{name.upper()}, held out (faint: in training)",
+            label=f"{name.upper()}, held out (faint: training)",
         )
-    for nats, name in ((findings.unigram_nats, "unigrams"), (findings.bigram_nats, "bigrams")):
+    for nats, name in ((report.unigram_nats, "unigrams"), (report.bigram_nats, "bigrams")):
         axes.axhline(nats, color="grey", linestyle=":", linewidth=1)
         axes.annotate(name, (0.995, nats), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
-    axes.set_xlabel("tokens trained on")
+    axes.set_xlabel("training tokens")
     axes.set_ylabel("nats per token")
-    axes.margins(y=0.1)  # room for the names above both lines
+    axes.margins(y=0.1)  # room for the labels above both lines
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter())  # 1.5 M, not 1.5 above a 1e6 in the corner
     axes.grid(alpha=0.3)
@@ -145,46 +146,45 @@ a { color: inherit; }
 """
 
 
-def _page(findings: QuickstartReport, picture: str) -> str:
+def _format_page(report: QuickstartReport, svg: str) -> str:
     samples = "".join(
         f"<section><h2>Samples of {name}</h2>{''.join(f'<pre>{html.escape(text)}</pre>' for text in texts)}</section>"
-        for name, texts in (("ADLM", findings.samples), ("MDLM", findings.mdlm_samples))
+        for name, texts in (("ADLM", report.samples), ("MDLM", report.mdlm_samples))
     )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="generator" content="adlm">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>adlm quickstart</title><style>{STYLE}</style>
 <h1>adlm quickstart</h1>
-<p>Text: {html.escape(findings.text)}. Two small networks of the same width and depth were trained
-for the same number of steps: an anchored pair (ADLM, with a second head) and a plain masked diffusion network (MDLM).
-Bounds are on
-{findings.held_out_tokens:,} held-out tokens that neither has seen, with standard errors; unigrams and bigrams, by
-counting, predict the tokens of the text alone.</p>
-<div class="table"><table>{_rows(findings)}</table></div>
-<p><strong>{html.escape(findings.verdict)}</strong></p>
-{picture}
+<p>Text: {html.escape(report.text)}. Two small networks of the same width and depth were trained
+for the same number of steps: an anchored model (ADLM, with an anchor network) and a masked diffusion model (MDLM).
+Upper bounds on the loss are measured on {report.held_out_tokens:,} held-out tokens, with standard errors. The unigram
+and bigram baselines are counted on the training text.</p>
+<div class="table"><table>{_format_table(report)}</table></div>
+<p><strong>{html.escape(report.verdict)}</strong></p>
+{svg}
 <div class="pair">{samples}</div>
-<p><a href="{TRACE}">See how the first sample of ADLM was written</a>, token by token, with what both of its networks
-expected.</p>
-<h2>Infilling by ADLM</h2><pre>{html.escape(findings.canvas)}
-{html.escape(findings.infilled)}</pre>
-<p class="note">{findings.seconds:.0f} seconds in all; commit {html.escape(findings.commit)}. One seed, minutes of
-training on a CPU: this shows that the parts work together, not how anchoring compares at scale.</p></html>
+<p><a href="{TRACE}">See how the first sample of ADLM was generated</a>, token by token, with the predictions of both of
+its networks.</p>
+<h2>Infilling with ADLM</h2><pre>{html.escape(report.canvas)}
+{html.escape(report.infilled)}</pre>
+<p class="note">{report.seconds:.0f} seconds in total; commit {html.escape(report.commit)}. One seed and minutes of
+training on a CPU show that the software works, not how the methods compare at scale.</p></html>
 """
 
 
-def _rows(findings: QuickstartReport) -> str:
-    """The table, a column a model: narrow enough for a phone."""
-    models, counted = (findings.adlm, findings.mdlm), (findings.bigram_nats, findings.unigram_nats)
-    nats = (*(model.nats for model in models), *counted)
+def _format_table(report: QuickstartReport) -> str:
+    """The HTML rows of the table, one column per model, which fits a phone screen."""
+    models, ngrams = (report.adlm, report.mdlm), (report.bigram_nats, report.unigram_nats)
+    nats = (*(model.nats for model in models), *ngrams)
     lines = (
         ("", "ADLM", "MDLM", "bigrams", "unigrams"),
-        ("nats a token", *(f"{each:.4f}" for each in nats)),
+        ("nats per token", *(f"{value:.4f}" for value in nats)),
         ("standard error", *(f"{model.stderr:.4f}" for model in models)),
-        ("perplexity", *(f"{math.exp(each):.1f}" for each in nats)),
+        ("perplexity", *(f"{math.exp(value):.1f}" for value in nats)),
         ("parameters", *(f"{model.parameters:,}" for model in models)),
-        ("tokens seen", *(f"{model.tokens:,}" for model in models)),
-        ("training", *(f"{model.seconds:.0f} s" for model in models)),
+        ("training tokens", *(f"{model.tokens:,}" for model in models)),
+        ("training time", *(f"{model.seconds:.0f} s" for model in models)),
     )
     tags = ("th", *("td" for _ in lines[1:]))
     cells = ("".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in zip(tags, lines, strict=True))

@@ -1,1 +1,1 @@
-"""A sampling run as data, as a page and in the terminal."""
+"""Traces of sampling runs: recorded as data, shown as an HTML page or live in the terminal."""

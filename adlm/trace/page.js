@@ -1,9 +1,9 @@
 "use strict";
-// Shows one trace. Its data is never taken for markup: text reaches the page by textContent alone.
+// Shows one trace. Trace data is never interpreted as markup: it is inserted through textContent only.
 
 const trace = JSON.parse(document.getElementById("trace").textContent);
-const moments = trace.moments;
-const last = moments.length - 1;
+const steps = trace.moments;
+const last = steps.length - 1;
 const MASK = trace.model.mask_id;
 const hasAnchors = trace.model.anchor_network;
 const $ = (id) => document.getElementById(id);
@@ -15,65 +15,64 @@ function make(tag, className, text) {
   return element;
 }
 
-// ---- what happened, by moment and by place
+// ---- events, by step and by position
 
 const given = new Set(trace.given);
-const states = [];   // states[k][place]: the id at moment k
-const drawings = trace.canvas.map(() => []);   // drawings[place]: when a token was drawn there, and how
-const maskings = trace.canvas.map(() => []);   // maskings[place]: at which moments it was masked again
-moments.forEach((moment, k) => {
+const states = [];   // states[k][position]: the id after step k
+const draws = trace.canvas.map(() => []);   // draws[position]: the tokens drawn there, with step and probability
+const remaskings = trace.canvas.map(() => []);   // remaskings[position]: the steps in which it was remasked
+steps.forEach((step, k) => {
   const ids = k ? Int32Array.from(states[k - 1]) : Int32Array.from(trace.canvas);
-  const revealed = new Set(moment.revealed);
-  for (const [place, id, chance] of moment.changed) {
-    ids[place] = id;
-    if (revealed.has(place) && id !== MASK) {
-      drawings[place].push({ k, id, chance, since: moment.anchored[place] });
+  const revealed = new Set(step.revealed);
+  for (const [position, id, chance] of step.changed) {
+    ids[position] = id;
+    if (revealed.has(position) && id !== MASK) {
+      draws[position].push({ k, id, chance, since: step.anchored[position] });
     }
   }
-  for (const place of moment.remasked) maskings[place].push(k);
+  for (const position of step.remasked) remaskings[position].push(k);
   states.push(ids);
 });
-const masked = states.map((ids) => ids.reduce((sum, id) => sum + (id === MASK), 0));
-const share = (k) => masked[k] / Math.max(1, trace.canvas.length);
+const numMasked = states.map((ids) => ids.reduce((sum, id) => sum + (id === MASK), 0));
+const shareMasked = (k) => numMasked[k] / Math.max(1, trace.canvas.length);
 
-const drawnBy = (place, k) => drawings[place].findLast((event) => event.k <= k);
-const drawnAfter = (place, k) => drawings[place].find((event) => event.k > k);
-const isFresh = (place, k) => drawings[place].some((event) => event.k === k);
-const isAgain = (place, k) => maskings[place].includes(k);
-// Whether, at moment k, the anchor network's first guess at a mask is the token that will be drawn there.
-const isNamed = (next, k) => next !== undefined && next.since !== undefined && next.since <= moments[k].frame;
+const drawnBy = (position, k) => draws[position].findLast((event) => event.k <= k);
+const drawnAfter = (position, k) => draws[position].find((event) => event.k > k);
+const isRevealed = (position, k) => draws[position].some((event) => event.k === k);
+const isRemasked = (position, k) => remaskings[position].includes(k);
+// Whether, after step k, the anchor network's top prediction at a mask is the token that will be drawn there.
+const isPredicted = (next, k) => next !== undefined && next.since !== undefined && next.since <= steps[k].frame;
 
 // ---- tokens as text
 
-const PICTURES = { "\n": "↵", "\t": "⇥" };
+const SYMBOLS = { "\n": "↵", "\t": "⇥" };
 const piece = (id) => trace.tokens[id] ?? `⟨${id}⟩`;
-const isPart = (id) => Object.hasOwn(trace.bytes, id);
-const bytesOf = (id) => isPart(id)
+const isPartial = (id) => Object.hasOwn(trace.bytes, id);
+const bytesOf = (id) => isPartial(id)
   ? Uint8Array.from(trace.bytes[id].match(/../g), (pair) => parseInt(pair, 16))
   : new TextEncoder().encode(piece(id));
 const hex = (id) => trace.bytes[id].match(/../g).join(" ").toUpperCase();
-const hidden = (character) => /[\p{Cc}\p{Cf}\u2028\u2029]/u.test(character);
+const isInvisible = (character) => /[\p{Cc}\p{Cf}\u2028\u2029]/u.test(character);
 
-// Control and format characters get a picture or their code point, so that they are seen and do nothing.
-function pictured(character) {
-  return PICTURES[character] ?? `⟨${character.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`;
+// Control and format characters are shown as a symbol or as their code point, so that they are visible and inert.
+function symbolOf(character) {
+  return SYMBOLS[character] ?? `⟨${character.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`;
 }
 
-const seen = (text) => Array.from(text, (c) => (hidden(c) ? pictured(c) : c)).join("");
-const named = (id) => id === MASK ? "mask" : isPart(id) ? `bytes ${hex(id)}` : seen(piece(id)).replace(/^ +$/, (s) => "␣".repeat(s.length));
-const trimmed = (id) => (/^\s+$/.test(piece(id)) ? named(id) : named(id).trim());
+const visible = (text) => Array.from(text, (c) => (isInvisible(c) ? symbolOf(c) : c)).join("");
+const label = (id) => id === MASK ? "mask" : isPartial(id) ? `bytes ${hex(id)}` : visible(piece(id)).replace(/^ +$/, (s) => "␣".repeat(s.length));
+const trimmedLabel = (id) => (/^\s+$/.test(piece(id)) ? label(id) : label(id).trim());
 
-// Special tokens that the text leaves out show an empty box; the first of a run between two texts shows the blank line
-// that stands for it in the text.
-const leftOut = new Set(trace.hidden);
-function blank(ids, place) {
-  const separates = place > 0 && !leftOut.has(ids[place - 1]) && ids.slice(place).some((id) => !leftOut.has(id));
+// Hidden special tokens are empty boxes; the first one between two documents shows the blank line that separates them.
+const hiddenIds = new Set(trace.hidden);
+function separator(ids, position) {
+  const separates = position > 0 && !hiddenIds.has(ids[position - 1]) && ids.slice(position).some((id) => !hiddenIds.has(id));
   return separates ? "\n\n" : "";
 }
 
-// A character that several tokens share is shown by the first of them; the others show that they belong to it.
-function joined(ids) {
-  const texts = Array.from(ids, (id, place) => (leftOut.has(id) ? blank(ids, place) : isPart(id) ? null : piece(id)));
+// A character that spans several tokens is shown at the first of them; the others show a continuation mark.
+function decode(ids) {
+  const texts = Array.from(ids, (id, position) => (hiddenIds.has(id) ? separator(ids, position) : isPartial(id) ? null : piece(id)));
   for (let start = 0; start < ids.length; start++) {
     if (texts[start] !== null) continue;
     let bytes = [];
@@ -94,108 +93,108 @@ function joined(ids) {
 
 // ---- the text
 
-const page = $("text");
-const slots = trace.canvas.map((_, place) => {
+const textElement = $("text");
+const slots = trace.canvas.map((_, position) => {
   const slot = { lead: document.createTextNode(""), chip: make("span", "chip"), tail: make("span"), key: "" };
-  slot.chip.dataset.place = place;
-  slot.chip.tabIndex = place ? -1 : 0;
+  slot.chip.dataset.position = position;
+  slot.chip.tabIndex = position ? -1 : 0;
   slot.chip.setAttribute("role", "button");
-  page.append(slot.lead, slot.chip, slot.tail);
+  textElement.append(slot.lead, slot.chip, slot.tail);
   return slot;
 });
-const final = joined(states[last]);
+const finalTexts = decode(states[last]);
 
-// Space before a token stands outside its box; line breaks come after it. A mask is as wide as what will stand there.
-function fill(slot, id, text) {
+// Leading spaces are outside the token's box; line breaks follow it. A mask is as wide as its final text.
+function render(slot, id, text) {
   const raw = text === null;
-  const lead = raw ? "" : text.match(/^ *(?=[^ ])/)?.[0] ?? "";   // nothing but space stays in the box
+  const lead = raw ? "" : text.match(/^ *(?=[^ ])/)?.[0] ?? "";   // a token of only spaces keeps them in its box
   const core = raw ? "" : text.slice(lead.length);
   slot.lead.data = lead;
   slot.tail.textContent = "\n".repeat((core.match(/\n/g) || []).length);
   if (id === MASK) {
-    slot.chip.dataset.ghost = raw ? hex(states[last][slot.chip.dataset.place]) : seen(core) || "‧";
+    slot.chip.dataset.final = raw ? hex(states[last][slot.chip.dataset.position]) : visible(core) || "‧";
     slot.chip.replaceChildren();
   } else if (raw) {
     slot.chip.replaceChildren(make("span", "raw", hex(id)));
   } else if (core === "") {
-    slot.chip.replaceChildren(make("span", "mark", "‧"));
+    slot.chip.replaceChildren(make("span", "invisible", "‧"));
   } else {
     const parts = core.match(/[\p{Cc}\p{Cf}\u2028\u2029]+|[^\p{Cc}\p{Cf}\u2028\u2029]+/gu);
     slot.chip.replaceChildren(...parts.map((part) =>
-      hidden(part[0]) ? make("span", "mark", seen(part)) : document.createTextNode(part)));
+      isInvisible(part[0]) ? make("span", "invisible", visible(part)) : document.createTextNode(part)));
   }
 }
 
 function draw(k) {
   const ids = states[k];
-  const texts = joined(ids);
-  slots.forEach((slot, place) => {
-    const id = ids[place], isMask = id === MASK;
-    const text = isMask ? final[place] : texts[place];
-    const event = isMask ? drawnAfter(place, k) : drawnBy(place, k);
-    const kinds = ["chip"];
-    if (isMask) kinds.push("masked");
-    else kinds.push(given.has(place) ? "given" : "drawn");
-    if (isMask && isNamed(event, k)) kinds.push("named");
-    if (!isMask && event && event.since !== undefined) kinds.push("anchored");
-    if (!isMask && isFresh(place, k)) kinds.push("fresh");
-    if (isMask && isAgain(place, k)) kinds.push("again");
-    if (place === looking) kinds.push("shown");
-    const className = kinds.join(" ");
+  const texts = decode(ids);
+  slots.forEach((slot, position) => {
+    const id = ids[position], isMask = id === MASK;
+    const text = isMask ? finalTexts[position] : texts[position];
+    const event = isMask ? drawnAfter(position, k) : drawnBy(position, k);
+    const classes = ["chip"];
+    if (isMask) classes.push("masked");
+    else classes.push(given.has(position) ? "given" : "drawn");
+    if (isMask && isPredicted(event, k)) classes.push("predicted");
+    if (!isMask && event && event.since !== undefined) classes.push("anchored");
+    if (!isMask && isRevealed(position, k)) classes.push("revealed");
+    if (isMask && isRemasked(position, k)) classes.push("remasked");
+    if (position === selected) classes.push("selected");
+    const className = classes.join(" ");
     if (slot.chip.className !== className) slot.chip.className = className;
     const key = `${id} ${text} ${event?.k}`;
     if (slot.key === key) return;
     slot.key = key;
-    fill(slot, id, text);
-    if (!isMask && event) slot.chip.style.setProperty("--sure", event.chance);
-    slot.chip.setAttribute("aria-label", isMask ? `masked, place ${place + 1}` : `${named(id)}, place ${place + 1}`);
+    render(slot, id, text);
+    if (!isMask && event) slot.chip.style.setProperty("--probability", event.chance);
+    slot.chip.setAttribute("aria-label", isMask ? `masked, position ${position + 1}` : `${label(id)}, position ${position + 1}`);
   });
 }
 
 // ---- the card
 
-let looking = -1;   // the place whose card is open
-let kept = false;   // whether it stays open when the pointer leaves
+let selected = -1;   // the position whose card is open
+let isPinned = false;   // whether the card stays open when the pointer leaves
 
 const percent = (p) => (p >= 0.9995 ? "100%" : p >= 0.0995 ? `${Math.round(p * 100)}%` : p >= 0.0005 ? `${(p * 100).toFixed(1)}%` : p > 0 ? "<0.1%" : "0%");
-const at = (k) => `frame ${moments[k].frame} (t ${moments[k].t.toFixed(2)})`;
-const quoted = (id) => `“${named(id).trim() || named(id)}”`;
+const at = (k) => `frame ${steps[k].frame} (t ${steps[k].t.toFixed(2)})`;
+const quoted = (id) => `“${label(id).trim() || label(id)}”`;
 
-// The predictions for a place at moment k: of a token, what it was drawn from; of a mask, those nearest in time.
-function predictions(place, k) {
-  if (states[k][place] !== MASK) {
-    const event = drawnBy(place, k);
-    return event && { k: event.k, id: event.id, note: `What it was drawn from: the state before frame ${moments[event.k].frame}.` };
+// The predictions for a position after step k: for a token, those it was drawn from; for a mask, the nearest stored ones.
+function predictions(position, k) {
+  if (states[k][position] !== MASK) {
+    const event = drawnBy(position, k);
+    return event && { k: event.k, id: event.id, note: `Predictions it was drawn from, before frame ${steps[event.k].frame}.` };
   }
-  const next = drawnAfter(place, k);
-  const has = (j) => moments[j].denoiser[place] || moments[j].anchor[place];
+  const next = drawnAfter(position, k);
+  const has = (j) => steps[j].denoiser[position] || steps[j].anchor[position];
   const id = next && next.id;
   for (let j = k + 1; j > 0 && j <= last; j--) {
-    if (has(j)) return { k: j, id, note: j === k + 1 ? "What is expected here now." : `What was expected here after frame ${moments[j - 1].frame}.` };
-    if (states[j - 1][place] !== MASK) break;
+    if (has(j)) return { k: j, id, note: j === k + 1 ? "Current predictions." : `Predictions after frame ${steps[j - 1].frame}.` };
+    if (states[j - 1][position] !== MASK) break;
   }
   for (let j = k + 2; j <= last; j++) {
-    if (has(j)) return { k: j, id, note: `What will be expected here after frame ${moments[j - 1].frame}.` };
+    if (has(j)) return { k: j, id, note: `Predictions after frame ${steps[j - 1].frame}.` };
   }
   return undefined;
 }
 
-function sentences(place, k) {
-  const id = states[k][place];
-  const event = id === MASK ? drawnAfter(place, k) : drawnBy(place, k);
-  if (given.has(place)) return "Given: it stood on the canvas.";
-  if (!event) return "Masked to the end.";
-  const since = event.since === undefined ? -1 : moments.findIndex((moment) => moment.frame >= event.since);
+function summary(position, k) {
+  const id = states[k][position];
+  const event = id === MASK ? drawnAfter(position, k) : drawnBy(position, k);
+  if (given.has(position)) return "Given on the canvas.";
+  if (!event) return "Masked until the end.";
+  const since = event.since === undefined ? -1 : steps.findIndex((step) => step.frame >= event.since);
   if (id === MASK) {
-    const already = isNamed(event, k) ? ` The anchor network names it already, since frame ${event.since}.` : "";
-    return `Masked. ${quoted(event.id)} will be revealed at ${at(event.k)}.${already}`;
+    const predicted = isPredicted(event, k) ? ` The anchor network has predicted it since frame ${event.since}.` : "";
+    return `Masked. ${quoted(event.id)} will be revealed at ${at(event.k)}.${predicted}`;
   }
-  const times = drawings[place].filter((other) => other.k <= k).length;
-  const anew = times > 1 ? ` It is draw ${times} at this place.` : "";
-  const ahead = since < 0 ? "" : since >= event.k - 1
-    ? " The anchor network named it too."
-    : ` The anchor network had named it since frame ${event.since} (t ${moments[since].t.toFixed(2)}).`;
-  return `Revealed at ${at(event.k)}, with chance ${percent(event.chance)}.${ahead}${anew}`;
+  const numDraws = draws[position].filter((other) => other.k <= k).length;
+  const repeated = numDraws > 1 ? ` Draw ${numDraws} at this position.` : "";
+  const anchored = since < 0 ? "" : since >= event.k - 1
+    ? " The anchor network also predicted it."
+    : ` The anchor network had predicted it since frame ${event.since} (t ${steps[since].t.toFixed(2)}).`;
+  return `Revealed at ${at(event.k)}, with probability ${percent(event.chance)}.${anchored}${repeated}`;
 }
 
 function table(title, className, guesses, chosen) {
@@ -205,36 +204,36 @@ function table(title, className, guesses, chosen) {
   for (const [id, p] of guesses || []) {
     const row = make("li", id === chosen ? "guess chosen" : "guess");
     row.style.setProperty("--p", p);
-    row.append(make("span", "word", trimmed(id)), make("span", "percent", percent(p)));
+    row.append(make("span", "guess-text", trimmedLabel(id)), make("span", "percent", percent(p)));
     list.append(row);
   }
-  box.append(guesses ? list : make("p", "note", "not kept"));
+  box.append(guesses ? list : make("p", "note", "not stored"));
   return box;
 }
 
 function showCard() {
   const card = $("card");
-  card.hidden = looking < 0;
-  if (looking < 0) return;
-  const place = looking, k = now, id = states[k][place];
+  card.hidden = selected < 0;
+  if (selected < 0) return;
+  const position = selected, k = current, id = states[k][position];
   const head = make("div", "head");
-  const token = make("span", id === MASK ? "token none" : "token", id === MASK ? "masked" : trimmed(id));
-  head.append(token, make("span", "where", `place ${place + 1}${id === MASK ? "" : ` · id ${id}`}`));
-  card.replaceChildren(head, make("p", "said", sentences(place, k)));
-  const found = predictions(place, k);
+  const token = make("span", id === MASK ? "token none" : "token", id === MASK ? "masked" : trimmedLabel(id));
+  head.append(token, make("span", "location", `position ${position + 1}${id === MASK ? "" : ` · id ${id}`}`));
+  card.replaceChildren(head, make("p", "summary", summary(position, k)));
+  const found = predictions(position, k);
   if (found) {
     const tables = make("div", "tables");
-    if (hasAnchors) tables.append(table("anchor network", "of-anchor", moments[found.k].anchor[place], found.id));
-    tables.append(table(hasAnchors ? "denoiser" : "predictions", "of-denoiser", moments[found.k].denoiser[place], found.id));
+    if (hasAnchors) tables.append(table("anchor network", "of-anchor", steps[found.k].anchor[position], found.id));
+    tables.append(table(hasAnchors ? "denoiser" : "predictions", "of-denoiser", steps[found.k].denoiser[position], found.id));
     card.append(tables, make("p", "note", found.note));
   }
-  const box = slots[place].chip.getClientRects()[0];
+  const box = slots[position].chip.getClientRects()[0];
   if (!box) return;
   const gap = 10, width = card.offsetWidth, height = card.offsetHeight;
-  if (matchMedia("(max-width: 44rem)").matches) {   // a sheet above the controls or, if there is room, at the top
-    card.classList.toggle("up", box.top > height + 20);
+  if (matchMedia("(max-width: 44rem)").matches) {   // above the controls or, if there is room, at the top
+    card.classList.toggle("top", box.top > height + 20);
     const over = box.bottom + gap - card.getBoundingClientRect().top;
-    if (kept && over > 0 && !card.classList.contains("up")) scrollBy(0, over);
+    if (isPinned && over > 0 && !card.classList.contains("top")) scrollBy(0, over);
     return;
   }
   const left = Math.min(Math.max(12, box.left + box.width / 2 - width / 2), innerWidth - width - 12);
@@ -244,128 +243,128 @@ function showCard() {
   card.style.top = `${Math.max(8, Math.min(top, innerHeight - height - 8))}px`;
 }
 
-function look(place, stay) {
-  if (looking >= 0) slots[looking].chip.classList.remove("shown");
-  looking = place;
-  kept = stay && place >= 0;
-  if (place >= 0) slots[place].chip.classList.add("shown");
+function select(position, pin) {
+  if (selected >= 0) slots[selected].chip.classList.remove("selected");
+  selected = position;
+  isPinned = pin && position >= 0;
+  if (position >= 0) slots[position].chip.classList.add("selected");
   showCard();
 }
 
-const placeOf = (target) => {
+const positionOf = (target) => {
   const chip = target.closest?.("#text .chip");
-  return chip ? Number(chip.dataset.place) : -1;
+  return chip ? Number(chip.dataset.position) : -1;
 };
 
 // ---- time
 
-let now = 0, timer = 0;
+let current = 0, timer = 0;
 const slider = $("time");
 slider.max = last;
 
-function go(k) {
-  now = Math.max(0, Math.min(last, k));
-  slider.value = now;
-  draw(now);
-  const moment = moments[now], left = percent(share(now));
-  $("now").replaceChildren(make("b", "", `frame ${moment.frame} of ${trace.walk.frames - 1}`), `t ${moment.t.toFixed(2)} · ${left} masked`);
-  slider.setAttribute("aria-valuetext", `frame ${moment.frame} of ${trace.walk.frames - 1}, time ${moment.t.toFixed(2)}, ${left} masked`);
-  const x = last ? (1000 * now) / last : 0;
+function goTo(k) {
+  current = Math.max(0, Math.min(last, k));
+  slider.value = current;
+  draw(current);
+  const step = steps[current], left = percent(shareMasked(current));
+  $("status").replaceChildren(make("b", "", `frame ${step.frame} of ${trace.walk.frames - 1}`), `t ${step.t.toFixed(2)} · ${left} masked`);
+  slider.setAttribute("aria-valuetext", `frame ${step.frame} of ${trace.walk.frames - 1}, time ${step.t.toFixed(2)}, ${left} masked`);
+  const x = last ? (1000 * current) / last : 0;
   $("cursor").setAttribute("x1", x);
   $("cursor").setAttribute("x2", x);
-  $("past").setAttribute("d", area(0, now));
+  $("progress").setAttribute("d", area(0, current));
   showCard();
 }
 
 const point = (k, value) => `${(last ? (1000 * k) / last : 0).toFixed(1)} ${(96 - 92 * value).toFixed(1)}`;
 function area(from, to) {
   let path = `M${point(from, 0)}`;
-  for (let k = from; k <= to; k++) path += `L${point(k, share(k))}`;
+  for (let k = from; k <= to; k++) path += `L${point(k, shareMasked(k))}`;
   return `${path}L${point(to, 0)}Z`;
 }
 
-function play(on) {
+function play(isPlaying) {
   clearInterval(timer);
   timer = 0;
-  if (on) {
-    if (now === last) go(0);
+  if (isPlaying) {
+    if (current === last) goTo(0);
     const pause = Math.max(45, Math.min(420, 14000 / Math.max(1, last))) / Number($("speed").value);
-    timer = setInterval(() => (now < last ? go(now + 1) : play(false)), pause);
+    timer = setInterval(() => (current < last ? goTo(current + 1) : play(false)), pause);
   }
-  $("play").setAttribute("aria-label", on ? "Pause" : "Play");
-  $("play-shape").setAttribute("d", on ? "M5.5 4h3.2v12H5.5zM11.3 4h3.2v12h-3.2z" : "M6 3.5v13L16.5 10z");
+  $("play").setAttribute("aria-label", isPlaying ? "Pause" : "Play");
+  $("play-shape").setAttribute("d", isPlaying ? "M5.5 4h3.2v12H5.5zM11.3 4h3.2v12h-3.2z" : "M6 3.5v13L16.5 10z");
 }
 
-function step(by) {
+function stepBy(by) {
   play(false);
-  go(now + by);
+  goTo(current + by);
 }
 
-slider.addEventListener("input", () => { play(false); go(Number(slider.value)); });
+slider.addEventListener("input", () => { play(false); goTo(Number(slider.value)); });
 $("play").addEventListener("click", () => play(!timer));
-$("back").addEventListener("click", () => step(-1));
-$("forth").addEventListener("click", () => step(1));
+$("back").addEventListener("click", () => stepBy(-1));
+$("forward").addEventListener("click", () => stepBy(1));
 $("speed").addEventListener("change", () => timer && play(true));
 
 const scrub = (event) => {
   const box = $("chart").getBoundingClientRect();
   play(false);
-  go(Math.round((last * (event.clientX - box.left)) / box.width));
+  goTo(Math.round((last * (event.clientX - box.left)) / box.width));
 };
 $("chart").addEventListener("pointerdown", (event) => { $("chart").setPointerCapture(event.pointerId); scrub(event); });
 $("chart").addEventListener("pointermove", (event) => event.buttons && scrub(event));
 
-page.addEventListener("pointerover", (event) => {
-  if (event.pointerType !== "touch" && !kept) look(placeOf(event.target), false);
+textElement.addEventListener("pointerover", (event) => {
+  if (event.pointerType !== "touch" && !isPinned) select(positionOf(event.target), false);
 });
-page.addEventListener("pointerleave", () => kept || look(-1, false));
-page.addEventListener("focusin", (event) => {
-  const place = placeOf(event.target);
-  slots.forEach((slot, other) => { slot.chip.tabIndex = other === place ? 0 : -1; });
-  look(place, true);
+textElement.addEventListener("pointerleave", () => isPinned || select(-1, false));
+textElement.addEventListener("focusin", (event) => {
+  const position = positionOf(event.target);
+  slots.forEach((slot, other) => { slot.chip.tabIndex = other === position ? 0 : -1; });
+  select(position, true);
 });
-page.addEventListener("focusout", () => look(-1, false));
+textElement.addEventListener("focusout", () => select(-1, false));
 addEventListener("scroll", showCard, { passive: true });
-addEventListener("resize", () => { measure(); showCard(); });
+addEventListener("resize", () => { setFooterHeight(); showCard(); });
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const place = placeOf(event.target);
+  const position = positionOf(event.target);
   const inControl = event.target.matches?.("button, select, summary");
-  const along = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (event.key === "Escape" && looking >= 0) { document.activeElement.blur(); look(-1, false); }
-  else if (event.key === "," || event.key === ".") step(event.key === "," ? -1 : 1);
-  else if (place >= 0 && along) slots[Math.max(0, Math.min(slots.length - 1, place + along))].chip.focus();
-  else if (place >= 0 && event.key === "Home") slots[0].chip.focus();
-  else if (place >= 0 && event.key === "End") slots[slots.length - 1].chip.focus();
+  const direction = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (event.key === "Escape" && selected >= 0) { document.activeElement.blur(); select(-1, false); }
+  else if (event.key === "," || event.key === ".") stepBy(event.key === "," ? -1 : 1);
+  else if (position >= 0 && direction) slots[Math.max(0, Math.min(slots.length - 1, position + direction))].chip.focus();
+  else if (position >= 0 && event.key === "Home") slots[0].chip.focus();
+  else if (position >= 0 && event.key === "End") slots[slots.length - 1].chip.focus();
   else if (event.key === " " && !inControl) play(!timer);
-  else if (event.target === slider || event.target.matches?.("select")) return;   // they know their own keys
-  else if (event.key === "ArrowLeft" || event.key === "ArrowRight") step(along);
-  else if (event.key === "Home" || event.key === "End") step(event.key === "Home" ? -last : last);
+  else if (event.target === slider || event.target.matches?.("select")) return;   // these elements handle their own keys
+  else if (event.key === "ArrowLeft" || event.key === "ArrowRight") stepBy(direction);
+  else if (event.key === "Home" || event.key === "End") stepBy(event.key === "Home" ? -last : last);
   else return;
   event.preventDefault();
 });
 
-// ---- what stands around it
+// ---- legend, explanation and header
 
 function legend() {
-  const entry = (kinds, sample, label) => {
-    const item = make("li"), chip = make("span", `chip ${kinds}`, kinds.includes("masked") ? undefined : sample);
-    if (kinds.includes("masked")) chip.dataset.ghost = sample;
+  const entry = (classes, sample, caption) => {
+    const item = make("li"), chip = make("span", `chip ${classes}`, classes.includes("masked") ? undefined : sample);
+    if (classes.includes("masked")) chip.dataset.final = sample;
     chip.setAttribute("aria-hidden", "true");
-    item.append(chip, label);
+    item.append(chip, caption);
     $("legend").append(item);
   };
   const any = (list) => list.some((events) => events.length);
   if (given.size) entry("given", "word", "given");
   entry("masked", "word", "masked");
-  if (hasAnchors) entry("masked named", "word", "masked, named by the anchor network");
+  if (hasAnchors) entry("masked predicted", "word", "masked, already predicted by the anchor network");
   entry("drawn", "word", hasAnchors ? "drawn" : "revealed");
-  if (hasAnchors) entry("drawn anchored", "word", "drawn as the anchor network named it");
-  entry("drawn fresh", "word", "just now");
-  if (any(maskings)) entry("masked again", "word", "masked again just now");
+  if (hasAnchors) entry("drawn anchored", "word", "drawn, predicted by the anchor network");
+  entry("drawn revealed", "word", "new in this step");
+  if (any(remaskings)) entry("masked remasked", "word", "remasked in this step");
   const item = make("li");
-  item.append(make("span", "ramp"), "chance when drawn, 0 to 1");
+  item.append(make("span", "ramp"), "probability when drawn, 0 to 1");
   $("legend").append(item);
 }
 
@@ -373,20 +372,20 @@ function explain() {
   const paragraph = (title, text) => {
     const p = make("p");
     p.append(make("b", "", title), ` ${text}`);
-    $("explained").append(p);
+    $("explanation").append(p);
   };
-  paragraph("The walk.", "A masked diffusion language model begins with masks and, as time t runs from 1 to 0, replaces them by tokens. The slider moves through the states in between; the curve above it is the share of masks, the broken line is t.");
-  paragraph("Shade.", "The stronger a token's colour, the more probable it was when it was drawn.");
+  paragraph("Sampling.", "A masked diffusion language model starts from masks and replaces them by tokens as the time t runs from 1 to 0. The slider moves through the intermediate states; the curve above it is the share of masked positions, the dashed line is t.");
+  paragraph("Shade.", "The stronger the colour of a token, the higher its probability when it was drawn.");
   if (hasAnchors) {
-    paragraph("Anchors.", "Before the denoiser speaks, an anchor network guesses. A token is coloured as an anchor if the anchor network's first guess at its place, at the state it was drawn from, was that very token; a mask, if the first guess is already the token that will be drawn there, and stays so until then. This is what the network knew, not a proof that the guess caused the draw.");
+    paragraph("Anchors.", "The denoiser reads the predictions of an anchor network. A token has the anchor colour if it was the anchor network's top prediction at its position in the state it was drawn from. A mask has the anchor colour if the top prediction is already the token that will be drawn there, and stays so until then. This shows what the anchor network predicted, not that the prediction caused the draw.");
   }
-  paragraph("Cards.", `Point at a token, tap it, or move to it with the keyboard. Its card has the five likeliest tokens at the state it was drawn from; a mask's card, what is expected there now, or at the nearest moment that was kept.`);
-  const merged = Math.max(...moments.map((moment) => moment.changes));
-  if (merged > 1) paragraph("Merged steps.", `The walk has ${trace.walk.frames} frames. Up to ${merged} that changed something are shown as one moment.`);
+  paragraph("Cards.", `Point at a token, tap it, or move to it with the keyboard. Its card lists the five most probable tokens in the state it was drawn from; the card of a mask lists the current predictions, or those of the nearest stored step.`);
+  const merged = Math.max(...steps.map((step) => step.changes));
+  if (merged > 1) paragraph("Merged steps.", `The sampling run has ${trace.walk.frames} frames. Up to ${merged} frames with changes are shown as one step.`);
 }
 
-function measure() {
-  document.documentElement.style.setProperty("--bar", `${document.querySelector("footer").offsetHeight}px`);
+function setFooterHeight() {
+  document.documentElement.style.setProperty("--footer-height", `${document.querySelector("footer").offsetHeight}px`);
 }
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -395,18 +394,18 @@ setTheme(prefersDark.matches);
 prefersDark.addEventListener("change", () => setTheme(prefersDark.matches));
 $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
 
-const { model, walk } = trace;
+const { model, walk: run } = trace;   // the JSON key of the sampling run is "walk"
 $("name").textContent = model.name;
-document.title = `${model.name}: a walk`;
-$("meta").textContent = [model.method.toUpperCase(), walk.sampler, `${walk.steps} steps`, walk.seed === null ? "" : `seed ${walk.seed}`, `${trace.canvas.length} tokens`].filter(Boolean).join(" · ");
+document.title = `${model.name}: sampling trace`;
+$("meta").textContent = [model.method.toUpperCase(), run.sampler, `${run.steps} steps`, run.seed === null ? "" : `seed ${run.seed}`, `${trace.canvas.length} tokens`].filter(Boolean).join(" · ");
 legend();
 explain();
 $("area").setAttribute("d", area(0, last));
-$("clock").setAttribute("d", `M${moments.map((moment, k) => point(k, moment.t)).join("L")}`);
-measure();
+$("time-line").setAttribute("d", `M${steps.map((step, k) => point(k, step.t)).join("L")}`);
+setFooterHeight();
 
-// page.html#frame=40 opens at that frame and stands still; without it the walk begins to play.
-const asked = /^#frame=(\d+)$/.exec(location.hash);
-const first = asked ? moments.findIndex((moment) => moment.frame >= Number(asked[1])) : 0;
-go(first < 0 ? last : first);
-if (!asked && !matchMedia("(prefers-reduced-motion: reduce)").matches) setTimeout(() => timer || now || play(true), 700);
+// page.html#frame=40 opens paused at that frame; without it, playback starts automatically.
+const requested = /^#frame=(\d+)$/.exec(location.hash);
+const first = requested ? steps.findIndex((step) => step.frame >= Number(requested[1])) : 0;
+goTo(first < 0 ? last : first);
+if (!requested && !matchMedia("(prefers-reduced-motion: reduce)").matches) setTimeout(() => timer || current || play(true), 700);

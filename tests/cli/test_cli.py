@@ -1,4 +1,4 @@
-"""Laws of the command line: answers on standard output, mistakes as one sentence and exit code 2."""
+"""Tests of the command line: results on standard output, user errors as one line with exit code 2."""
 
 import json
 import subprocess
@@ -10,13 +10,13 @@ import yaml
 from adlm.cli.main import COMMANDS, main
 
 
-def test_presets_lists_each_with_a_line(capsys):
+def test_presets_prints_one_line_per_preset(capsys):
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("owt/adlm ") and "anchored diffusion" in line for line in lines)
 
 
-def test_presets_prints_one_resolved_as_yaml_that_is_itself_a_preset(capsys, tmp_path):
+def test_presets_prints_a_resolved_preset_as_yaml_that_can_be_loaded_again(capsys, tmp_path):
     assert main(["presets", "owt/adlm", "anchor.tau=3"]) == 0
     text = capsys.readouterr().out
     assert yaml.safe_load(text)["anchor"]["tau"] == 3
@@ -25,27 +25,27 @@ def test_presets_prints_one_resolved_as_yaml_that_is_itself_a_preset(capsys, tmp
     assert capsys.readouterr().out == text
 
 
-def test_presets_explains_and_speaks_json(capsys):
+def test_presets_prints_descriptions_and_json(capsys):
     main(["presets", "owt/adlm", "--explain"])
     assert "# Weight of the anchor term; 0 leaves the plain bound.\n  gamma: 0.003\n" in capsys.readouterr().out
     main(["presets", "owt/adlm", "--json"])
     assert json.loads(capsys.readouterr().out)["method"] == "adlm"
     main(["presets", "owt/adlm", "--explain", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["config"]["anchor"]["gamma"] == 3e-3
-    assert told["meaning"]["anchor.gamma"] == "Weight of the anchor term; 0 leaves the plain bound."
+    content = json.loads(capsys.readouterr().out)
+    assert content["config"]["anchor"]["gamma"] == 3e-3
+    assert content["meaning"]["anchor.gamma"] == "Weight of the anchor term; 0 leaves the plain bound."
     main(["presets", "--json"])
     assert "owt/adlm" in json.loads(capsys.readouterr().out)
 
 
-def test_parity_prints_a_table_and_its_verdict(capsys, test_vectors):
+def test_parity_prints_a_table_and_a_summary(capsys, test_vectors):
     assert main(["parity", str(test_vectors)]) == 0
     out = capsys.readouterr().out
     assert "adlm denoiser_logits" in out
     assert "none out of tolerance" in out
 
 
-def test_parity_speaks_json_and_exits_1_where_a_tolerance_is_exceeded(capsys, test_vectors, tmp_path):
+def test_parity_prints_json_and_exits_with_1_if_a_tolerance_is_exceeded(capsys, test_vectors, tmp_path):
     for file in test_vectors.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     content = json.loads((tmp_path / "golden.json").read_text())
@@ -70,8 +70,11 @@ def test_parity_speaks_json_and_exits_1_where_a_tolerance_is_exceeded(capsys, te
             ["sample", "runs/own", "--promt", "Peace"],
             "--promt Peace; did you mean 'prompt'? (see adlm sample --help)",
         ),
-        (["sample", "runs/own", "--top_p", "1"], "--top_p 1; as a knob it is sampling.top_p=... (see adlm sample"),
-        (["sample", "runs/own", "--top-p=1"], "--top-p=1; as a knob it is sampling.top_p=... (see adlm sample --help)"),
+        (["sample", "runs/own", "--top_p", "1"], "--top_p 1; as a config option: sampling.top_p=... (see adlm sample"),
+        (
+            ["sample", "runs/own", "--top-p=1"],
+            "--top-p=1; as a config option: sampling.top_p=... (see adlm sample --help)",
+        ),
         (["sample"], "the following arguments are required: MODEL (see"),
         (["reproduce"], "the following arguments are required: TABLE (see"),
         (["presets", "owt/adlm", "anchor.tau=-1"], "anchor.tau -1 must be at least 0"),
@@ -81,7 +84,7 @@ def test_parity_speaks_json_and_exits_1_where_a_tolerance_is_exceeded(capsys, te
         (["presets", "vocabulary.size=9", "vocabulary.mask_id=9"], "vocabulary.mask_id 9 is outside the vocabulary"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, words, sentence):
+def test_a_user_error_is_one_line_and_exit_code_2(capsys, words, sentence):
     assert main(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -98,13 +101,13 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert f"example:\n  adlm {command}" in capsys.readouterr().out
 
 
-def test_the_installed_command_answers_without_waiting_for_torch():
+def test_presets_does_not_import_torch():
     script = "import sys; from adlm.cli.main import main; main(['presets']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
-def test_a_reader_that_has_seen_enough_is_no_error(words):
+def test_a_closed_standard_output_is_not_an_error(words):
     command = [sys.executable, "-m", "adlm", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -112,8 +115,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
     assert process.returncode == 0
 
 
-def test_what_is_no_terminal_has_no_edge(capsys, tmp_path, monkeypatch, test_vectors):
-    """Not even the narrow one that the environment tells of."""
+def test_output_that_is_not_a_terminal_is_never_wrapped(capsys, tmp_path, monkeypatch, test_vectors):
+    """Even if COLUMNS is set."""
     long = "right" * 20
     (tmp_path / long).write_text('{"method": "acot", "accuracy": {"gsm8k": {"right": 600, "of": 1319}}}')
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Laws of `adlm judge`: a card says how each figure was made, nothing is computed twice, mistakes are one sentence."""
+"""Tests of `adlm judge`: a card records how each metric was measured, nothing is recomputed, errors are one line."""
 
 import json
 import re
@@ -30,7 +30,7 @@ CHEAP = ("--metrics", "perplexity,entropy,diversity")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Models of nothing, samples of one of them, and texts to compare with."""
+    """Randomly initialized models, samples from one of them, and reference texts."""
     folder = tmp_path_factory.mktemp("judge")
     for method in ("adlm", "ar", "a2r"):
         small_model(folder / method, method)
@@ -58,20 +58,20 @@ def judged(capsys, *words):
 
 
 def refused(capsys, *words):
-    """The one sentence."""
+    """The error message, which must be one line."""
     assert main(["judge", *map(str, words)]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("adlm: ")
-    assert told.err.count("\n") == 1
-    return told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("adlm: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
 
 
-def file_of(path, texts):
-    """A file of samples over bytes with these texts."""
+def write_samples(path, texts):
+    """A samples file with these texts, tokenized as bytes."""
     made_by = Provenance(
         adlm="0",
-        model="nobody",
+        model="unknown",
         weights="",
         method="adlm",
         tokenizer="bytes",
@@ -89,7 +89,7 @@ def file_of(path, texts):
     return path
 
 
-def test_samples_of_a_model_are_judged_by_a_model_of_ours(place, capsys):
+def test_samples_are_judged_by_an_adlm_model(place, capsys):
     path = place / "samples-4.jsonl"
     card = judged(capsys, path, "--model", place / "ar", *CHEAP)
     samples, lm = list(read_samples(path)), adlm.load(place / "ar")
@@ -107,7 +107,7 @@ def test_samples_of_a_model_are_judged_by_a_model_of_ours(place, capsys):
     assert card["diversity"]["tokens"]["mean"]["value"] == 16
 
 
-def test_the_card_says_every_choice(place, capsys, tmp_path):
+def test_the_card_records_every_option(place, capsys, tmp_path):
     out = tmp_path / "cards" / "one.json"
     words = (
         place / "samples-4.jsonl",
@@ -138,7 +138,7 @@ def test_the_card_says_every_choice(place, capsys, tmp_path):
     assert perplexity["num_tokens"] <= 9 * NUM
 
 
-def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_path):
+def test_a_judge_with_another_tokenizer_retokenises_the_text(place, capsys, tmp_path):
     assert (
         main(["sample", str(place / "text8"), "--prompt", "a", "--num", "3", "--out", str(tmp_path / "a.jsonl")]) == 0
     )
@@ -151,10 +151,10 @@ def test_a_judge_with_another_tokenizer_reads_the_text_anew(place, capsys, tmp_p
     anew = judged(
         capsys, tmp_path / "a.jsonl", "--model", place / "text8", "--metrics", "perplexity", "--ids", "retokenised"
     )
-    assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # of single characters there is one reading
+    assert anew["perplexity"]["pooled"] == own["perplexity"]["pooled"]  # single characters have only one tokenization
 
 
-def test_samples_of_a_run_tell_how_long_it_was_trained(tmp_path, capsys):
+def test_samples_of_a_run_record_the_number_of_training_tokens(tmp_path, capsys):
     small_model(tmp_path / "run" / "model", "mdlm")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 10}\n{"step": 30}\n')
     for model in ("run", "run/model"):
@@ -165,7 +165,7 @@ def test_samples_of_a_run_tell_how_long_it_was_trained(tmp_path, capsys):
         assert trained == 30 * config.train.batch_size * config.length
 
 
-def test_whose_ids_they_are_is_told_by_the_file_though_the_model_is_gone(place, capsys, tmp_path):
+def test_a_samples_file_identifies_its_tokenizer_without_the_model_folder(place, capsys, tmp_path):
     words = ["sample", str(small_model(tmp_path / "gone", "mdlm")), "--num", "3", "--out", str(tmp_path / "a.jsonl")]
     assert main(words) == 0
     (tmp_path / "gone").rename(tmp_path / "moved")
@@ -180,13 +180,13 @@ def test_whose_ids_they_are_is_told_by_the_file_though_the_model_is_gone(place, 
 
 
 @pytest.mark.parametrize("batch", [3, 64])
-def test_no_figure_depends_on_the_batch(place, capsys, batch):
+def test_results_do_not_depend_on_the_batch_size(place, capsys, batch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
     one, other = judged(capsys, *words, "--batch", 1), judged(capsys, *words, "--batch", batch)
     assert one["perplexity"]["pooled"]["value"] == pytest.approx(other["perplexity"]["pooled"]["value"], rel=1e-6)
 
 
-def test_a_judge_of_the_hub_retokenises_and_mauve_is_told_with_all_it_depends_on(place, gpt2, mauve, capsys):
+def test_a_hugging_face_judge_retokenises_and_mauve_is_reported_with_its_settings(place, gpt2, mauve, capsys):
     card = judged(
         capsys,
         place / "samples-4.jsonl",
@@ -209,10 +209,10 @@ def test_a_judge_of_the_hub_retokenises_and_mauve_is_told_with_all_it_depends_on
     assert (card["reference"]["num"], card["reference"]["of"]) == (NUM, 40)
 
 
-def test_one_metric_more_computes_nothing_again(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
+def test_adding_a_metric_recomputes_nothing(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", gpt2, "--out", tmp_path / "card.json")
     first = judged(capsys, *words, "--metrics", "perplexity")
-    monkeypatch.setattr(judging, "token_nats", None)  # nobody may ask
+    monkeypatch.setattr(judging, "token_nats", None)  # calling it would fail
     more = (*words, "--features", gpt2, "--reference", place / "texts.txt")
     second = judged(capsys, *more)
     assert first["perplexity"] == second["perplexity"]
@@ -223,40 +223,38 @@ def test_one_metric_more_computes_nothing_again(place, gpt2, mauve, capsys, tmp_
     assert other_count["perplexity"]["eos"] == "all"
 
 
-def test_interrupted_work_goes_on(place, capsys, tmp_path, monkeypatch):
-    path = file_of(tmp_path / "many.jsonl", [f"text {number}" for number in range(150)])
+def test_an_interrupted_evaluation_resumes(place, capsys, tmp_path, monkeypatch):
+    path = write_samples(tmp_path / "many.jsonl", [f"text {number}" for number in range(150)])
     words = (path, "--model", place / "ar", "--metrics", "perplexity", "--out", tmp_path / "cards" / "card.json")
-    ask, asked = judging.token_nats, []
+    token_nats, calls = judging.token_nats, []
 
-    def until_tired(*arguments):
-        asked.append(arguments)
-        if len(asked) == 2:
+    def interrupted_at_the_second_call(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
             raise KeyboardInterrupt
-        return ask(*arguments)
+        return token_nats(*arguments)
 
-    monkeypatch.setattr(judging, "token_nats", until_tired)
+    monkeypatch.setattr(judging, "token_nats", interrupted_at_the_second_call)
     assert main(["judge", *map(str, words)]) == 130
-    assert "run the same command again to go on" in capsys.readouterr().err
+    assert "progress is saved; rerun the same command to resume" in capsys.readouterr().err
     assert judged(capsys, *words)["perplexity"]["num_samples"] == 150
-    assert len(asked) == 4  # three parts, one of them begun twice
+    assert len(calls) == 4  # three parts, one of them begun twice
 
 
 SMALL_PARTS = """
-import os, adlm.evaluation.generation.cache as kept, adlm.evaluation.generation.pipeline as judging
-kept.PART = 4
-ask = judging.token_nats
+import os, adlm.evaluation.generation.cache as cache, adlm.evaluation.generation.pipeline as judging
+cache.PART = 4
+token_nats = judging.token_nats
 def counted(judge, part, *more):
     with open(f"{__file__}.{os.environ['RANK']}", "a") as file:
         file.write("x")
-    return ask(judge, part, *more)
+    return token_nats(judge, part, *more)
 judging.token_nats = counted
 """
 
 
 @pytest.mark.processes
-def test_two_processes_share_the_work_and_make_the_card_that_one_makes(
-    place, gpt2, mauve, capsys, tmp_path, monkeypatch
-):
+def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
     words += ("--reference", place / "texts.txt", "--judge-reference")
     monkeypatch.setattr("adlm.evaluation.generation.cache.PART", 4)
@@ -269,12 +267,12 @@ def test_two_processes_share_the_work_and_make_the_card_that_one_makes(
     assert [len((tmp_path / f"two.py.{rank}").read_text()) for rank in (0, 1)] == [8, 6]  # 7 parts of each of two
     parts = [{path.relative_to(folder) for path in folder.rglob("*.npz")} for folder in (tmp_path / "one", two.parent)]
     assert parts[0] == parts[1]
-    monkeypatch.setattr(judging, "token_nats", None)  # what two kept, one takes up
+    monkeypatch.setattr(judging, "token_nats", None)  # one process reuses the cache of two
     assert close(judged(capsys, *words, "--out", two), one)
 
 
 @pytest.mark.processes
-def test_a_mistake_that_only_one_of_two_processes_finds_is_told_once(place, capsys, tmp_path, monkeypatch):
+def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_path, monkeypatch):
     words = (
         place / "samples-4.jsonl",
         "--model",
@@ -288,37 +286,37 @@ def test_a_mistake_that_only_one_of_two_processes_finds_is_told_once(place, caps
     judged(capsys, *words)
     part = next(tmp_path.glob("judged/*/00001.npz"))
     part.write_bytes(part.read_bytes()[:40])
-    run = on_two(tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as kept; kept.PART = 4")
-    mistakes = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
-    assert len(mistakes) == 1
-    assert "00001.npz is damaged; delete it" in mistakes[0]
+    run = on_two(tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as cache; cache.PART = 4")
+    errors = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
+    assert len(errors) == 1
+    assert "00001.npz is damaged; delete it" in errors[0]
     assert "all_gather" not in run.stderr
 
 
 LATE = """
 import os, time, adlm.evaluation.generation.pipeline as judging
 from adlm.errors import UserError
-ask = judging.token_nats
+token_nats = judging.token_nats
 def one_fails(*words):
     if os.environ["RANK"] == "1":
         time.sleep(2)  # meanwhile the other waits
-        raise UserError("the true reason")
-    return ask(*words)
+        raise UserError("the original error")
+    return token_nats(*words)
 judging.token_nats = one_fails
-import adlm.evaluation.generation.cache as kept; kept.PART = 20
+import adlm.evaluation.generation.cache as cache; cache.PART = 20
 """
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_of_a_process_that_fails_while_another_waits_the_mistake_is_told_and_not_the_waiting(place, tmp_path):
+def test_a_rank_that_fails_while_another_waits_reports_its_own_error(place, tmp_path):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity")
     run = on_two(tmp_path, "judge", *words, first=LATE)
-    assert [line for line in run.stderr.splitlines() if line.startswith("adlm: ")] == ["adlm: the true reason"]
+    assert [line for line in run.stderr.splitlines() if line.startswith("adlm: ")] == ["adlm: the original error"]
 
 
 def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path):
-    path = file_of(tmp_path / "odd.jsonl", ["", "a", "two words", "and three more"])
+    path = write_samples(tmp_path / "odd.jsonl", ["", "a", "two words", "and three more"])
     card = judged(capsys, path, "--model", place / "ar", *CHEAP)
     assert card["samples"]["num_empty"] == 1
     assert (card["perplexity"]["num_samples"], card["perplexity"]["num_uncounted"]) == (3, 1)
@@ -327,13 +325,13 @@ def test_empty_and_short_samples_are_counted_and_stated(place, capsys, tmp_path)
     assert any("1 samples have no token that counts" in note for note in card["notes"])
     assert main(["judge", str(path), "--model", str(place / "ar"), *CHEAP]) == 0
     capsys.readouterr()
-    empty = file_of(tmp_path / "empty.jsonl", ["", ""])
+    empty = write_samples(tmp_path / "empty.jsonl", ["", ""])
     card = judged(capsys, empty, "--model", place / "ar", *CHEAP)
     assert card["perplexity"]["pooled"]["value"] is None
     assert main(["judge", str(empty), "--model", str(place / "ar"), *CHEAP]) == 0
 
 
-def test_the_reference_may_be_judged_beside_the_samples(place, capsys):
+def test_the_reference_can_be_judged_with_the_samples(place, capsys):
     words = (
         place / "samples-4.jsonl",
         "--reference",
@@ -350,7 +348,7 @@ def test_the_reference_may_be_judged_beside_the_samples(place, capsys):
     assert "reference" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_the_table_has_every_figure_and_its_label(place, capsys, monkeypatch):
+def test_the_table_has_every_metric_and_its_label(place, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert main(["judge", str(place / "samples-4.jsonl"), "--model", str(place / "ar"), *CHEAP]) == 0
     out = capsys.readouterr().out
@@ -373,16 +371,16 @@ def test_a_damaged_judge_is_refused(place, capsys, tmp_path):
     lm = adlm.load(place / "ar")
     weights = {name: value * float("nan") for name, value in lm.network.state_dict().items()}
     save_model_folder(ModelFolder(lm.config, weights, lm.tokenizer), tmp_path / "nan")
-    told = refused(capsys, place / "samples-4.jsonl", "--model", tmp_path / "nan", *CHEAP)
-    assert "holds a NaN or an infinity" in told
+    error = refused(capsys, place / "samples-4.jsonl", "--model", tmp_path / "nan", *CHEAP)
+    assert "holds a NaN or an infinity" in error
 
 
-def test_mistakes_are_one_sentence(place, capsys, tmp_path):
+def test_user_errors_are_one_line(place, capsys, tmp_path):
     samples, ar = place / "samples-4.jsonl", place / "ar"
-    few = file_of(tmp_path / "few.jsonl", ["a text"] * 3)
+    few = write_samples(tmp_path / "few.jsonl", ["a text"] * 3)
     (tmp_path / "other.jsonl").write_text('{"text": "no samples"}\n')
     cases = [
-        ((), "one file of samples is judged at a time, and none is given"),
+        ((), "adlm judge takes one samples file, and none is given"),
         ((tmp_path / "none.jsonl",), "cannot be read"),
         ((tmp_path / "other.jsonl",), "is not a samples file"),
         ((samples, "--model", ar), "--reference is not given, and MAUVE compares"),
@@ -399,19 +397,19 @@ def test_mistakes_are_one_sentence(place, capsys, tmp_path):
         ((samples, "--judge-reference", *CHEAP), "--judge-reference needs a --reference"),
     ]
     for words, sentence in cases:
-        told = refused(capsys, *words)
-        assert re.search(sentence, told), told
+        error = refused(capsys, *words)
+        assert re.search(sentence, error), error
 
 
-def test_an_unknown_name_without_a_network_is_one_sentence(place, capsys, monkeypatch):
+def test_an_unknown_model_name_without_network_access_is_one_line(place, capsys, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
     monkeypatch.setattr("adlm.evaluation.generation.judges.skip_unreachable_hub", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    told = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
-    assert "nobody/no-such-judge was not loaded as a causal language model" in told
+    error = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
+    assert "nobody/no-such-judge was not loaded as a causal language model" in error
 
 
-def test_cards_become_a_picture_that_names_its_judges(place, capsys, tmp_path):
+def test_the_plot_of_cards_names_their_judges(place, capsys, tmp_path):
     cards = []
     for steps, judge in ((2, "ar"), (4, "ar"), (4, "a2r")):
         cards.append(tmp_path / f"{judge}-{steps}.json")
@@ -422,9 +420,9 @@ def test_cards_become_a_picture_that_names_its_judges(place, capsys, tmp_path):
     assert main(["judge", "--plot", *map(str, cards), "--out", str(tmp_path / "fig.svg")]) == 0
     capsys.readouterr()
     drawn = (tmp_path / "fig.svg").read_text()
-    for told in ("judges differ", "another featuriser", "MAUVE (minilm)"):
-        assert f"<!-- {told}" in drawn or told in drawn
+    for label in ("judges differ", "another featuriser", "MAUVE (minilm)"):
+        assert f"<!-- {label}" in drawn or label in drawn
     assert "no metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
     assert "is no picture" in refused(capsys, "--plot", cards[0], "--out", tmp_path / "fig.json")
-    assert "say where the picture goes" in refused(capsys, "--plot", cards[0])
+    assert "--plot needs --out FILE for the plot" in refused(capsys, "--plot", cards[0])
     assert "none is given" in refused(capsys, "--plot", "--out", tmp_path / "fig.png")

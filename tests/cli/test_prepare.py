@@ -1,4 +1,4 @@
-"""Laws of `adlm prepare`: counts for people and machines, mistakes in one sentence, nothing left half-written."""
+"""Tests of `adlm prepare`: reports as text and JSON, one-line user errors, no partial output."""
 
 import json
 import os
@@ -19,14 +19,14 @@ def text(tmp_path):
     return path
 
 
-def counted(capsys, *words) -> dict:
+def prepared_report(capsys, *words) -> dict:
     assert main(["prepare", *map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_counts_add_up(text, tmp_path, capsys):
     words = (f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64", "--out", tmp_path / "out")
-    report = counted(capsys, *words, "data.held_out=0.2")  # a knob after an option is a knob
+    report = prepared_report(capsys, *words, "data.held_out=0.2")  # an override may follow an option
     documents = text.read_text().split("\n\n")
     assert report["documents"] == len(documents)
     assert report["tokens"] == sum(len(document) + 1 for document in documents)
@@ -35,10 +35,10 @@ def test_counts_add_up(text, tmp_path, capsys):
     for split in report["splits"].values():
         assert split["rows"] == -(-split["tokens"] // 62)
         assert split["tokens_in_rows"] == split["tokens"]
-    assert counted(capsys, *words, "data.held_out=0.2")["how"] == "reused"
+    assert prepared_report(capsys, *words, "data.held_out=0.2")["how"] == "reused"
 
 
-def test_people_see_a_table_and_inspect_shows_rows_and_anchors(text, tmp_path, capsys):
+def test_a_table_is_printed_and_inspect_shows_rows_and_anchors(text, tmp_path, capsys):
     words = ["prepare", f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     assert "train" in capsys.readouterr().out
@@ -47,24 +47,26 @@ def test_people_see_a_table_and_inspect_shows_rows_and_anchors(text, tmp_path, c
     assert "anchors at tau 5" in out
     assert "<|endoftext|>" in out
     assert prose(40, seed=0)[:20] in out
-    seen = counted(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=0")["statistics"]["train"]
+    seen = prepared_report(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=0")["statistics"]["train"]
     assert seen["anchors"] == 0.0
     assert (
-        counted(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=64")["statistics"]["train"]["anchors"]
+        prepared_report(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=64")["statistics"]["train"][
+            "anchors"
+        ]
         == 1.0
     )
 
 
-def test_inspect_takes_the_length_and_packing_that_are_asked_for(text, tmp_path, capsys):
+def test_inspect_uses_the_given_length_and_packing(text, tmp_path, capsys):
     words = (f"data.path={text}", "data.boundary=blank", "tokenizer=bytes", "length=64", "--out", tmp_path / "out")
-    counted(capsys, *words)
-    seen = counted(capsys, "--out", tmp_path / "out", "--inspect", "length=16", "data.packing=padded")
+    prepared_report(capsys, *words)
+    seen = prepared_report(capsys, "--out", tmp_path / "out", "--inspect", "length=16", "data.packing=padded")
     assert (seen["length"], seen["packing"]) == (16, "padded")
     assert seen["splits"]["train"]["rows"] == seen["splits"]["train"]["documents"]
-    assert counted(capsys, "--out", tmp_path / "out", "--inspect")["length"] == 64, "and nothing is written"
+    assert prepared_report(capsys, "--out", tmp_path / "out", "--inspect")["length"] == 64, "and nothing is written"
 
 
-def test_inspect_shows_words_apart_and_nothing_that_steers_the_terminal(tmp_path, capsys):
+def test_inspect_separates_words_and_escapes_control_characters(tmp_path, capsys):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "day", "##s"]))
     (tmp_path / "a.txt").write_text("good days good")
     place = ["--out", str(tmp_path / "out")]
@@ -82,40 +84,44 @@ def test_inspect_shows_words_apart_and_nothing_that_steers_the_terminal(tmp_path
 def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
     from adlm.cli import prepare as command
 
-    asked = []
-    once = command.statistics_of
-    monkeypatch.setattr(command, "statistics_of", lambda *words: asked.append(words) or once(*words))
+    calls = []
+    statistics_of = command.statistics_of
+    monkeypatch.setattr(command, "statistics_of", lambda *given: calls.append(given) or statistics_of(*given))
     words = [f"data.path={text}", "data.held_out=0", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
     assert main(["prepare", *words]) == 0
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
-def test_a_split_that_came_out_empty_is_noted(text, tmp_path, capsys):
+def test_an_empty_split_is_noted(text, tmp_path, capsys):
     words = ("tokenizer=bytes", "length=64", "data.boundary=blank", "--out")
-    notes = counted(capsys, f"data.path={text}", "data.held_out=0.0001", *words, tmp_path / "a")["notes"]
+    notes = prepared_report(capsys, f"data.path={text}", "data.held_out=0.0001", *words, tmp_path / "a")["notes"]
     (note,) = notes
-    assert note.startswith("nothing is held out: data.held_out 0.0001 of 16,423 tokens in 60 documents is too little")
-    assert counted(capsys, f"data.path={text}", "data.held_out=0", *words, tmp_path / "b")["notes"] == []
-    assert counted(capsys, f"data.path={text}", "data.held_out=0.2", *words, tmp_path / "c")["notes"] == []
+    assert note.startswith(
+        "no text is held out: data.held_out 0.0001 of 16,423 tokens in 60 documents selects no document"
+    )
+    assert prepared_report(capsys, f"data.path={text}", "data.held_out=0", *words, tmp_path / "b")["notes"] == []
+    assert prepared_report(capsys, f"data.path={text}", "data.held_out=0.2", *words, tmp_path / "c")["notes"] == []
 
 
-@pytest.mark.parametrize(("boundary", "where"), [("file", "inside a document"), ("blank", "at a document")])
-def test_few_documents_get_a_validation_split_and_a_note_says_how(text, tmp_path, capsys, boundary, where):
+@pytest.mark.parametrize(("boundary", "where"), [("file", "inside a document"), ("blank", "between documents")])
+def test_few_documents_get_a_validation_split_and_a_note(text, tmp_path, capsys, boundary, where):
     words = (f"data.path={text}", f"data.boundary={boundary}", "tokenizer=bytes", "length=64", "--out", tmp_path / "d")
-    report = counted(capsys, *words)
+    report = prepared_report(capsys, *words)
     assert report["splits"]["valid"]["rows"] > 1
     (note,) = report["notes"]
     assert note == (
         f"held out: the last {report['splits']['valid']['tokens'] / report['tokens']:.1%} of the text, cut {where}; "
-        "there are too few documents to draw some"
+        "there are too few documents to hold out random ones"
     )
-    assert counted(capsys, *words)["notes"] == [note], "also where the folder is used again"
+    assert prepared_report(capsys, *words)["notes"] == [note], "also where the folder is used again"
 
 
-def test_the_hint_about_one_document_is_for_own_text(tmp_path, capsys):
+def test_the_note_about_few_documents_is_only_for_own_text(tmp_path, capsys):
     (tmp_path / "text8").mkdir()
     (tmp_path / "text8/text8").write_text("anarchism")
-    report = counted(capsys, "data=text8", f"data.root={tmp_path}", "tokenizer=text8", "--out", tmp_path / "out")
+    report = prepared_report(
+        capsys, "data=text8", f"data.root={tmp_path}", "tokenizer=text8", "--out", tmp_path / "out"
+    )
     assert report["notes"] == []
 
 
@@ -129,7 +135,7 @@ def test_corpora_are_listed(capsys):
     [
         (["data=ptb"], "--out is not given"),
         (["data=./small.txt", "--out", "x"], "your own text goes by data.path=./small.txt"),
-        (["--out", "x"], "nothing says what to read"),
+        (["--out", "x"], "no text is given; add data=NAME"),
         (["data=nosuch", "--out", "x"], "data.name 'nosuch' is no corpus known by name"),
         (["data.path=nosuch.txt", "tokenizer=bytes", "--out", "x"], "data.path nosuch.txt does not exist"),
         (["data.path=x", "data.packing=loose", "--out", "x"], "data.packing 'loose' is not one of"),
@@ -139,7 +145,7 @@ def test_corpora_are_listed(capsys):
         (["data.path=small.txt", "tokenizer=text8", "--out", "x"], "has no id for 'S'"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(words, sentence, tmp_path, monkeypatch, capsys):
+def test_a_user_error_is_one_line_and_leaves_no_files(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "small.txt").write_text("Small.")
@@ -150,7 +156,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(words, sentence, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "small.txt"]
 
 
-def test_a_folder_that_cannot_be_written_is_told(text, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_a_user_error(text, tmp_path, capsys):
     if os.geteuid() == 0:
         place = "/proc/nowhere/out"  # root may write anywhere else
     else:
@@ -161,8 +167,8 @@ def test_a_folder_that_cannot_be_written_is_told(text, tmp_path, capsys):
 
 
 @pytest.mark.processes
-def test_a_disk_that_fills_up_loses_nothing(text, tmp_path):
-    """A tmpfs too small for the shards: one sentence, and after it is made larger the same command ends well."""
+def test_a_full_disk_is_a_user_error_and_the_run_can_be_resumed(text, tmp_path):
+    """With a tmpfs too small for the shards: a one-line error; after enlarging it the same command succeeds."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(

@@ -1,4 +1,4 @@
-"""What holds for every command: no file of others is replaced, no foreign text controls the terminal, no traceback."""
+"""Properties of all commands: no foreign file is replaced, no text controls the terminal, no traceback is printed."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ EVIL = "\x1b]0;evil\x07[/red]"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model, an autoregressive one, a text, samples, a card and figures."""
+    """A diffusion model, an autoregressive model, a text, samples, a card and perplexity results."""
     folder = tmp_path_factory.mktemp("made")
     small_model(folder / "model")
     small_model(folder / "ar", "ar")
@@ -45,10 +45,10 @@ def here(made, monkeypatch, capsys):
 
 def refused(capsys, words, sentence):
     assert main(words) == 2
-    told = capsys.readouterr()
-    assert sentence in told.err
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 PERPLEXITY = ["perplexity", "ar", "--data", "text.txt", "--max-tokens", "64"]
@@ -69,16 +69,16 @@ def test_a_command_replaces_what_adlm_wrote_and_nothing_else_without_force(name,
     words, suffix, read = WRITERS[name]
     if suffix in (".png", ".svg"):
         pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    out, theirs = tmp_path / f"out{suffix}", tmp_path / f"theirs{suffix}"
-    theirs.write_text("mine")
+    out, foreign = tmp_path / f"out{suffix}", tmp_path / f"foreign{suffix}"
+    foreign.write_text("mine")
     for _ in range(2):
         assert main([*words, str(out)]) == 0
     assert written_by_adlm(out)
     capsys.readouterr()
-    refused(capsys, [*words, str(theirs)], "exists and was not written by adlm; give another path, or add --force")
-    assert theirs.read_text() == "mine"
-    assert main([*words, str(theirs), "--force"]) == 0
-    assert written_by_adlm(theirs)
+    refused(capsys, [*words, str(foreign)], "exists and was not written by adlm; give another path, or add --force")
+    assert foreign.read_text() == "mine"
+    assert main([*words, str(foreign), "--force"]) == 0
+    assert written_by_adlm(foreign)
     capsys.readouterr()
     if read is not None:
         before = (here / read).read_bytes()
@@ -90,7 +90,7 @@ def test_a_command_replaces_what_adlm_wrote_and_nothing_else_without_force(name,
     refused(capsys, [*words, str(tmp_path / f"pipe{suffix}")], "is not a regular file")
 
 
-def test_sample_goes_on_with_its_own_file_and_begins_anew_what_holds_something_else_by_force(here, tmp_path, capsys):
+def test_sample_resumes_its_own_file_and_replaces_another_one_only_with_force(here, tmp_path, capsys):
     words, out = ["sample", "model", "--steps", "2", "--out"], tmp_path / "samples.jsonl"
     out.write_text("mine\n")
     refused(capsys, [*words, str(out)], "exists and is not a samples file; give another --out, or add --force")
@@ -138,16 +138,16 @@ def test_results_with_odd_types_are_a_user_error(file, place, value, here, tmp_p
     if file == "card.json":
         commands.append(["judge", "--plot", str(odd), "--out", str(tmp_path / "new.png")])
     codes = [main(words) for words in commands]
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert 2 in codes
     assert set(codes) <= {0, 2}
-    assert told.count("\n") == codes.count(2)
+    assert error.count("\n") == codes.count(2)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def test_json_nested_too_deeply_is_a_user_error_in_every_file_that_is_read(here, tmp_path, capsys):
+def test_too_deeply_nested_json_is_a_user_error_in_every_input_file(here, tmp_path, capsys):
     (tmp_path / "deep.json").write_text(DEEP)
     header = (here / "samples.jsonl").read_text().splitlines()[0]
     (tmp_path / "first.jsonl").write_text(f"{DEEP}\n")
@@ -165,7 +165,7 @@ def test_json_nested_too_deeply_is_a_user_error_in_every_file_that_is_read(here,
         refused(capsys, words, str(tmp_path))
 
 
-def test_damaged_lines_of_a_journal_are_measured_again(here, tmp_path, capsys, monkeypatch):
+def test_results_of_damaged_journal_lines_are_measured_again(here, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 64)
     out = tmp_path / "figures.json"
     words = ["perplexity", "model", "--data", "text.txt", "--samples", "2", "--out", str(out)]
@@ -186,7 +186,7 @@ def test_damaged_lines_of_a_journal_are_measured_again(here, tmp_path, capsys, m
 
 
 @pytest.mark.parametrize("option", ["sample", "judge", "--plot", "reproduce", "--reference", "--given-features"])
-def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(option, here, tmp_path, capsys):
+def test_a_pipe_instead_of_a_file_is_a_user_error(option, here, tmp_path, capsys):
     pipe = str(tmp_path / "pipe.json")
     os.mkfifo(pipe)
     words = {
@@ -203,7 +203,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(option, here, tmp_path
 
 
 def test_foreign_text_cannot_control_the_terminal(here, tmp_path, capsys, monkeypatch):
-    """Names in cards, figures and samples, names of files and of models, and what a model writes."""
+    """Names in cards, results and samples, names of files and models, and generated text."""
     monkeypatch.chdir(tmp_path)
     for name in ("model", "ar", "samples.jsonl", "text.txt"):
         (tmp_path / name).symlink_to(here / name)
@@ -240,11 +240,11 @@ def test_foreign_text_cannot_control_the_terminal(here, tmp_path, capsys, monkey
         ["parity", EVIL],
     ):
         assert main(words) in (0, 2), words
-        told = capsys.readouterr()
-        assert not {"\x1b", "\x07", "\x9b"} & set(told.out + told.err), words
+        captured = capsys.readouterr()
+        assert not {"\x1b", "\x07", "\x9b"} & set(captured.out + captured.err), words
 
 
-def test_a_name_is_no_markup_for_a_progress_bar(monkeypatch):
+def test_a_progress_bar_does_not_interpret_names_as_markup(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -253,13 +253,13 @@ def test_a_name_is_no_markup_for_a_progress_bar(monkeypatch):
     monkeypatch.setattr("sys.stderr", screen := Terminal())
     with console.Stages("groups") as stages:
         for done in range(3):
-            stages.tell(f"{EVIL} {{task.x}} on text", done, 3)
+            stages.update(f"{EVIL} {{task.x}} on text", done, 3)
     assert "[/red]" in screen.getvalue()
     assert "]0;evil\x07" not in screen.getvalue()
 
 
 @pytest.mark.parametrize("environment", ["x", "0", "2", "2 RANK=x", "2 RANK=5", "2 RANK=0", "2 RANK=0 MASTER_PORT=x"])
-def test_a_stray_world_size_is_a_user_error(environment, here, capsys, monkeypatch):
+def test_an_invalid_world_size_is_a_user_error(environment, here, capsys, monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for word in f"WORLD_SIZE={environment}".split():
@@ -276,18 +276,18 @@ def test_an_address_that_does_not_exist_and_a_port_that_is_taken_are_user_errors
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "no.where.invalid", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"MASTER_ADDR 'no.where.invalid' and MASTER_PORT 1 are not an address"):
-        process_group().__enter__()
+        process_group(console.write_error).__enter__()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with pytest.raises(ValueError, match=r"the 2 processes cannot connect to each other at 127\.0\.0\.1"):
-            process_group().__enter__()
+            process_group(console.write_error).__enter__()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_lacks_is_escaped(encoding, here, monkeypatch):
+def test_characters_missing_in_the_encoding_are_escaped(encoding, here, monkeypatch):
     for words in (JUDGE, ["reproduce", "owt-ppl"], ["sample", "model", "--prompt", "日本±"], ["parity", "日本"]):
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
         monkeypatch.setattr("sys.stdout", out)
@@ -298,7 +298,7 @@ def test_what_an_encoding_lacks_is_escaped(encoding, here, monkeypatch):
         assert (b"\\u65e5" in shown) == ("日本" in "".join(words))
 
 
-def test_a_full_disk_while_results_or_a_journal_are_written_is_one_sentence(here, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_a_one_line_error(here, tmp_path, capsys, monkeypatch):
     def full(descriptor):
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
             raise OSError(28, os.strerror(28))
@@ -315,7 +315,7 @@ def test_a_full_disk_while_results_or_a_journal_are_written_is_one_sentence(here
     refused(capsys, [*PERPLEXITY, "--out", str(tmp_path / "out.json")], "is not a regular file")
 
 
-def test_numbers_that_cannot_be_are_refused_or_followed_by_progress(here, capsys, monkeypatch):
+def test_excessive_numbers_are_a_user_error_or_show_progress(here, capsys, monkeypatch):
     refused(capsys, [*PERPLEXITY[:1], "model", *PERPLEXITY[2:], "--samples", str(10**20)], "at most 100,000")
     refused(capsys, [*JUDGE, "--seeds", str(10**14)], "--seeds 100000000000000 must be at most 1,000")
     tiny = ["length=8", "tokenizer=bytes", "model.hidden=16", "model.heads=2", "model.blocks=1"]
@@ -325,7 +325,7 @@ def test_numbers_that_cannot_be_are_refused_or_followed_by_progress(here, capsys
     refused(capsys, ["bench", "train", *tiny, "--batch", str(10**11)], "must be at most 2,147,483,647")
     refused(capsys, ["bench", "sample", *tiny[:2], "model.hidden=1000000", "model.heads=2"], "this machine has")
     refused(capsys, ["sample", "model", "--steps", "1000000", "--sampler", "remdm-conf"], "must be at most 20,000")
-    monkeypatch.setattr(console, "SILENCE", 0.1)
+    monkeypatch.setattr(console, "PROGRESS_INTERVAL", 0.1)
 
     def interrupt(number, frame):
         raise KeyboardInterrupt
@@ -351,14 +351,16 @@ def started(words, **streams):
 
 
 @pytest.mark.processes
-def test_readers_that_go_away_and_ctrl_c_five_times_end_in_no_traceback(here, tmp_path):
-    """One process of each at the same time: each takes seconds to begin."""
+def test_closed_pipes_and_repeated_ctrl_c_print_no_traceback(here, tmp_path):
+    """All processes run at the same time, since each takes seconds to start."""
     pipe = subprocess.PIPE
     endless = ["sample", "model", "--num", "100000", "--steps", "2"]
     without_reader = started(endless, stdout=pipe, stderr=pipe)
     without_reader.stdout.close()
-    deaf = started([*PERPLEXITY, "--out", str(tmp_path / "deaf.json"), "--json"], stdout=pipe, stderr=pipe)
-    deaf.stderr.close()
+    without_stderr = started(
+        [*PERPLEXITY, "--out", str(tmp_path / "without_stderr.json"), "--json"], stdout=pipe, stderr=pipe
+    )
+    without_stderr.stderr.close()
     interrupted = started([*endless, "--out", str(tmp_path / "cut.jsonl")], stdout=pipe, stderr=pipe)
     begun = time.monotonic()
     while not (tmp_path / "cut.jsonl").exists() and time.monotonic() - begun < 60:
@@ -367,18 +369,18 @@ def test_readers_that_go_away_and_ctrl_c_five_times_end_in_no_traceback(here, tm
         interrupted.send_signal(signal.SIGINT)
         time.sleep(0.01)
     assert (without_reader.stderr.read(), without_reader.wait()) == (b"", 0)
-    assert json.loads(deaf.stdout.read())["figures"]
-    assert deaf.wait() == 0
-    assert written_by_adlm(tmp_path / "deaf.json")
-    assert interrupted.stderr.read().endswith(b"run the same command again to go on\n")
+    assert json.loads(without_stderr.stdout.read())["figures"]
+    assert without_stderr.wait() == 0
+    assert written_by_adlm(tmp_path / "without_stderr.json")
+    assert interrupted.stderr.read().endswith(b"rerun the same command to resume\n")
     assert interrupted.wait() == 130
-    for process in (without_reader, deaf, interrupted):
+    for process in (without_reader, without_stderr, interrupted):
         for stream in (process.stdout, process.stderr):
             stream.close()
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
-def test_standard_streams_may_be_closed_or_full(closed):
+def test_standard_streams_can_be_closed_or_full(closed):
     command = f"{sys.executable} -m adlm presets"
     assert subprocess.run(f"{command} {closed}", shell=True, stdout=subprocess.DEVNULL, check=False).returncode == 0
     wrong = subprocess.run(f"{command} nothing {closed}", shell=True, capture_output=True, check=False)

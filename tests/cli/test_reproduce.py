@@ -1,4 +1,4 @@
-"""Laws of `adlm reproduce`: read is as measured, every form tells the same, mistakes are a sentence."""
+"""Tests of `adlm reproduce`: saved results equal measured ones, all output formats agree, errors are one line."""
 
 import json
 import struct
@@ -17,7 +17,7 @@ from adlm.evaluation.paper.published_tables import TABLES
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Two models of bytes, a corpus under a published name and one that stands in."""
+    """Two byte-level models, a published corpus and a stand-in corpus."""
     folder = tmp_path_factory.mktemp("reproduce")
     for method in ("adlm", "ar"):
         small_model(folder / method, method)
@@ -37,14 +37,14 @@ def _local(world, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def told(capsys, *words) -> dict:
+def report(capsys, *words) -> dict:
     assert main(["reproduce", *map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_without_a_model_a_table_is_a_reference(table, capsys):
-    found = told(capsys, table)["comparisons"]
+def test_without_a_model_the_published_table_is_printed(table, capsys):
+    found = report(capsys, table)["comparisons"]
     assert [(each["row"], each["column"], each["published"]) for each in found] == [
         (row.name, column, value) for row in TABLES[table].rows for column, value in row.figures.items()
     ]
@@ -55,16 +55,16 @@ def test_without_a_model_a_table_is_a_reference(table, capsys):
     assert "missing" not in shown
 
 
-def test_what_was_written_is_held_against_the_table_as_what_is_measured(world, tmp_path, capsys):
+def test_saved_results_are_compared_like_measured_ones(world, tmp_path, capsys):
     figures = tmp_path / "figures.json"
     read = []
     for estimator in ("published", "nelbo"):
         words = ["--data", "zero-shot", "--packing", "packed-published", "--estimator", estimator, "--out", figures]
         assert main(["perplexity", str(world / "adlm"), *map(str, words)]) == 0
         capsys.readouterr()
-        some = told(capsys, "zero-shot", figures)["comparisons"]
-        read += [each for each in some if each["ours"] is not None]
-    measured = told(capsys, "zero-shot", world / "adlm")["comparisons"]
+        compared = report(capsys, "zero-shot", figures)["comparisons"]
+        read += [each for each in compared if each["ours"] is not None]
+    measured = report(capsys, "zero-shot", world / "adlm")["comparisons"]
     ours = [each for each in measured if each["ours"] is not None]
     order = [(each["how"], each["column"]) for each in ours]
     assert {each["column"] for each in ours} == {"ptb", "arxiv"}
@@ -72,8 +72,8 @@ def test_what_was_written_is_held_against_the_table_as_what_is_measured(world, t
     assert {each["how"] for each in ours} == {"published", "nelbo"}
 
 
-def test_a_model_of_bytes_is_shown_and_never_said_to_agree(world, capsys):
-    found = told(capsys, "zero-shot", world / "adlm", world / "ar")["comparisons"]
+def test_a_byte_level_model_is_not_comparable_with_the_table(world, capsys):
+    found = report(capsys, "zero-shot", world / "adlm", world / "ar")["comparisons"]
     ours = [each for each in found if each["ours"] is not None]
     assert {each["verdict"] for each in ours} == {"not comparable"}
     reasons = {(each["row"], each["column"]): each["because"] for each in ours}
@@ -84,9 +84,9 @@ def test_a_model_of_bytes_is_shown_and_never_said_to_agree(world, capsys):
     assert "--data lambada" in lambada["command"]
 
 
-def test_a_text_of_ones_own_is_told_from_the_tables(world, capsys):
+def test_own_text_is_not_comparable_with_the_table(world, capsys):
     words = ("--data", world / "prepared", "--packing", "packed", "--row", "adlm-262B")
-    found = told(capsys, "owt-ppl", world / "adlm", *words)["comparisons"]
+    found = report(capsys, "owt-ppl", world / "adlm", *words)["comparisons"]
     ours = [each for each in found if each["ours"] is not None]
     assert all("speech.txt, not openwebtext" in each["because"] for each in ours)
     assert all("packing packed, not packed-published" in each["because"] for each in ours)
@@ -95,7 +95,7 @@ def test_a_text_of_ones_own_is_told_from_the_tables(world, capsys):
 
 @pytest.mark.parametrize("table", ["zero-shot", "generation", "reasoning"])
 @pytest.mark.parametrize("model", [False, True])
-def test_markdown_has_as_many_columns_in_every_row(world, table, model, capsys, tmp_path):
+def test_markdown_has_the_same_number_of_columns_in_every_row(world, table, model, capsys, tmp_path):
     accuracy = tmp_path / "right.json"
     accuracy.write_text(json.dumps({"method": "acot", "accuracy": {"gsm8k": {"right": 600, "of": 1319}}}))
     models = {"zero-shot": [str(world / "ar")], "reasoning": [str(accuracy)]}.get(table, []) if model else []
@@ -105,9 +105,9 @@ def test_markdown_has_as_many_columns_in_every_row(world, table, model, capsys, 
     assert len(rows) == 2 + sum(len(row.figures) for row in TABLES[table].rows)
 
 
-def test_what_is_written_is_what_is_told(world, tmp_path, capsys):
+def test_the_written_json_equals_the_printed_json(world, tmp_path, capsys):
     out = tmp_path / "table.json"
-    shown = told(capsys, "zero-shot", world / "ar", "--out", out)
+    shown = report(capsys, "zero-shot", world / "ar", "--out", out)
     assert json.loads(out.read_text()) == shown
     assert list(tmp_path.iterdir()) == [out]
 
@@ -116,10 +116,10 @@ SMALL_GROUPS = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 96"
 
 
 @pytest.mark.processes
-def test_two_processes_tell_once_what_one_does(world, tmp_path, capsys, monkeypatch):
+def test_two_processes_print_the_same_report_as_one(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 96)
     words = ("zero-shot", world / "adlm", world / "ar", "--samples", 2)
-    one, out = told(capsys, *words), tmp_path / "two.json"
+    one, out = report(capsys, *words), tmp_path / "two.json"
     run = on_two(tmp_path, "reproduce", *words, "--json", "--out", out, first=SMALL_GROUPS)
     assert run.returncode == 0, run.stderr[-2000:]
     two = json.loads(run.stdout)
@@ -137,42 +137,41 @@ def test_two_processes_tell_once_what_one_does(world, tmp_path, capsys, monkeypa
         (("zero-shot", "nowhere"), "is neither a model folder nor a .ckpt file"),
     ],
 )
-def test_two_processes_tell_a_mistake_once(world, tmp_path, words, sentence):
+def test_two_processes_print_a_user_error_once(world, tmp_path, words, sentence):
     model = load_model_folder(world / "adlm")
     next(iter(model.weights.values())).fill_(float("nan"))
     save_model_folder(model, tmp_path / "nan")
     places = {"nan": tmp_path / "nan", "prepared": world / "prepared"}
     run = on_two(tmp_path, "reproduce", *(word.format(**places) for word in words), first=SMALL_GROUPS)
-    mistakes = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
-    assert len(mistakes) == 1
-    assert sentence in mistakes[0]
+    errors = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
+    assert len(errors) == 1
+    assert sentence in errors[0]
     assert run.stdout == ""
     assert "exitcode  : 2" in run.stderr  # torchrun's own is 1
 
 
-def test_what_was_measured_is_kept_until_it_is_written(world, tmp_path, capsys, monkeypatch):
-    """The published estimator's share is not measured again where ours was interrupted."""
+def test_journals_are_kept_until_the_results_are_written(world, tmp_path, capsys, monkeypatch):
+    """After an interruption, results of the published estimator are not measured again."""
     words = ["reproduce", "zero-shot", str(world / "adlm"), "--out", str(tmp_path / "table.json")]
     with monkeypatch.context() as patched:
-        measured = reproduce.measure_models
-        asked = []
+        measure_models = reproduce.measure_models
+        estimators = []
 
-        def until_tired(models, texts, recipe, *more):
-            asked.append(recipe.estimator)
-            if recipe.estimator == "auto":
+        def interrupted_at_auto(models, texts, settings, *more):
+            estimators.append(settings.estimator)
+            if settings.estimator == "auto":
                 raise KeyboardInterrupt
-            return measured(models, texts, recipe, *more)
+            return measure_models(models, texts, settings, *more)
 
-        patched.setattr(reproduce, "measure_models", until_tired)
+        patched.setattr(reproduce, "measure_models", interrupted_at_auto)
         assert main(words) == 130
-    assert asked == ["published", "auto"]
-    kept = len(list(tmp_path.iterdir()))
-    assert kept == 2  # a journal for each text
+    assert estimators == ["published", "auto"]
+    assert len(list(tmp_path.iterdir())) == 2  # a journal for each text
     assert main(words) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
 
 
-def test_the_picture_is_one(world, tmp_path, capsys):
+def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     for name in ("table.png", "table.svg"):
         assert main(["reproduce", "zero-shot", str(world / "ar"), "--plot", str(tmp_path / name)]) == 0
@@ -202,7 +201,7 @@ def test_the_picture_is_one(world, tmp_path, capsys):
         (["owt-ppl", "--out", "{none}/no/table.json"], "there is no folder"),
     ],
 )
-def test_mistakes_are_one_sentence(world, words, sentence, capsys):
+def test_user_errors_are_one_line(world, words, sentence, capsys):
     if not (world / "none").exists():
         small_model(world / "none", tokenizer=None)
         (world / "neither.json").write_text('{"loss": 3}')

@@ -1,4 +1,4 @@
-"""Laws of `adlm sample`: what is given stays, what is drawn depends on (seed, row) alone, a cut file goes on."""
+"""Tests of `adlm sample`: given tokens stay, samples depend only on (seed, row), interrupted files are resumed."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from adlm.samples_file import read_samples
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Model folders by method, over bytes; `text8` speaks 27 characters and `ids` only ids."""
+    """Byte-level model folders by method; `text8` has 27 characters and `ids` has no tokenizer."""
     folder = tmp_path_factory.mktemp("models")
     for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"):
         small_model(folder / method, method)
@@ -31,12 +31,12 @@ def models(tmp_path_factory):
 
 
 def sampled(capsys, *words):
-    """The objects that a command prints."""
+    """The JSON objects that the command prints."""
     assert main(["sample", *map(str, words), "--json"]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_texts_are_printed_as_they_are_and_ruled_off_where_there_are_several(models, capsys):
+def test_texts_are_printed_with_a_header_each_if_there_are_several(models, capsys):
     assert main(["sample", str(models / "text8")]) == 0
     first = capsys.readouterr().out
     assert len(first.rstrip("\n")) == 16
@@ -45,21 +45,21 @@ def test_texts_are_printed_as_they_are_and_ruled_off_where_there_are_several(mod
     assert both.startswith(f"--- 1 ---\n{first}--- 2 ---\n")
 
 
-def test_a_pipe_that_is_to_have_colours_gets_no_rule_as_wide_as_itself(models, capsys, monkeypatch):
+def test_headers_in_a_pipe_with_forced_colours_are_short(models, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
     assert len(capsys.readouterr().out) < 1000
 
 
 @pytest.mark.parametrize("method", ["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"])
-def test_every_method_samples_from_nothing_and_after_a_prompt(models, capsys, method):
-    nothing, after = (sampled(capsys, models / method, *given)[0] for given in ((), ("--prompt", "abc")))
-    assert len(nothing["ids"]) == 16
-    assert len(after["ids"]) == 15  # bos before the prompt takes a place
-    assert after["text"].startswith("abc")
+def test_every_method_samples_with_and_without_a_prompt(models, capsys, method):
+    unconditional, prompted = (sampled(capsys, models / method, *given)[0] for given in ((), ("--prompt", "abc")))
+    assert len(unconditional["ids"]) == 16
+    assert len(prompted["ids"]) == 15  # bos before the prompt takes one position
+    assert prompted["text"].startswith("abc")
 
 
-def test_what_is_given_stays_in_its_place(models, capsys):
+def test_given_tokens_stay_at_their_positions(models, capsys):
     row = sampled(capsys, models / "adlm", "--prompt", "abc", "--suffix", "yz", "--length", 9)[0]
     assert row["ids"][:3] == [97, 98, 99]
     assert row["ids"][-2:] == [121, 122]
@@ -71,16 +71,16 @@ def test_what_is_given_stays_in_its_place(models, capsys):
     assert all(len(row["text"]) == 5 and row["text"][4] == "b" for row in rows[2:])
 
 
-def test_it_draws_what_python_draws(models, capsys):
+def test_the_command_and_the_python_call_draw_the_same_samples(models, capsys):
     lm = adlm.load(models / "text8")
-    told = [row["text"] for row in sampled(capsys, models / "text8", "--num", 3, "--seed", 5, "sampling.top_p=0.9")]
-    assert told == lm.sample(3, seed=5, top_p=0.9)
+    texts = [row["text"] for row in sampled(capsys, models / "text8", "--num", 3, "--seed", 5, "sampling.top_p=0.9")]
+    assert texts == lm.sample(3, seed=5, top_p=0.9)
     fills = ["a[MASK*3]", "[MASK]bc"]
-    told = sampled(capsys, models / "text8", "--fill", fills[0], "--fill", fills[1], "--sampler", "confidence")
-    assert [row["text"] for row in told] == lm.fill(fills, sampler="confidence")
+    rows = sampled(capsys, models / "text8", "--fill", fills[0], "--fill", fills[1], "--sampler", "confidence")
+    assert [row["text"] for row in rows] == lm.fill(fills, sampler="confidence")
 
 
-def test_special_tokens_are_hidden_where_text_is_shown_and_complete_in_files(models, tmp_path, capsys, monkeypatch):
+def test_special_tokens_are_hidden_in_printed_text_and_included_in_files(models, tmp_path, capsys, monkeypatch):
     words, mark = [models / "adlm", "--num", 60], "<|endoftext|>"
     hidden, shown = sampled(capsys, *words), sampled(capsys, *words, "--special-tokens")
     ended = [row for row in shown if 256 in row["ids"]]
@@ -99,13 +99,13 @@ def test_special_tokens_are_hidden_where_text_is_shown_and_complete_in_files(mod
         assert (mark in terminal.getvalue()) == found
 
 
-def test_knobs_by_option_and_by_word_are_the_same(models, capsys):
+def test_options_and_config_overrides_are_equivalent(models, capsys):
     by_option = sampled(capsys, models / "adlm", "--steps", 3, "--sampler", "remdm-cap")
     assert by_option == sampled(capsys, models / "adlm", "sampling.steps=3", "sampling.sampler=remdm-cap")
     assert by_option == sampled(capsys, models / "adlm", "--steps", 3, "sampling.sampler=remdm-cap")
 
 
-def test_a_window_makes_texts_longer_than_the_model(models, capsys):
+def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
     words = [models / "adlm", "--prompt", "abc", "--length", 40, "--sampler", "semi-autoregressive"]
     row = sampled(capsys, *words)[0]
     assert len(row["ids"]) == 40
@@ -149,16 +149,16 @@ def test_a_window_makes_texts_longer_than_the_model(models, capsys):
         (["text8", "--device", "abacus"], "device 'abacus' is not one that torch sees here"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(models, tmp_path, capsys, words, sentence):
+def test_a_user_error_is_one_line_and_leaves_no_files(models, tmp_path, capsys, words, sentence):
     assert main(["sample", str(models / words[0]), *words[1:], "--out", str(tmp_path / "samples.jsonl")]) == 2
-    told = capsys.readouterr()
-    assert sentence in told.err
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_says_how_it_was_made(models, tmp_path, capsys):
+def test_a_samples_file_records_its_provenance(models, tmp_path, capsys):
     out = tmp_path / "samples.jsonl"
     words = [models / "text8", "--fill", "a[MASK*3]", "--num", 5, "--seed", 2, "--batch", 2, "--sampler", "remdm-cap"]
     rows = sampled(capsys, *words)
@@ -172,7 +172,7 @@ def test_a_file_says_how_it_was_made(models, tmp_path, capsys):
     assert (made_by.device, made_by.dtype, made_by.model) == ("cpu", "float32", str(models / "text8"))
 
 
-def test_a_file_cut_anywhere_goes_on_to_the_same_bytes_and_a_whole_one_is_left_alone(models, tmp_path, capsys):
+def test_a_truncated_file_is_completed_to_the_same_bytes_and_a_complete_one_is_unchanged(models, tmp_path, capsys):
     out = tmp_path / "samples.jsonl"
     words = ["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]
     assert main(words) == 0
@@ -187,12 +187,12 @@ def test_a_file_cut_anywhere_goes_on_to_the_same_bytes_and_a_whole_one_is_left_a
     assert json.loads(capsys.readouterr().out)["drawn"] == 0
 
 
-def test_another_command_does_not_touch_a_file(models, tmp_path, capsys):
+def test_a_command_with_other_settings_does_not_change_the_file(models, tmp_path, capsys):
     out = tmp_path / "samples.jsonl"
     words = ["sample", str(models / "adlm"), "--num", "3", "--out", str(out)]
     assert main(words) == 0
     before = out.read_bytes()
-    for other, told in (
+    for other, message in (
         (["--seed", "1"], "seed 0 -> 1"),
         (["--batch", "2"], "batch 16 -> 2"),
         (["--prompt", "ab"], "canvases ['[MASK*16]'] -> ['ab[MASK*13]']"),
@@ -200,7 +200,7 @@ def test_another_command_does_not_touch_a_file(models, tmp_path, capsys):
     ):
         capsys.readouterr()
         assert main([*words, *other]) == 2
-        assert f"with other settings: {told}; give another --out" in capsys.readouterr().err
+        assert f"with other settings: {message}; give another --out" in capsys.readouterr().err
     small_model(tmp_path / "other", "mdlm")
     assert main(["sample", str(tmp_path / "other"), "--num", "3", "--out", str(out)]) == 2
     assert "method adlm -> mdlm" in capsys.readouterr().err
@@ -215,8 +215,8 @@ def _child(words):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(models, tmp_path):
-    out, unbroken = tmp_path / "killed.jsonl", tmp_path / "unbroken.jsonl"
+def test_a_killed_run_resumes_to_the_same_bytes(models, tmp_path):
+    out, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "uninterrupted.jsonl"
     words = ["sample", str(models / "adlm"), "--num", "60", "--batch", "2", "--steps", "16"]
     context, chance, exits = multiprocessing.get_context("forkserver"), random.Random(0), []
     context.set_forkserver_preload(["adlm.cli.sample", "torch._dynamo"])
@@ -232,29 +232,29 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(models, tmp_path):
         exits.append(process.exitcode)
     assert exits[0] == -signal.SIGKILL
     assert main([*words, "--out", str(out)]) == 0
-    assert main([*words, "--out", str(unbroken)]) == 0
-    assert out.read_bytes() == unbroken.read_bytes()
+    assert main([*words, "--out", str(uninterrupted)]) == 0
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
-def test_every_batch_is_on_the_disk_before_the_next_is_begun(models, tmp_path, monkeypatch):
+def test_every_batch_is_written_before_the_next_one_starts(models, tmp_path, monkeypatch):
     out, seen = tmp_path / "samples.jsonl", []
 
-    def drawn(lm, wanted, start, through):
+    def recorded(lm, request, start, filters):
         seen.append((start, len(list(read_samples(out))) if start else 0))
-        return sample_batch(lm, wanted, start, through)
+        return sample_batch(lm, request, start, filters)
 
-    monkeypatch.setattr("adlm.cli.sample.sample_batch", drawn)
+    monkeypatch.setattr("adlm.cli.sample.sample_batch", recorded)
     assert main(["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]) == 0
     assert seen == [(0, 0), (3, 3), (6, 6)]
 
 
 def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkeypatch):
-    def walk(*given):
+    def out_of_memory(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     words = ["sample", str(models / "adlm"), "--num", "9", "--batch", "8", "--out", str(tmp_path / "samples.jsonl")]
-    monkeypatch.setattr("adlm.cli.sample.check_request", lambda lm, wanted: None)
-    monkeypatch.setattr("adlm.language_model.LanguageModel.walk", walk)
+    monkeypatch.setattr("adlm.cli.sample.check_request", lambda lm, request: None)
+    monkeypatch.setattr("adlm.language_model.LanguageModel.walk", out_of_memory)
     assert main(words) == 2
     assert "--batch 8 of 16 tokens does not fit the memory of the device; try --batch 4" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -266,7 +266,7 @@ class Terminal(io.StringIO):
 
 
 def as_terminal(monkeypatch):
-    """Standard output from now on, remembered; a fixture's would be pytest's again when the test begins."""
+    """Replace standard output by a terminal; not a fixture, because pytest resets it when the test begins."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -274,7 +274,7 @@ def as_terminal(monkeypatch):
     return screen
 
 
-def test_on_a_terminal_what_was_given_is_dim_and_nothing_that_is_drawn_can_steer_it(models, monkeypatch):
+def test_on_a_terminal_the_prompt_is_dim_and_control_characters_are_escaped(models, monkeypatch):
     terminal = as_terminal(monkeypatch)
     assert main(["sample", str(models / "adlm"), "--num", "4", "--prompt", "\x1b[2J\x07ü"]) == 0
     shown = terminal.getvalue()
@@ -284,7 +284,7 @@ def test_on_a_terminal_what_was_given_is_dim_and_nothing_that_is_drawn_can_steer
     assert shown.count("───") >= 4
 
 
-def test_the_first_sample_is_watched_and_the_others_follow(models, monkeypatch):
+def test_watch_shows_the_first_sample_and_prints_the_others(models, monkeypatch):
     terminal = as_terminal(monkeypatch)
     lm = adlm.load(models / "text8")
     assert main(["sample", str(models / "text8"), "--num", "3", "--watch"]) == 0
@@ -296,7 +296,7 @@ def test_the_first_sample_is_watched_and_the_others_follow(models, monkeypatch):
     assert first not in plain[plain.index(others[0]) :]  # not shown again with the others
 
 
-def test_where_there_is_no_terminal_there_is_nothing_to_watch(models, capsys):
+def test_watch_has_no_effect_without_a_terminal(models, capsys):
     assert main(["sample", str(models / "text8"), "--num", "2"]) == 0
     plain = capsys.readouterr().out
     assert main(["sample", str(models / "text8"), "--num", "2", "--watch"]) == 0
@@ -304,33 +304,33 @@ def test_where_there_is_no_terminal_there_is_nothing_to_watch(models, capsys):
 
 
 @pytest.mark.parametrize("method", ["adlm", "ar"])
-def test_a_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
+def test_the_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
     words = [models / method, "--fill", "ab[MASK*9]", "--fill", "c[MASK*2]", "--num", 2]
-    rows = sampled(capsys, *words, "--trace", tmp_path / "walk.json", "--out", tmp_path / "samples.jsonl")
+    rows = sampled(capsys, *words, "--trace", tmp_path / "trace.json", "--out", tmp_path / "samples.jsonl")
     assert rows == [{"out": str(tmp_path / "samples.jsonl"), "samples": 4, "drawn": 4}]
     first = next(iter(read_samples(tmp_path / "samples.jsonl")))
-    trace = json.loads((tmp_path / "walk.json").read_text())
+    trace = json.loads((tmp_path / "trace.json").read_text())
     ids = list(trace["canvas"])
     for moment in trace["moments"]:
-        for place, index, _ in moment["changed"]:
-            ids[place] = index
-    assert ids == [256, *first.ids]  # a prompt is read after bos
+        for position, index, _ in moment["changed"]:
+            ids[position] = index
+    assert ids == [256, *first.ids]  # the prompt follows bos
     capsys.readouterr()
-    assert main(["sample", *map(str, words), "--trace", str(tmp_path / "walk.html")]) == 0
-    assert (tmp_path / "walk.html").read_text().startswith("<!")
-    assert f"trace is in {tmp_path / 'walk.html'}\n" in capsys.readouterr().err, "and says where it is"
+    assert main(["sample", *map(str, words), "--trace", str(tmp_path / "trace.html")]) == 0
+    assert (tmp_path / "trace.html").read_text().startswith("<!")
+    assert f"wrote the trace to {tmp_path / 'trace.html'}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--trace", "walk.txt"], "trace walk.txt must end in .json"),
-        (["--trace", "nowhere/walk.html"], "there is no folder"),
-        (["--trace", "walk.html", "--length", "40", "--sampler", "semi-autoregressive"], "about all 40 tokens"),
-        (["--watch", "--json"], "--watch is for people and --json for machines"),
+        (["--trace", "trace.txt"], "trace trace.txt must end in .json"),
+        (["--trace", "nowhere/trace.html"], "there is no folder"),
+        (["--trace", "trace.html", "--length", "40", "--sampler", "semi-autoregressive"], "on all 40 tokens"),
+        (["--watch", "--json"], "--watch cannot be combined with --json"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told_before_the_walk(models, tmp_path, capsys, monkeypatch, words, sentence):
+def test_trace_and_watch_options_are_checked_before_sampling(models, tmp_path, capsys, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
     assert main(["sample", str(models / "text8"), *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Laws of `adlm train`: it trains, tells, resumes, draws, and a mistake is one sentence."""
+"""Tests of `adlm train`: train, report, resume and plot; user errors are one line."""
 
 import json
 import os
@@ -15,20 +15,20 @@ from small_runs import SMALL, corpus, forked, with_closed_terminal, without_read
 from adlm.cli.main import main
 
 
-def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
+def test_a_run_is_trained_reported_resumed_and_plotted(tmp_path, capsys):
     out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
     words = ["train", *SMALL, f"data.prepared={prepared}", "--out", str(out)]
     assert main([*words, "--json"]) == 0
-    told = capsys.readouterr()
-    report = json.loads(told.out)
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
     assert report["step"] == 20
     assert report["tokens"] == 20 * 8 * 16
     assert report["nats"] > report["stderr"] > 0
-    assert "20/20  loss" in told.err
-    assert "anchor" in told.err
-    assert "held out <= " in told.err, "diffusion has an upper bound"
-    assert "bound" not in told.err, "what is printed in training is none"
-    assert main(["train", "--out", str(out)]) == 0  # as it is: there is nothing left to do
+    assert "20/20  loss" in captured.err
+    assert "anchor" in captured.err
+    assert "held out <= " in captured.err, "diffusion has an upper bound"
+    assert "bound" not in captured.err, "training nats are not a bound"
+    assert main(["train", "--out", str(out)]) == 0  # already finished
     assert "resuming from step 20" in capsys.readouterr().err
     pytest.importorskip("matplotlib")
     assert main(["train", "--plot", str(out)]) == 0
@@ -36,7 +36,7 @@ def test_a_run_is_trained_told_resumed_and_drawn(tmp_path, capsys):
     assert "<svg" in (out / "curves.svg").read_text()
 
 
-def test_several_runs_are_drawn_on_one_pair_of_axes(tmp_path, capsys):
+def test_several_runs_are_plotted_on_one_pair_of_axes(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     runs = [tmp_path / name for name in ("a", "b", "c")]
     for number, run in enumerate(runs):
@@ -53,12 +53,12 @@ def test_several_runs_are_drawn_on_one_pair_of_axes(tmp_path, capsys):
         assert f"{run}, in training" in drawn
 
 
-@pytest.mark.parametrize(("method", "told"), [("ar", "held out "), ("mdlm", "held out <= ")])
-def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys):
+@pytest.mark.parametrize(("method", "label"), [("ar", "held out "), ("mdlm", "held out <= ")])
+def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_path, capsys):
     words = [*SMALL, f"method={method}", "train.steps=3", f"data.prepared={corpus(tmp_path, lines=100)}"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
     output = capsys.readouterr()
-    assert re.search(rf"3/3  loss .*  {told}\d", output.err)
+    assert re.search(rf"3/3  loss .*  {label}\d", output.err)
     assert ("upper bound on the loss of" in output.out) == (method != "ar")
     assert ("exact loss of" in output.out) == (method == "ar")
 
@@ -66,7 +66,7 @@ def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--out", "{tmp}/run"], "nothing says what to train"),
+        (["--out", "{tmp}/run"], "no preset or option is given"),
         (
             ["owt/adlm", "data.prepared={tmp}/none", "--out", "{tmp}/run"],
             "has no manifest.json, so it is no prepared folder",
@@ -77,19 +77,19 @@ def test_held_out_nats_are_named_by_what_they_are(method, told, tmp_path, capsys
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, sentence, tmp_path, capsys, monkeypatch):
+def test_a_user_error_is_one_line(words, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["train", *(word.replace("{tmp}", str(tmp_path)) for word in words)]) == 2
-    *before, told = capsys.readouterr().err.splitlines()
-    assert sentence in told
-    assert told.startswith("adlm: ")
-    assert len(before) <= 1, "what it was about to do"
+    *before, error = capsys.readouterr().err.splitlines()
+    assert sentence in error
+    assert error.startswith("adlm: ")
+    assert len(before) <= 1, "only the line that announces the run"
 
 
-@pytest.mark.parametrize("knob", ["train.tensorboard=true", "train.wandb=offline"])
-def test_what_is_not_installed_is_told(knob, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("option", ["train.tensorboard=true", "train.wandb=offline"])
+def test_a_missing_package_is_a_user_error(option, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    words = ["train", *SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", knob, "--out", str(tmp_path / "run")]
+    words = ["train", *SMALL, f"data.prepared={corpus(tmp_path, lines=100)}", option, "--out", str(tmp_path / "run")]
     assert main(words) == 2
     assert "which is not installed; try pip install" in capsys.readouterr().err
 
@@ -98,7 +98,7 @@ SHORT = ("model.blocks=1", "train.steps=4", "train.log_every=1", "train.valid_ev
 
 
 @pytest.mark.processes
-def test_a_run_whose_messages_nobody_reads_trains_to_its_end(tmp_path):
+def test_a_run_with_closed_standard_streams_trains_to_the_end(tmp_path):
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert forked(without_reader, words) == 0
     assert (tmp_path / "run" / "snapshots" / "step-00000004").is_dir()
@@ -107,7 +107,7 @@ def test_a_run_whose_messages_nobody_reads_trains_to_its_end(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("signals", [[], [signal.SIGHUP, signal.SIGTERM]])
-def test_a_run_whose_terminal_is_closed_saves_and_stops(signals, tmp_path):
+def test_a_run_whose_terminal_is_closed_saves_a_checkpoint_and_stops(signals, tmp_path):
     """The kernel sends SIGHUP, and writing to standard error fails; a shell may send more signals."""
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert forked(with_closed_terminal, [*words, "train.steps=5000"], signals) == 128 + signal.SIGHUP
@@ -118,11 +118,11 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(signals, tmp_path):
 
 
 @pytest.mark.processes
-def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
-    """During the start, and while it trains: exit code 130, and the same command then goes to the end."""
+def test_repeated_ctrl_c_prints_no_traceback(tmp_path):
+    """During startup and during training: exit code 130, and the same command then completes."""
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "adlm", *words]
-    for wait_for in ("into", "rows held out"):
+    for wait_for in ("output in", "rows held out"):
         with subprocess.Popen([*command, "train.steps=5000"], stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             read = ""
@@ -153,7 +153,7 @@ def test_ctrl_c_five_times_at_any_moment_is_no_traceback(tmp_path):
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot be reached"),
     ],
 )
-def test_a_stray_environment_of_torchrun_is_one_sentence(environment, sentence, tmp_path, monkeypatch, capsys):
+def test_an_invalid_torchrun_environment_is_a_one_line_error(environment, sentence, tmp_path, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main(["train", "data.path=x.txt", *SMALL, "--out", str(tmp_path / "run")]) == 2
@@ -161,14 +161,14 @@ def test_a_stray_environment_of_torchrun_is_one_sentence(environment, sentence, 
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_one_variable_of_torchrun_alone_means_nothing(name, tmp_path, monkeypatch, capsys):
+def test_a_single_torchrun_variable_is_ignored(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(name, "x")
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert main(words) == 0
     assert "4 steps" in capsys.readouterr().out
 
 
-def test_the_remedy_for_a_mesh_names_each_value_once(tmp_path, capsys):
+def test_the_remedy_for_a_wrong_mesh_names_each_option_once(tmp_path, capsys):
     assert main(["train", "train.shard=2", "data.path=x.txt", "--out", str(tmp_path / "run")]) == 2
     assert "try train.shard=1, and leave" in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_the_remedy_for_a_mesh_names_each_value_once(tmp_path, capsys):
         ("data.root=~nouser/x", "data.root ~nouser/x begins with the home folder"),
     ],
 )
-def test_what_is_no_text_is_told_at_once(word, sentence, tmp_path, capsys):
+def test_a_path_that_is_not_a_regular_file_is_a_user_error(word, sentence, tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo")
     named = ["data=wikitext2"] if word.startswith("data.root") else []
     words = ["tokenizer=bytes", *SMALL, *named, word.replace("{tmp}", str(tmp_path))]
@@ -195,14 +195,14 @@ def test_what_is_no_text_is_told_at_once(word, sentence, tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["train", "prepare", "quickstart"])
 @pytest.mark.parametrize(("name", "sentence"), [("x" * 300, "cannot be "), ("a\0b", "a\\x00b has a null byte")])
-def test_a_name_that_no_folder_can_have_is_one_sentence(command, name, sentence, tmp_path, capsys):
+def test_an_invalid_folder_name_is_a_one_line_error(command, name, sentence, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("words " * 100)
     words = [f"data.path={tmp_path / 'text.txt'}", "tokenizer=bytes"]
     assert main([command, *words, "--out", str(tmp_path / name)]) == 2
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_names_that_are_not_utf8_are_read_all_the_same(tmp_path, capsys):
+def test_files_whose_names_are_not_utf8_are_read(tmp_path, capsys):
     for number in range(12):
         Path(os.fsdecode(os.fsencode(tmp_path) + f"/{number}".encode() + b"\xff.txt")).write_text(
             "words and words " * 40

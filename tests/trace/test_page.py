@@ -1,4 +1,4 @@
-"""Laws of the page of a trace, held against a real browser: what is moved, pointed at and coloured is what is shown."""
+"""Tests of the trace page in a real browser: slider, keyboard, cards and colours show the content of the trace."""
 
 import itertools
 import os
@@ -10,13 +10,13 @@ import pytest
 import torch
 from browser import Page, browser, chromium
 from sampling_runs import lighthouse, walk
-from test_recording import hostile_trace, of_two_documents
+from test_recording import hostile_trace, two_documents
 
 from adlm.trace.page import write_trace
 from adlm.trace.recording import Trace, TraceInfo, record_trace
 
-ABOUT = TraceInfo("a model", "remdm-cap", 40, 0)
-# The text as it stands: boxes and the spaces between them, masks empty.
+INFO = TraceInfo("a model", "remdm-cap", 40, 0)
+# The displayed text without the symbols of line breaks and empty tokens.
 SHOWN = "document.getElementById('text').textContent.replaceAll('↵', '').replaceAll('‧', '')"
 
 
@@ -24,27 +24,27 @@ SHOWN = "document.getElementById('text').textContent.replaceAll('↵', '').repla
 def page(tmp_path_factory):
     binary = chromium()
     if binary is None:
-        pytest.skip("there is no Chromium here to open a page with; install it, or name it in ADLM_CHROMIUM")
+        pytest.skip("Chromium is not installed; install it, or set ADLM_CHROMIUM")
     with browser(binary, tmp_path_factory.mktemp("profile")) as tab:
-        tab.look()
+        tab.emulate()
         yield tab
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     lm, canvas = lighthouse()
-    return record_trace(lm, walk(lm, canvas, 40, remasking=0.03), ABOUT)
+    return record_trace(lm, walk(lm, canvas, 40, remasking=0.03), INFO)
 
 
 @pytest.fixture(scope="module")
 def file(trace, tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("page") / "walk.html"
-    write_trace(trace, place)
-    return place
+    path = tmp_path_factory.mktemp("page") / "trace.html"
+    write_trace(trace, path)
+    return path
 
 
-def move_to(page: Page, moment: int) -> None:
-    page.run(f"(() => {{ const s = document.getElementById('time'); s.value = {moment};"
+def move_to(page: Page, step: int) -> None:
+    page.run(f"(() => {{ const s = document.getElementById('time'); s.value = {step};"
              " s.dispatchEvent(new Event('input')); })()")  # fmt: skip
 
 
@@ -54,35 +54,41 @@ def colour(page: Page, selector: str, what: str = "backgroundColor") -> str:
 
 def test_the_slider_moves_the_text(page, trace, file):
     page.open(file, "#frame=0")
-    for moment, ids in enumerate(trace.states()):
-        if moment % 9 == 0 or moment == len(trace.moments) - 1:
-            move_to(page, moment)
-            masked = [place for place, index in enumerate(ids) if index == trace.mask_id]
-            found = page.run("Array.from(document.querySelectorAll('#text .masked'), (e) => Number(e.dataset.place))")
+    for step, ids in enumerate(trace.states()):
+        if step % 9 == 0 or step == len(trace.steps) - 1:
+            move_to(page, step)
+            masked = [position for position, index in enumerate(ids) if index == trace.mask_id]
+            found = page.run(
+                "Array.from(document.querySelectorAll('#text .masked'), (e) => Number(e.dataset.position))"
+            )
             assert found == masked
-            fresh = page.run("Array.from(document.querySelectorAll('#text .fresh'), (e) => Number(e.dataset.place))")
-            now = trace.moments[moment]
-            assert fresh == [place for place in now.revealed if ids[place] != trace.mask_id]
-            again = page.run("Array.from(document.querySelectorAll('#text .again'), (e) => Number(e.dataset.place))")
-            assert again == [place for place in now.remasked if ids[place] == trace.mask_id]
-    assert page.run(SHOWN) == trace.plain()["text"], "at the end the page has the text itself"
+            revealed = page.run(
+                "Array.from(document.querySelectorAll('#text .revealed'), (e) => Number(e.dataset.position))"
+            )
+            now = trace.steps[step]
+            assert revealed == [position for position in now.revealed if ids[position] != trace.mask_id]
+            remasked = page.run(
+                "Array.from(document.querySelectorAll('#text .remasked'), (e) => Number(e.dataset.position))"
+            )
+            assert remasked == [position for position in now.remasked if ids[position] == trace.mask_id]
+    assert page.run(SHOWN) == trace.to_dict()["text"], "the last step shows the final text"
     assert not page.problems
 
 
-def test_special_tokens_are_empty_boxes_and_the_end_of_a_document_is_a_blank_line(page, tmp_path):
-    lm, ids = of_two_documents()
-    trace = record_trace(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), ABOUT)
-    trace = replace(trace, canvas=tuple(ids), moments=trace.moments[:1])
-    write_trace(trace, tmp_path / "walk.html")
-    page.open(tmp_path / "walk.html", "#frame=0")
-    assert trace.plain()["text"] == "The old\n\n keeper—"
+def test_special_tokens_are_empty_boxes_and_documents_are_separated_by_a_blank_line(page, tmp_path):
+    lm, ids = two_documents()
+    trace = record_trace(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), INFO)
+    trace = replace(trace, canvas=tuple(ids), steps=trace.steps[:1])
+    write_trace(trace, tmp_path / "trace.html")
+    page.open(tmp_path / "trace.html", "#frame=0")
+    assert trace.to_dict()["text"] == "The old\n\n keeper—"
     assert page.run(SHOWN) == "The old\n\n keeper—"
-    page.point_at("#text .chip[data-place='0']")
+    page.point_at("#text .chip[data-position='0']")
     assert page.run("document.querySelector('#card .token').textContent") == "<|endoftext|>"
     assert not page.problems
 
 
-def test_keys_step_and_play_goes_on_by_itself(page, trace, file):
+def test_keys_move_between_steps_and_play_advances(page, trace, file):
     page.open(file, "#frame=0")
     value = "Number(document.getElementById('time').value)"
     page.press("ArrowRight")
@@ -90,32 +96,32 @@ def test_keys_step_and_play_goes_on_by_itself(page, trace, file):
     page.press("ArrowLeft")
     assert page.run(value) == 1
     page.press("End")
-    assert page.run(value) == len(trace.moments) - 1
+    assert page.run(value) == len(trace.steps) - 1
     page.press("Home")
     page.press(" ", text=" ")
     page.wait_for(f"{value} >= 3")
     assert page.run("document.getElementById('play').ariaLabel") == "Pause"
     page.press(" ", text=" ")
-    stood = page.run(value)
-    assert page.run(f"new Promise((done) => setTimeout(() => done({value}), 600))") == stood
+    paused_at = page.run(value)
+    assert page.run(f"new Promise((done) => setTimeout(() => done({value}), 600))") == paused_at
 
 
-def test_pointing_at_a_token_shows_what_both_networks_expected(page, trace, file):
+def test_pointing_at_a_token_shows_the_predictions_of_both_networks(page, trace, file):
     page.open(file, "#frame=40")
-    place, moment = next(
-        (place, each)
-        for each, later in ((each, trace.moments[k + 1 :]) for k, each in enumerate(trace.moments))
-        for place in each.anchored
-        if each.anchored[place] < each.frame - 3 and not any(place in other.remasked for other in later)
+    position, step = next(
+        (position, each)
+        for each, later in ((each, trace.steps[k + 1 :]) for k, each in enumerate(trace.steps))
+        for position in each.anchored
+        if each.anchored[position] < each.frame - 3 and not any(position in other.remasked for other in later)
     )
-    page.point_at(f'#text .chip[data-place="{place}"]')
+    page.point_at(f'#text .chip[data-position="{position}"]')
     assert page.run("document.getElementById('card').hidden") is False
-    said = page.run("document.getElementById('card').innerText")
-    assert f"Revealed at frame {moment.frame}" in said
-    assert f"The anchor network had named it since frame {moment.anchored[place]}" in said
-    for name, table in (("of-anchor", moment.anchor), ("of-denoiser", moment.denoiser)):
-        words = page.run(f"Array.from(document.querySelectorAll('#card .{name} .word'), (e) => e.textContent)")
-        texts = [trace.tokenizer.piece(index).decode(errors="replace") for index, _ in table[place]]
+    card = page.run("document.getElementById('card').innerText")
+    assert f"Revealed at frame {step.frame}" in card
+    assert f"The anchor network had predicted it since frame {step.anchored[position]}" in card
+    for name, table in (("of-anchor", step.anchor), ("of-denoiser", step.denoiser)):
+        words = page.run(f"Array.from(document.querySelectorAll('#card .{name} .guess-text'), (e) => e.textContent)")
+        texts = [trace.tokenizer.piece(index).decode(errors="replace") for index, _ in table[position]]
         assert len(words) == 5
         assert all(
             word == text.strip() for word, text in zip(words, texts, strict=True) if text.strip() and "�" not in text
@@ -123,17 +129,17 @@ def test_pointing_at_a_token_shows_what_both_networks_expected(page, trace, file
         widths = page.run(f"Array.from(document.querySelectorAll('#card .{name} .guess'), "
                           "(e) => parseFloat(getComputedStyle(e, '::before').width))")  # fmt: skip
         assert all(one >= other for one, other in itertools.pairwise(widths))
-    page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    page.send("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
     assert page.run("document.getElementById('card').hidden") is True
 
 
-def test_a_mask_shows_what_is_expected_there_now(page, trace, file):
+def test_a_mask_shows_its_current_predictions(page, trace, file):
     page.open(file, "#frame=10")
-    shown = next(k for k, moment in enumerate(trace.moments) if moment.frame >= 10)
-    place = next(iter(set(trace.moments[shown + 1].denoiser) - set(trace.moments[shown + 1].revealed)))
-    page.point_at(f'#text .chip[data-place="{place}"]')
-    said = page.run("document.getElementById('card').innerText")
-    assert "What is expected here now." in said
+    shown = next(k for k, step in enumerate(trace.steps) if step.frame >= 10)
+    position = next(iter(set(trace.steps[shown + 1].denoiser) - set(trace.steps[shown + 1].revealed)))
+    page.point_at(f'#text .chip[data-position="{position}"]')
+    card = page.run("document.getElementById('card').innerText")
+    assert "Current predictions." in card
     assert page.run("document.querySelectorAll('#card .guess').length") == 10
 
 
@@ -142,39 +148,44 @@ def test_the_keyboard_reaches_every_token(page, file):
     page.run("document.querySelector('#text .chip[tabindex=\"0\"]').focus()")
     for _ in range(3):
         page.press("ArrowRight")
-    assert page.run("Number(document.activeElement.dataset.place)") == 3
-    assert page.run("document.querySelector('#card .where').textContent").startswith("place 4")
-    frame = page.run("document.getElementById('now').textContent")
+    assert page.run("Number(document.activeElement.dataset.position)") == 3
+    assert page.run("document.querySelector('#card .location').textContent").startswith("position 4")
+    frame = page.run("document.getElementById('status').textContent")
     page.press(".", text=".")
-    assert page.run("document.getElementById('now').textContent") != frame
+    assert page.run("document.getElementById('status').textContent") != frame
     page.press("Escape")
     assert page.run("document.getElementById('card').hidden") is True
 
 
-def test_colours_tell_kinds_apart_and_shades_tell_chances(page, trace, file):
+def test_colours_distinguish_kinds_and_shades_show_probabilities(page, trace, file):
     move = "#frame=25"
     seen = {}
     for dark in (False, True):
-        page.look(dark=dark)
+        page.emulate(dark=dark)
         page.open(file, move)
-        kinds = (".given", ".masked:not(.named):not(.again)", ".masked.named:not(.again)", ".drawn:not(.anchored)")
+        kinds = (
+            ".given",
+            ".masked:not(.predicted):not(.remasked)",
+            ".masked.predicted:not(.remasked)",
+            ".drawn:not(.anchored)",
+        )
         found = [colour(page, f"#text {kind}") for kind in (*kinds, ".drawn.anchored")]
         assert len(set(found)) == 5
         seen[dark] = [*found, colour(page, "body")]
         shades = page.run(
             "Array.from(document.querySelectorAll('#text .drawn'), (e) => "
-            "[Number(e.style.getPropertyValue('--sure')), getComputedStyle(e).backgroundColor])"
+            "[Number(e.style.getPropertyValue('--probability')), getComputedStyle(e).backgroundColor])"
         )
         alphas = [(sure, float(re.findall(r"[\d.]+", shade)[-1])) for sure, shade in shades]
         alphas.sort()
         assert all(one[1] <= other[1] + 1e-6 for one, other in itertools.pairwise(alphas))
     assert not set(seen[False]) & set(seen[True]) - {"rgba(0, 0, 0, 0)"}
-    page.look()
+    page.emulate()
 
 
 @pytest.mark.parametrize("width", [390, 1100])
-def test_nothing_sticks_out_on_a_phone_or_a_desk(page, file, width, tmp_path):
-    page.look(width, 800)
+def test_the_page_fits_phone_and_desktop_screens(page, file, width, tmp_path):
+    page.emulate(width, 800)
     page.open(file, "#frame=25")
     page.point_at("#text .drawn.anchored", click=True)
     sides = page.run("[innerWidth, document.documentElement.scrollWidth]")
@@ -182,18 +193,18 @@ def test_nothing_sticks_out_on_a_phone_or_a_desk(page, file, width, tmp_path):
     box = page.run("(() => { const b = document.getElementById('card').getBoundingClientRect();"
                    " return [b.left, b.top, innerWidth - b.right, innerHeight - b.bottom]; })()")  # fmt: skip
     assert min(box) >= 0
-    picture = Path(os.environ.get("ADLM_SCREENSHOTS", tmp_path)) / f"walk-{width}.png"
-    page.screenshot(picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    page.look()
+    screenshot = Path(os.environ.get("ADLM_SCREENSHOTS", tmp_path)) / f"trace-{width}.png"
+    page.screenshot(screenshot)
+    assert screenshot.read_bytes().startswith(b"\x89PNG")
+    page.emulate()
 
 
-def test_the_walk_plays_by_itself_unless_motion_is_unwanted(page, file):
+def test_playback_starts_automatically_unless_reduced_motion_is_preferred(page, file):
     value = "Number(document.getElementById('time').value)"
-    page.look(still=False)
+    page.emulate(reduced_motion=False)
     page.open(file)
     page.wait_for(f"{value} >= 2")
-    page.look()
+    page.emulate()
     page.open(file)
     assert page.run(f"new Promise((done) => setTimeout(() => done({value}), 1200))") == 0
 
@@ -207,5 +218,5 @@ def test_hostile_tokens_are_text_on_the_page(page, tmp_path):
     assert "</script><img src=x onerror=alert(1)>" in page.run("document.getElementById('text').textContent")
     assert "⟨1B⟩[31m⟨202E⟩" in page.run("document.getElementById('text').textContent")
     page.point_at("#text .chip")
-    assert page.run("document.getElementById('name').textContent") == trace.about.name
+    assert page.run("document.getElementById('name').textContent") == trace.info.name
     assert not page.problems
