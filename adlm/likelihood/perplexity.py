@@ -22,7 +22,7 @@ from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, writing
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.limits import memory_of, format_bytes
+from adlm.limits import format_bytes, memory_of
 from adlm.methods.method import Method
 
 AUTO = "auto"

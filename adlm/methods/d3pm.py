@@ -101,7 +101,9 @@ class D3pm(MaskedDiffusion):
         def cross_entropy_at(logits: Tensor, index: Tensor) -> Tensor:
             return -logits.log_softmax(dim=-1).gather(-1, targets[index, None])[:, 0]
 
-        return network.nats_at_positions(x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad))
+        return network.nats_at_positions(
+            x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad)
+        )
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""
