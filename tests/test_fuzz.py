@@ -1,7 +1,7 @@
-"""Random command lines over every command, option and knob: exit code 0 or 2, no traceback, no file changed.
+"""Random command lines over every command and option: exit code 0 or 2, no traceback, no existing file changed.
 
-Options are read from the parsers and knobs from the schema, so that new ones are covered. ADLM_FUZZ=N tries N command
-lines of each command, other ones each time; without it they are few and always the same.
+Command options are read from the parsers and config options from the schema, so new ones are covered. ADLM_FUZZ=N tries
+N random command lines per command; by default a few fixed ones are tried.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -33,15 +32,15 @@ from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
 from adlm.likelihood import perplexity
 
-PATIENCE = 2.0
-"""Seconds after which a command is interrupted: some of these would take years, and say so."""
+TIMEOUT = 2.0
+"""Seconds after which a command is interrupted: some of them would take years."""
 
 NETWORK = ["length=16", "tokenizer=bytes", "model.hidden=16", "model.heads=2", "model.blocks=1", "model.condition=8"]
 BRIEF = ["train.steps=1", "train.batch_size=2", "train.valid_rows=2", "train.samples=1", "train.compile=off"]
 
-# A command line of each that does something; what is drawn is added to it, or takes the place of a word.
+# A valid command line per command; random arguments are added to it or replace one of its arguments.
 BASES = {
-    "quickstart": [],  # what it does takes minutes: only what is refused at once
+    "quickstart": [],  # takes minutes, so only immediate errors are tested
     "presets": ["owt/adlm"],
     "prepare": ["data.path=text.txt", "tokenizer=bytes", "length=16", "--out", "new"],
     "train": [*NETWORK, *BRIEF, "sampling.steps=2", "data.prepared=prepared", "--out", "new"],
@@ -69,42 +68,42 @@ NASTY = [
 ]
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
-    command, _, what = name.partition(" ")
+def command_parser(name: str) -> argparse.ArgumentParser:
+    command, _, subcommand = name.partition(" ")
     parser = argparse.ArgumentParser()
     importlib.import_module(f"adlm.cli.{MODULES.get(command, command)}").add_arguments(parser)
-    if what:
+    if subcommand:
         [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-        parser = choices[what]
+        parser = choices[subcommand]
     return parser
 
 
 def changes(name: str) -> list[tuple[int, list[str]]]:
-    """What can be done to a command line: words that take the place of one, or are added (-1).
+    """Possible changes of a command line: an index to replace, or -1 to append, and the new arguments.
 
-    Not --help, and not --force, which may change what was there.
+    Without --help, and without --force, which may change existing files.
     """
-    every = [*FILES, *NUMBERS, *NASTY]
+    all_values = [*FILES, *NUMBERS, *NASTY]
     found = []
-    for action in parser_of(name)._actions:
-        usual = {int: NUMBERS, Path: FILES}.get(action.type, [*(action.choices or ()), *every])
+    for action in command_parser(name)._actions:
+        values = {int: NUMBERS, Path: FILES}.get(action.type, [*(action.choices or ()), *all_values])
         num = action.nargs if isinstance(action.nargs, int) else 1
         for flag in action.option_strings:
             if flag not in ("-h", "--help", "--force"):
-                found += [(-1, [flag, *[str(value)] * num]) for value in (usual if num else [""])]
-    for knob in descriptions():
-        found += [(-1, [f"{knob}={value}"]) for value in (*NUMBERS, *NASTY[:25])]
-    found += [(place, [value]) for place in range(-1, len(BASES[name])) for value in every]
+                found += [(-1, [flag, *[str(value)] * num]) for value in (values if num else [""])]
+    for option in descriptions():
+        found += [(-1, [f"{option}={value}"]) for value in (*NUMBERS, *NASTY[:25])]
+    found += [(index, [value]) for index in range(-1, len(BASES[name])) for value in all_values]
     return found
 
 
 def command_lines(name: str) -> st.SearchStrategy[list[str]]:
-    """The base with one or two changes."""
+    """The valid command line with one or two changes."""
 
     def changed(chosen: list[tuple[int, list[str]]]) -> list[str]:
         words = list(BASES[name])
-        for place, others in chosen:
-            words = [*words[:place], *others, *words[place + 1 :]] if place >= 0 else [*words, *others]
+        for index, new in chosen:
+            words = [*words[:index], *new, *words[index + 1 :]] if index >= 0 else [*words, *new]
         return [*name.split(), *words]
 
     return st.builds(changed, st.lists(st.sampled_from(changes(name)), min_size=1, max_size=2))
@@ -112,7 +111,7 @@ def command_lines(name: str) -> st.SearchStrategy[list[str]]:
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory):
-    """A folder with one of everything."""
+    """A folder with one file of every kind."""
     folder = tmp_path_factory.mktemp("fuzz") / "sandbox"
     folder.mkdir()
     small_model(folder / "model")
@@ -144,14 +143,14 @@ def sandbox(tmp_path_factory):
     return folder
 
 
-OURS = {"card.json", "figures.json"}  # results of adlm, which it may replace
+REPLACEABLE = {"card.json", "figures.json"}  # written by adlm, which may replace them
 
 
 def manifest(folder):
     found = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
-        if path.is_file() and name not in OURS:
+        if path.is_file() and name not in REPLACEABLE:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif not path.is_file():
             found[name] = "folder" if path.is_dir() else "other"
@@ -159,53 +158,53 @@ def manifest(folder):
 
 
 def restore(folder, before):
-    """Away with what is new, and our results as they were."""
+    """Delete new files and restore the results of adlm."""
     for path in sorted(folder.rglob("*"), reverse=True):
         name = str(path.relative_to(folder))
-        if name not in before and name not in OURS:
+        if name not in before and name not in REPLACEABLE:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    for name in OURS:
+    for name in REPLACEABLE:
         shutil.copy(folder.with_name("copy") / name, folder / name)
 
 
-class Interrupting:
-    """Ctrl-C for a command that takes longer than PATIENCE, again and again until it ends."""
+class InterruptAfterTimeout:
+    """Raises KeyboardInterrupt every TIMEOUT seconds until the command ends."""
 
     def __enter__(self):
-        self.fired, self.begun = False, time.monotonic()
+        self.fired = False
         self.before = signal.signal(signal.SIGALRM, self)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT, TIMEOUT)
         return self
 
     def __call__(self, number, frame):
         self.fired = True
         raise KeyboardInterrupt
 
-    def __exit__(self, *problem):
+    def __exit__(self, *exception):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
 
 
 def attempt(words):
-    """The exit code of a command line, whether it was interrupted, and what it printed."""
+    """The exit code of a command line, whether it was interrupted, its output, and its standard error."""
     out, err = io.StringIO(), io.StringIO()
-    with Interrupting() as interrupting, redirect_stdout(out), redirect_stderr(err):
+    with InterruptAfterTimeout() as interrupting, redirect_stdout(out), redirect_stderr(err):
         code = main(words)
     return code, interrupting.fired, out.getvalue() + err.getvalue(), err.getvalue()
 
 
 def check(words, folder):
-    """The properties, of one command line."""
+    """Check the properties of one command line."""
     note(f"adlm {json.dumps(words)}")
     before = manifest(folder)
     try:
-        code, interrupted, printed, told = attempt(words)
+        code, interrupted, printed, errors = attempt(words)
         note(f"exit code {code}: {printed[-2000:]}")
         allowed = {0, 2} | ({1} if words[0] == "parity" else set()) | ({130} if interrupted else set())
         assert code in allowed
-        assert interrupted or "Traceback" not in printed  # Python reports an interrupt that falls into a destructor
+        assert interrupted or "Traceback" not in printed  # Python prints an interrupt within a destructor
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", printed)
-        assert code != 2 or re.search("^adlm: .", told, re.MULTILINE)
+        assert code != 2 or re.search("^adlm: .", errors, re.MULTILINE)
         after = manifest(folder)
         assert [name for name in before if before[name] != after.get(name)] == []
     finally:
@@ -217,7 +216,7 @@ NUM = {"train": 8, "bench train": 4, "bench sample": 15, "parity": 5, "quickstar
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_no_command_line_ends_in_a_traceback_or_changes_a_file_that_was_there(name, sandbox, monkeypatch):
+def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sandbox, monkeypatch):
     monkeypatch.chdir(sandbox)
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(variable, "1")
@@ -249,5 +248,5 @@ def test_no_command_line_ends_in_a_traceback_or_changes_a_file_that_was_there(na
     holds()
 
 
-def test_the_fuzz_covers_every_command():
+def test_every_command_is_fuzzed():
     assert {name.split()[0] for name in BASES} == set(COMMANDS)
