@@ -1,4 +1,4 @@
-"""Judges for the tests of generation: one whose probabilities are known, and a GPT-2 of nothing as a folder."""
+"""Judges for tests: one with known probabilities, and a folder with an untrained GPT-2."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ EOS_ID = 3
 
 
 class KnownJudge:
-    """Over the letters a, b, c and eos (`.`): what comes next depends on the letter before it, by a table."""
+    """A bigram model over the letters a, b, c and eos (`.`), given by a table of probabilities."""
 
     table = torch.tensor(
         [[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25], [0.1, 0.2, 0.3, 0.4], [0.4, 0.4, 0.1, 0.1]]
@@ -35,7 +35,7 @@ class KnownJudge:
 
 
 def tiny_gpt2(folder: Path, positions: int = 24) -> Path:
-    """A GPT-2 of random weights over bytes, as transformers saves one."""
+    """A small GPT-2 over bytes with random weights, as transformers saves it."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     transformers.logging.disable_progress_bar()
     tokenizer = load_tokenizer("bytes")

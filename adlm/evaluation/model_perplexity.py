@@ -1,6 +1,6 @@
-"""Models measured on texts, figure by figure: what `adlm perplexity` and `adlm reproduce` share. Draws no tables.
+"""Perplexities of models on texts, for `adlm perplexity` and `adlm reproduce`. No terminal output.
 
-Under torchrun every process measures its share of the groups, and the first speaks for all.
+Under torchrun every process measures its share of the groups of rows.
 """
 
 import hashlib
@@ -25,36 +25,36 @@ from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import load_tokenizer
 
-FREEDOM = 3
+MIN_FREEDOM = 3
 FRAMES_COUNTED = "this packing counts the bos and eos of every row as tokens, as published; packed and padded do not"
-FEW_DRAWS = "the error of the draws is itself a guess, by fewer than 3 degrees of freedom; raise --samples"
+LOW_FREEDOM = "the Monte Carlo error is itself uncertain, with fewer than 3 degrees of freedom; raise --samples"
 
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """One figure, and everything that it depends on."""
+    """The perplexity of one model on one text, and everything that it depends on."""
 
     model: str
     method: str
     data: str
     corpus: str
-    """What the text is of: the same, or what a prepared folder was made from."""
+    """The source of a prepared folder; otherwise the same as `data`."""
     split: str
     nats: float
     bits: float
     perplexity: float | None
-    """None where no number is so large."""
+    """None where it overflows a float."""
     monte_carlo_stderr: float | None
     document_stderr: float | None
     interval: tuple[float, float] | None
-    """Of 95% for the bound on this text, by the draws, in nats."""
+    """95% Monte Carlo confidence interval of the bound on this text, in nats per token."""
     exact: bool
     tokens: int
-    """Of the text; by a published packing also the bos and eos of every row."""
+    """Tokens of the text; a published packing also counts the bos and eos of every row."""
     documents: int
-    """How many units the error over documents is over."""
+    """Number of sampling units of the error over documents."""
     unit: str
-    """What these are: documents, articles, or blocks of consecutive documents that depend on each other."""
+    """What they are: document, article, or block (of consecutive documents)."""
     rows: int
     length: int
     packing: str
@@ -69,7 +69,7 @@ class PerplexityResult:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first model minus another, on the same rows and draws."""
+    """The nats of the first model minus those of another, on the same rows and random numbers."""
 
     model: str
     against: str
@@ -81,7 +81,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class TextSelection:
-    """Which texts are read, and how; empty is as usual for each."""
+    """Which texts are read; empty means the default packing and split of each."""
 
     names: tuple[str, ...]
     packing: str = ""
@@ -90,7 +90,7 @@ class TextSelection:
 
 @dataclass(frozen=True)
 class ModelPerplexities:
-    """Figures, differences, and the journals that may go once the figures are where they belong."""
+    """Results, differences, and the journals to delete once the results are written."""
 
     lines: list[PerplexityResult]
     gaps: list[Difference]
@@ -104,106 +104,111 @@ def measure_models(
     out: Path | None,
     report: Callable[[str, int, int], None],
 ) -> ModelPerplexities:
-    """Measure every model on every text. Finished groups are kept in a journal beside `out`, so that a rerun resumes.
+    """Measure every model on every text. Finished groups go to a journal next to `out`, so that a rerun resumes.
 
     `report(name, done, total)` is called after each group of rows.
     """
     results: list[PerplexityResult] = []
-    found: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
+    measured: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
     for model, lm in models.items():
         with text_sets(
             selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split
         ) as texts:
             for text in texts:
-                journal = _journal(out, lm, text, settings)
+                journal = _journal_path(out, lm, text, settings)
                 progress = partial(report, f"{model} on {text.name}")
                 try:
                     nats = measure_nats(lm.method, lm.network, text.rows, settings, journal, progress)
                 except UserError as error:
                     raise UserError(f"{model} on {text.name}: {error}") from None
-                found[model, text.name] = nats, text
+                measured[model, text.name] = nats, text
                 journals += [] if journal is None else [journal]
-                results.append(_line(model, lm, text, settings, nats))
-    return ModelPerplexities(results, list(_gaps(list(models), found)), journals)
+                results.append(_result(model, lm, text, settings, nats))
+    return ModelPerplexities(results, list(_differences(list(models), measured)), journals)
 
 
-def _gaps(models: list[str], found: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Difference]:
-    """Every later model against the first, where both read the same ids, cut alike."""
-    for (model, data), (nats, text) in found.items():
-        ours, our_text = found[models[0], data]
-        cuts = [(each.digest, each.packing, each.rows.length) for each in (text, our_text)]
-        if model != models[0] and cuts[0] == cuts[1] and len(ours.tokens) == len(nats.tokens):
-            gap = difference(ours, nats)
+def _differences(models: list[str], measured: dict[tuple[str, str], tuple[Nats, TextSet]]) -> Iterator[Difference]:
+    """The first model minus each later one, where both read the same rows."""
+    for (model, data), (nats, text) in measured.items():
+        first_nats, first_text = measured[models[0], data]
+        same_rows = _row_key(text) == _row_key(first_text) and len(first_nats.tokens) == len(nats.tokens)
+        if model != models[0] and same_rows:
+            gap = difference(first_nats, nats)
             yield Difference(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
 
 
-def _line(model: str, lm: LanguageModel, text: TextSet, recipe: PerplexitySettings, nats: Nats) -> PerplexityResult:
-    found: Estimate = summarize(nats)
+def _row_key(text: TextSet) -> tuple[str, str, int]:
+    return text.digest, text.packing, text.rows.length
+
+
+def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySettings, nats: Nats) -> PerplexityResult:
+    estimate: Estimate = summarize(nats)
     about = summarize_model(model, lm)
-    seen = text.split == "train" and about.trained_on in (text.name, text.corpus)
+    trained_on_it = text.split == "train" and about.trained_on in (text.name, text.corpus)
     return PerplexityResult(
         model=model,
         method=lm.config.method,
         data=text.name,
         corpus=text.corpus,
         split=text.split,
-        nats=found.nats,
-        bits=found.bits,
-        perplexity=found.perplexity if math.isfinite(found.perplexity) else None,
-        monte_carlo_stderr=found.monte_carlo,
-        document_stderr=found.over_documents,
-        interval=found.interval(),
+        nats=estimate.nats,
+        bits=estimate.bits,
+        perplexity=estimate.perplexity if math.isfinite(estimate.perplexity) else None,
+        monte_carlo_stderr=estimate.monte_carlo,
+        document_stderr=estimate.over_documents,
+        interval=estimate.interval(),
         exact=lm.method.exact,
-        tokens=found.tokens,
-        documents=found.documents,
+        tokens=estimate.tokens,
+        documents=estimate.documents,
         unit=text.unit,
-        rows=len(chosen_rows(text.rows, recipe.max_tokens)),
+        rows=len(chosen_rows(text.rows, settings.max_tokens)),
         length=text.rows.length,
         packing=text.packing,
         tokenizer=lm.config.tokenizer,
         tokenizer_sha256=tokenizer_of(lm).sha256,
-        estimator=recipe.estimator_of(lm.method),
-        samples=recipe.replicates(lm.method),
-        seed=recipe.seed,
+        estimator=settings.estimator_of(lm.method),
+        samples=settings.replicates(lm.method),
+        seed=settings.seed,
         about=about,
         notes=(
             *text.notes,
-            *[f"{model} was trained on this split, so nothing here was held out"] * seen,
+            *[f"{model} was trained on this split, so nothing here was held out"] * trained_on_it,
             *[FRAMES_COUNTED] * text.packing.endswith("-published"),
-            *[FEW_DRAWS] * (found.monte_carlo is not None and found.freedom < FREEDOM),
+            *[LOW_FREEDOM] * (estimate.monte_carlo is not None and estimate.freedom < MIN_FREEDOM),
         ),
     )
 
 
 def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
+    """The model with the tokenizer of --tokenizer, which must fit; `name` None keeps the model's own."""
     if name is None and lm.tokenizer is None:
         raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer")
     if name is None:
         return lm
     tokenizer = load_tokenizer(name)
-    known = lm.config.vocabulary
-    if known is not None and tokenizer.vocabulary.size != known.size:
+    vocabulary = lm.config.vocabulary
+    if vocabulary is not None and tokenizer.vocabulary.size != vocabulary.size:
         raise UserError(
-            f"--tokenizer {name} has {tokenizer.vocabulary.size} symbols and {model} was made for {known.size}; "
+            f"--tokenizer {name} has {tokenizer.vocabulary.size} symbols and {model} was made for {vocabulary.size}; "
             "it is not the one it was trained with"
         )
     if lm.tokenizer is not None and tokenizer.engine.to_str() != lm.tokenizer.engine.to_str():
-        raise UserError(f"--tokenizer {name} is not the one that {model} brings along; leave --tokenizer out")
+        raise UserError(f"--tokenizer {name} is not the tokenizer in the folder of {model}; leave --tokenizer out")
     config = validate(replace(lm.config, tokenizer=name, vocabulary=tokenizer.vocabulary))
     return replace(lm, config=config, method=method_of(config), tokenizer=tokenizer)
 
 
-def _journal(out: Path | None, lm: LanguageModel, text: TextSet, recipe: PerplexitySettings) -> Path | None:
-    """Where what is done is kept meanwhile: named after everything that it depends on."""
+def _journal_path(out: Path | None, lm: LanguageModel, text: TextSet, settings: PerplexitySettings) -> Path | None:
+    """The journal next to `out`; its name has a hash of everything that the nats depend on."""
     if out is None:
         return None
-    depends: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "config": asdict(lm.config),
         "weights": weights_sha256(lm.network),
         "rows": (text.digest, text.split, text.packing, len(text.rows), text.rows.length),
         "adlm": __version__,
-        "recipe": {**asdict(recipe), "batch": 0},
+        "recipe": {**asdict(settings), "batch": 0},
     }
-    digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return out.with_name(f".{out.name}.{digest}")

@@ -1,4 +1,4 @@
-"""What a reader of a model's figures asks of the model: its size, its symbols, its training. Knows no figures."""
+"""A summary of a model, to be written next to its results: size, vocabulary, training. No results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +10,27 @@ from adlm.training.metrics import read_metrics
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A model, as far as a reader of its figures asks."""
+    """Size, vocabulary and training of a model."""
 
     parameters: int
     symbols: int
-    """Of its tokenizer, the mask included."""
+    """Vocabulary size, including the mask."""
     gamma: float | None
     tau: int | None
-    """Of the anchor term; None where the method has none, or where the config does not tell of training."""
+    """`gamma` and `tau` of the anchor term; None where the method has none, or the config has no training data."""
     trained_on: str
-    """A corpus or a path; empty where the config does not tell."""
+    """A corpus or a path; empty where the config has neither."""
     tokens_trained: int | None
-    """Steps done x batch x length, padding included; None where there is no logbook of the run."""
+    """Steps x batch x length, including padding; None without the metrics.jsonl of the run."""
 
 
 def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
-    """`model` is where it was loaded from."""
+    """`model` is the path that `lm` was loaded from."""
     config = lm.config
     text = config.data.name or config.data.path or config.data.hub or config.data.prepared
-    anchored = bool(text) and config.method in ("adlm", "a2r")  # a checkpoint's config knows nothing of its training
-    place = Path(model)
-    run = place.parent if place.name == "model" else place
+    anchored = bool(text) and config.method in ("adlm", "a2r")  # the config of a .ckpt has no training settings
+    path = Path(model)
+    run = path.parent if path.name == "model" else path
     logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
     return ModelSummary(
         parameters=sum(weight.numel() for weight in lm.network.parameters()),

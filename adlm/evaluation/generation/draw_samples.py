@@ -1,4 +1,4 @@
-"""Many samples of many canvases, batch by batch, each batch gone before the next. Knows no files and no screens."""
+"""Samples of many canvases, one batch at a time. No files and no terminal output."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,15 +20,15 @@ from adlm.sampling.frame import Frame, last_frame
 from adlm.tokens import Tokenizer
 
 FrameFilter = Callable[[Iterator[Frame]], Iterator[Frame]]
-"""Someone who looks at a batch's frames as they pass."""
+"""Wraps the frames of a batch, to record or display them; yields them unchanged."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What is asked of a model: `num` samples of every canvas."""
+    """A request for `num` samples of every canvas."""
 
     canvases: tuple[str, ...]
-    """Texts with holes."""
+    """Texts with masks."""
     num: int
     seed: int
     sampling: Sampling
@@ -40,70 +40,71 @@ class SampleRequest:
 
     @property
     def first_alone(self) -> "SampleRequest":
-        """Only row 0, nobody beside it: the same draws."""
+        """A request for row 0 only, in a batch of one, with the same random numbers."""
         return replace(self, canvases=self.canvases[:1], num=1, batch=1)
 
     def starts(self, rows: int) -> range:
-        """The first rows of the batches that are left when so many rows are there.
+        """The first row of each batch that remains to be sampled after `rows` rows.
 
-        A batch of which some rows are there is walked whole again: in the same company they round the same.
+        An incomplete batch is sampled again from its first row: rounding depends on the batch.
         """
         return range(rows - rows % self.batch if rows < self.num_rows else rows, self.num_rows, self.batch)
 
 
 def sampling_config(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sampling:
-    """The model's sampling with knobs by `sampling.knob=value`, and others that an option of their own may have set."""
+    """The model's sampling config with overrides `sampling.option=value`, and command-line flags that are not None."""
     for word in words:
         if not word.startswith("sampling."):
             raise UserError(
                 f"{word!r} is no knob of sampling, and the rest of a model is settled; write sampling.top_p=0.9, say"
             )
-    knobs = parse_overrides(words).get("sampling", {})
-    for knob, value in flags.items():
+    options = parse_overrides(words).get("sampling", {})
+    for option, value in flags.items():
         if value is not None:
-            if knob in knobs:
-                raise UserError(f"--{knob} {value} and sampling.{knob}={knobs[knob]} both say so; keep one")
-            knobs[knob] = value
-    return lm.sampling(**knobs)
+            if option in options:
+                raise UserError(f"--{option} {value} and sampling.{option}={options[option]} both say so; keep one")
+            options[option] = value
+    return lm.sampling(**options)
 
 
-def check_request(lm: LanguageModel, wanted: SampleRequest) -> None:
-    """Every canvas has a walk; none is walked, because what a method or a sampler refuses, it refuses at once."""
+def check_request(lm: LanguageModel, request: SampleRequest) -> None:
+    """Check every canvas without sampling: `run_sampler` checks its arguments before the first frame."""
     for name in ("num", "batch"):
-        if getattr(wanted, name) < 1:
-            raise UserError(f"--{name} {getattr(wanted, name)} must be at least 1")
-    for text in wanted.canvases:
+        if getattr(request, name) < 1:
+            raise UserError(f"--{name} {getattr(request, name)} must be at least 1")
+    for text in request.canvases:
         if lm.mask_id not in encode_canvas(text, tokenizer_of(lm)):
             raise UserError(f"{text!r} has no hole to fill in; write [MASK] for one token, [MASK*12] for twelve")
-        lm.run_sampler(lm.canvas([text]), wanted.sampling, wanted.seed)
+        lm.run_sampler(lm.canvas([text]), request.sampling, request.seed)
 
 
 def sample_batch(
-    lm: LanguageModel, wanted: SampleRequest, start: int, through: Sequence[FrameFilter] = ()
+    lm: LanguageModel, request: SampleRequest, start: int, filters: Sequence[FrameFilter] = ()
 ) -> list[Sample]:
     """The samples of the batch that begins with row `start`."""
     tokenizer = tokenizer_of(lm)
-    rows = range(start, min(start + wanted.batch, wanted.num_rows))
-    canvas = lm.canvas([wanted.canvases[row // wanted.num] for row in rows])
+    rows = range(start, min(start + request.batch, request.num_rows))
+    canvas = lm.canvas([request.canvases[row // request.num] for row in rows])
     try:
-        frames = lm.run_sampler(canvas, wanted.sampling, wanted.seed, start)
-        for look in through:
-            frames = look(frames)
+        frames = lm.run_sampler(canvas, request.sampling, request.seed, start)
+        for frame_filter in filters:
+            frames = frame_filter(frames)
         texts = canvas.texts(last_frame(frames).ids)
     except torch.OutOfMemoryError:
         fewer = f"--batch {len(rows) // 2}" if len(rows) > 1 else "a shorter text"
         raise UserError(
-            f"--batch {wanted.batch} of {canvas.ids.shape[1]} tokens does not fit the memory of the device; try {fewer}"
+            f"--batch {request.batch} of {canvas.ids.shape[1]} tokens does not fit the memory of the device; "
+            f"try {fewer}"
         ) from None
     return [
-        Sample(row, row // wanted.num, wanted.seed, tokenizer.decode(ids), ids)
+        Sample(row, row // request.num, request.seed, tokenizer.decode(ids), ids)
         for row, ids in zip(rows, texts, strict=True)
     ]
 
 
-def provenance_of(lm: LanguageModel, model: str, wanted: SampleRequest) -> Provenance:
-    """What the samples depend on, as their file tells it."""
-    device, sampling = next(lm.network.parameters()).device, wanted.sampling
+def provenance_of(lm: LanguageModel, model: str, request: SampleRequest) -> Provenance:
+    """What the samples depend on: the first line of their file."""
+    device, sampling = next(lm.network.parameters()).device, request.sampling
     return Provenance(
         adlm=__version__,
         model=model,
@@ -111,11 +112,11 @@ def provenance_of(lm: LanguageModel, model: str, wanted: SampleRequest) -> Prove
         method=lm.config.method,
         tokenizer=lm.config.tokenizer,
         length=lm.config.length,
-        canvases=list(wanted.canvases),
-        num=wanted.num,
-        seed=wanted.seed,
+        canvases=list(request.canvases),
+        num=request.num,
+        seed=request.seed,
         sampling=asdict(replace(sampling, eta=sampling.strength if sampling.sampler in ETA else None)),
-        batch=wanted.batch,
+        batch=request.batch,
         device=device_name(device),
         dtype=str(lm.frozen.dtype).removeprefix("torch."),
         tokenizer_sha256=tokenizer_of(lm).sha256,

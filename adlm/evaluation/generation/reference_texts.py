@@ -1,7 +1,7 @@
-"""Texts to compare samples with: of a prepared folder, a file with a text a line, or other samples. Knows no metric.
+"""Reference texts to compare samples with: from a prepared folder, a file with one text per line, or a samples file.
 
-As many are taken as there are samples, drawn by a seed, in their own order; rows of a prepared folder are as long as
-the samples, with bos and eos, as models see them.
+A seeded random subset is taken, in its original order. Rows of a prepared folder are as long as the samples and
+include bos and eos, as in training. No metrics.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a f
 class Reference:
     texts: list[str]
     ids: list[list[int]] | None
-    """Of a prepared folder or of samples whose tokenizer is the samples' own; there are none else."""
+    """None unless the reference is a prepared folder or a samples file with the tokenizer of the samples."""
     about: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ReferenceRequest:
-    """What is asked of a place."""
+    """Which texts to take from a reference."""
 
     num: int
     seed: int = 0
@@ -40,79 +40,85 @@ class ReferenceRequest:
     field: str = "text"
 
 
-def read_reference(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None, longest: int) -> Reference:
-    """`num` texts of the place, or all where it has fewer; `about` says which.
+def read_reference(
+    path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None, max_tokens: int
+) -> Reference:
+    """`num` texts of the reference at `path`, or all if it has fewer; `about` describes them.
 
-    `writer` wrote the samples, if that is known, and the longest of them has `longest` ids.
+    `tokenizer` is that of the samples, if known; the longest sample has `max_tokens` ids.
     """
-    if wanted.num < 1:
-        raise UserError(f"--num-reference {wanted.num} must be at least 1")
-    if place.is_dir():
-        if not is_prepared(place):
-            raise UserError(f"--reference {place} is a folder but no prepared one; give {KINDS}")
-        return _of_prepared(place, wanted, writer, longest)
-    if not place.exists():
-        raise UserError(f"--reference {place} does not exist; give {KINDS}")
-    if not place.is_file():
-        raise UserError(f"--reference {place} is not a regular file; give {KINDS}")
-    if wanted.split is not None:
-        raise UserError(f"--split {wanted.split}: {place} is a file and has no splits; leave it out")
-    return _of_samples(place, wanted, writer) if _is_samples(place) else _of_texts(place, wanted)
+    if request.num < 1:
+        raise UserError(f"--num-reference {request.num} must be at least 1")
+    if path.is_dir():
+        if not is_prepared(path):
+            raise UserError(f"--reference {path} is a folder but no prepared one; give {KINDS}")
+        return _from_prepared(path, request, tokenizer, max_tokens)
+    if not path.exists():
+        raise UserError(f"--reference {path} does not exist; give {KINDS}")
+    if not path.is_file():
+        raise UserError(f"--reference {path} is not a regular file; give {KINDS}")
+    if request.split is not None:
+        raise UserError(f"--split {request.split}: {path} is a file and has no splits; leave it out")
+    return _from_samples(path, request, tokenizer) if _is_samples(path) else _from_texts(path, request)
 
 
-def _of_prepared(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None, longest: int) -> Reference:
-    prepared = open_prepared(place, sums=False)
-    split = wanted.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
-    agrees = writer is not None and writer.sha256 == prepared.tokenizer.sha256
-    rows = prepared.rows(split, length=longest if agrees and longest else None)
-    chosen = sorted(random.Random(wanted.seed).sample(range(len(rows)), min(wanted.num, len(rows))))
+def _from_prepared(
+    path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None, max_tokens: int
+) -> Reference:
+    prepared = open_prepared(path, sums=False)
+    split = request.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
+    same_tokenizer = tokenizer is not None and tokenizer.sha256 == prepared.tokenizer.sha256
+    rows = prepared.rows(split, length=max_tokens if same_tokenizer and max_tokens else None)
+    chosen = sorted(random.Random(request.seed).sample(range(len(rows)), min(request.num, len(rows))))
     x, pad = rows.read(chosen)
-    ids = [row[~hidden].tolist() for row, hidden in zip(x, pad, strict=True)] if pad is not None else x.tolist()
+    ids = x.tolist() if pad is None else [row[~row_pad].tolist() for row, row_pad in zip(x, pad, strict=True)]
     return Reference(
         texts=[prepared.tokenizer.decode(row) for row in ids],
-        ids=ids if agrees else None,
+        ids=ids if same_tokenizer else None,
         about={
             "kind": "prepared",
-            "place": str(place),
+            "place": str(path),
             "source": prepared.manifest["source"],
             "split": split,
             "row_length": rows.length,
-            "tokenizer_of_samples": agrees,
-            **_numbers(len(chosen), len(rows), wanted.seed),
+            "tokenizer_of_samples": same_tokenizer,
+            **_counts(len(chosen), len(rows), request.seed),
         },
     )
 
 
-def _of_samples(place: Path, wanted: ReferenceRequest, writer: SampleTokenizer | None) -> Reference:
-    found = read_samples(place)
-    chosen, num = _drawn(found, wanted)
+def _from_samples(path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None) -> Reference:
+    found = read_samples(path)
+    chosen, num = _random_subset(found, request)
     if not chosen:
-        raise UserError(f"--reference {place} holds no sample yet")
-    theirs = find_sample_tokenizer(found.made_by, chosen)
-    agrees = writer is not None and theirs is not None and writer.sha256 == theirs.sha256
+        raise UserError(f"--reference {path} holds no sample yet")
+    reference_tokenizer = find_sample_tokenizer(found.made_by, chosen)
+    same_tokenizer = (
+        tokenizer is not None and reference_tokenizer is not None and tokenizer.sha256 == reference_tokenizer.sha256
+    )
     about = {
         "kind": "samples",
-        "place": str(place),
-        "sha256": _sha256(place),
+        "place": str(path),
+        "sha256": _sha256(path),
         "made_by": asdict(found.made_by),
-        "tokenizer_of_samples": agrees,
-        **_numbers(len(chosen), num, wanted.seed),
+        "tokenizer_of_samples": same_tokenizer,
+        **_counts(len(chosen), num, request.seed),
     }
-    ids = [sample.ids for sample in chosen] if agrees else None
+    ids = [sample.ids for sample in chosen] if same_tokenizer else None
     return Reference([sample.text for sample in chosen], ids, about)
 
 
-def _of_texts(place: Path, wanted: ReferenceRequest) -> Reference:
-    file = TextFile(place, place.name, field=wanted.field, boundary="line")
+def _from_texts(path: Path, request: ReferenceRequest) -> Reference:
+    file = TextFile(path, path.name, field=request.field, boundary="line")
     try:
-        chosen, num = _drawn(_documents(file), wanted)
-    except UserError as error:  # in the words of this command
-        told = str(error).replace("data.field=...", "--field NAME").replace(REPLACE_HINT, "")
-        raise UserError(f"--reference {place}: {told.rstrip()}") from None
+        chosen, num = _random_subset(_documents(file), request)
+    except UserError as error:  # name the option of this command
+        message = str(error).replace("data.field=...", "--field NAME").replace(REPLACE_HINT, "")
+        raise UserError(f"--reference {path}: {message.rstrip()}") from None
     if not chosen:
-        raise UserError(f"--reference {place} holds no text")
-    about = {"kind": "texts", "place": str(place), "sha256": _sha256(place), "field": wanted.field}
-    return Reference(chosen, None, about | _numbers(len(chosen), num, wanted.seed))
+        raise UserError(f"--reference {path} holds no text")
+    about = {"kind": "texts", "place": str(path), "sha256": _sha256(path), "field": request.field}
+    return Reference(chosen, None, about | _counts(len(chosen), num, request.seed))
 
 
 def _documents(file: TextFile) -> Iterable[str]:
@@ -124,30 +130,30 @@ def _documents(file: TextFile) -> Iterable[str]:
             parts = []
 
 
-def _drawn(items: Iterable[Any], wanted: ReferenceRequest) -> tuple[list[Any], int]:
-    """`num` of the items, each as likely as any other, in their order, without holding more; and how many there were.
+def _random_subset(items: Iterable[Any], request: ReferenceRequest) -> tuple[list[Any], int]:
+    """A uniform random subset of `num` items, in their order, and the number of all items.
 
-    Algorithm R: item i takes a place with chance num / (i + 1).
+    Reservoir sampling [Algorithm R]: item i enters with probability num / (i + 1); at most `num` are held in memory.
     """
-    draws, held = random.Random(wanted.seed), list[tuple[int, Any]]()
+    rng, reservoir = random.Random(request.seed), list[tuple[int, Any]]()
     number = -1
     for number, item in enumerate(items):
-        if len(held) < wanted.num:
-            held.append((number, item))
-        elif (place := draws.randrange(number + 1)) < wanted.num:
-            held[place] = (number, item)
-    return [item for _, item in sorted(held, key=lambda pair: pair[0])], number + 1
+        if len(reservoir) < request.num:
+            reservoir.append((number, item))
+        elif (slot := rng.randrange(number + 1)) < request.num:
+            reservoir[slot] = (number, item)
+    return [item for _, item in sorted(reservoir, key=lambda pair: pair[0])], number + 1
 
 
-def _numbers(taken: int, num: int, seed: int) -> dict[str, int]:
+def _counts(taken: int, num: int, seed: int) -> dict[str, int]:
     return {"num": taken, "of": num, "seed": seed}
 
 
-def _is_samples(place: Path) -> bool:
-    with opened(place) as file:
+def _is_samples(path: Path) -> bool:
+    with opened(path) as file:
         return file.read(64).lstrip().startswith(b'{"made_by"')
 
 
-def _sha256(place: Path) -> str:
-    with opened(place) as file:
+def _sha256(path: Path) -> str:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What a metric card is asked to tell, and by what means it is made. Knows no metric's mathematics and no flags."""
+"""The request for a metric card, and the job that computes it: cache, progress, device. No metrics and no flags."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from adlm.evaluation.generation.cache import Arrays, compute_in_parts
 from adlm.evaluation.generation.generative_perplexity import Eos, Start
 from adlm.evaluation.generation.judges import Pooling
 
-MOST_SEEDS = 1_000
+MAX_SEEDS = 1_000
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
 
 ReportProgress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and of how much."""
+"""(stage, done, total), called as the work proceeds."""
 
 
 @dataclass(frozen=True)
 class CardRequest:
-    """Every choice that a card's figures depend on."""
+    """Every setting that the metrics of a card depend on."""
 
     samples: Path
     metrics: tuple[str, ...]
     tokenizer: str | None = None
-    """Which wrote the samples, where their model's folder is gone."""
+    """The tokenizer of the samples, where their model folder no longer exists."""
     reference: Path | None = None
     split: str | None = None
     field: str = "text"
@@ -37,7 +37,7 @@ class CardRequest:
     model: str = "gpt2-large"
     eos: Eos | None = None
     start: Start | None = None
-    """Both empty: as a judge of ours was trained, or as published for one of the hub."""
+    """`eos` and `start` None: as in training for our own judges, as published for judges of the hub."""
     ids: IdsOf = "auto"
     longest: int | None = None
     context: int | None = None
@@ -50,51 +50,54 @@ class CardRequest:
     device: str = "auto"
 
 
-def check_card_request(asked: CardRequest) -> None:
-    """What would fail after hours fails now."""
+def check_card_request(request: CardRequest) -> None:
+    """Check the numbers before anything is computed."""
     for name, value in (
-        ("batch", asked.batch),
-        ("max-tokens", asked.longest),
-        ("seeds", asked.num_seeds),
-        ("num-reference", asked.num_reference),
-        ("context", asked.context),
+        ("batch", request.batch),
+        ("max-tokens", request.longest),
+        ("seeds", request.num_seeds),
+        ("num-reference", request.num_reference),
+        ("context", request.context),
     ):
         if value is not None and value < 1:
             raise UserError(f"--{name} {value} must be at least 1")
-    if asked.num_seeds > MOST_SEEDS:
-        raise UserError(f"--seeds {asked.num_seeds} must be at most {MOST_SEEDS:,}: a clustering takes seconds or more")
+    if request.num_seeds > MAX_SEEDS:
+        raise UserError(
+            f"--seeds {request.num_seeds} must be at most {MAX_SEEDS:,}: a clustering takes seconds or more"
+        )
 
 
 @dataclass(frozen=True)
 class CardJob:
-    """A card to be made: what is asked, where what takes long is kept, if anywhere, and who hears how far it is."""
+    """A request with the cache folder, if any, the progress callback and the device."""
 
-    asked: CardRequest
-    keep_in: Path | None
-    tell: ReportProgress
+    request: CardRequest
+    cache_folder: Path | None
+    report_progress: ReportProgress
     device: torch.device
 
     @property
     def batch(self) -> int:
-        if self.asked.batch is not None:
-            return self.asked.batch
+        if self.request.batch is not None:
+            return self.request.batch
         return 16 if self.device.type == "cuda" else 4
 
-    def in_parts(
+    def compute_in_parts(
         self,
         items: Sequence[Any],
         compute: Callable[[Sequence[Any]], Arrays],
         fits: Callable[[Sequence[Any], Arrays], bool],
         kind: str,
         about: Mapping[str, Any],
-        name: str,
+        stage: str,
     ) -> list[Arrays]:
-        def tell(done: int) -> None:
-            self.tell(name, done, len(items))
+        def report_done(done: int) -> None:
+            self.report_progress(stage, done, len(items))
 
-        return compute_in_parts(items, compute, fits, kind, about, self.keep_in, tell)
+        return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
 
-    def fitting(self, compute: Callable[[], Any]) -> Any:
+    def checking_memory(self, compute: Callable[[], Any]) -> Any:
+        """compute(); out of memory becomes a user error that names a smaller --batch."""
         try:
             return compute()
         except torch.OutOfMemoryError:
@@ -105,7 +108,7 @@ class CardJob:
 
 @dataclass(frozen=True)
 class TextCollection:
-    """Samples, or the reference, as they are judged."""
+    """The texts of the samples or of the reference, and their ids if they are the samples' tokenizer's."""
 
     name: str
     texts: list[str]

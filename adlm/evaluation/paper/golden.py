@@ -1,6 +1,6 @@
-"""A folder of numbers that the released code gave, of any sizes. Knows the files, nothing of what they should equal.
+"""A folder of golden numbers: outputs of the released code, of any sizes. Reads the files; makes no comparisons.
 
-Everything taken from it is remembered, so that what nobody asked for can be named.
+It records which entries were read, so that unused ones can be reported.
 """
 
 import struct
@@ -24,7 +24,7 @@ class Golden:
     def __init__(self, folder: Path):
         self.folder = folder
         self._arrays: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         path = folder / "golden.json"
         try:
             self._json = read_json(path)
@@ -43,27 +43,27 @@ class Golden:
             ) from None
 
     def section(self, name: str) -> dict[str, Any]:
-        found = self._json.get(name, {})
-        if not isinstance(found, dict):
+        section = self._json.get(name, {})
+        if not isinstance(section, dict):
             raise UserError(f"{self.folder / 'golden.json'}: {name} must be a mapping")
-        return found
+        return section
 
     def transitions(self) -> list[dict[str, Any]]:
-        """The sampler steps the folder has, each with its key, name, t and dt."""
-        found = self._json.get("transitions", [])
-        for entry in found if isinstance(found, list) else [None]:
-            known = entry if isinstance(entry, dict) else {}
-            named = all(isinstance(known.get(key), str) for key in ("key", "name"))
-            timed = all(isinstance(known.get(key), (int, float)) for key in ("t", "dt"))
-            if not named or not timed or not isinstance(known.get("eta", 0.0), (int, float)):
+        """The sampler steps in the folder, each with its key, name, t and dt."""
+        entries = self._json.get("transitions", [])
+        for entry in entries if isinstance(entries, list) else [None]:
+            fields = entry if isinstance(entry, dict) else {}
+            has_names = all(isinstance(fields.get(key), str) for key in ("key", "name"))
+            has_times = all(isinstance(fields.get(key), (int, float)) for key in ("t", "dt"))
+            if not has_names or not has_times or not isinstance(fields.get("eta", 0.0), (int, float)):
                 raise UserError(f"{self.folder / 'golden.json'}: a transition must have key, name, t and dt")
-        return list(found)
+        return list(entries)
 
     def number(self, section: str, key: str) -> Tensor:
-        """A number or a list of numbers of golden.json, taken."""
-        self._taken.add(f"{section} {key}")
+        """A number or a list of numbers from golden.json; marks it as used."""
+        self._used.add(f"{section} {key}")
         value = self._json[section][key]
-        if not all(isinstance(each, (int, float)) for each in (value if isinstance(value, list) else [value])):
+        if not all(isinstance(number, (int, float)) for number in (value if isinstance(value, list) else [value])):
             raise UserError(f"{self.folder / 'golden.json'}: {section} {key} must be a number, not {value!r}")
         return torch.tensor(value, dtype=torch.float64)
 
@@ -71,33 +71,33 @@ class Golden:
         return all((self.folder / file).is_file() for file in files)
 
     def array(self, file: str, key: str) -> Tensor:
-        """One array of a .npz, taken."""
+        """One array of a .npz; marks it as used."""
         arrays = self._read(file)
         if key not in arrays:
             raise UserError(f"{self.folder / file} has no array {key!r}; it has {', '.join(arrays)}")
-        self._taken.add(f"{file} {key}")
+        self._used.add(f"{file} {key}")
         if arrays[key].dtype.kind not in "iufb":
             raise UserError(f"{self.folder / file}: array {key!r} is not made of numbers")
         return torch.from_numpy(arrays[key].astype(arrays[key].dtype.newbyteorder("=")))
 
     def ids(self, file: str, key: str) -> Tensor:
-        """An array of token ids (B, L), taken."""
-        found, size = self.array(file, key), self.vocabulary().size
-        if found.ndim != 2 or found.is_floating_point() or not found.numel() or found.min() < 0 or found.max() >= size:
+        """An array of token ids (B, L); marks it as used."""
+        ids, size = self.array(file, key), self.vocabulary().size
+        if ids.ndim != 2 or ids.is_floating_point() or not ids.numel() or ids.min() < 0 or ids.max() >= size:
             raise UserError(f"{self.folder / file}: {key!r} must be ids (rows, length) from 0 to {size - 1}")
-        if key == "x0" and "xt" in self.keys(file) and self.array(file, "xt").shape != found.shape:
+        if key == "x0" and "xt" in self.keys(file) and self.array(file, "xt").shape != ids.shape:
             raise UserError(f"{self.folder / file}: 'x0' and 'xt' must have one shape")
-        return found.long()
+        return ids.long()
 
     def times(self, file: str) -> Tensor:
-        """The array `t` of a .npz, one time in (0, 1] for each row of `xt`, taken."""
-        found = self.array(file, "t")
-        if found.shape != self.ids(file, "xt").shape[:1] or not ((found > 0) & (found <= 1)).all():
+        """The array `t` of a .npz, one time in (0, 1] for each row of `xt`; marks it as used."""
+        t = self.array(file, "t")
+        if t.shape != self.ids(file, "xt").shape[:1] or not ((t > 0) & (t <= 1)).all():
             raise UserError(f"{self.folder / file}: 't' must be one time in (0, 1] for each row of 'xt'")
-        return found.float()
+        return t.float()
 
     def keys(self, file: str) -> list[str]:
-        """The arrays of a .npz."""
+        """The names of the arrays in a .npz."""
         return list(self._read(file))
 
     def _read(self, file: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -112,23 +112,23 @@ class Golden:
         return self._arrays[file]
 
     def checkpoint(self, file: str) -> Path:
-        """The path of a .ckpt, taken."""
-        self._taken.add(file)
+        """The path of a .ckpt; marks it as used."""
+        self._used.add(file)
         return self.folder / file
 
-    def untaken(self) -> list[str]:
-        """What the folder holds or speaks of and nobody asked for, a file or an entry each."""
-        left = []
+    def unused(self) -> list[str]:
+        """The files and entries of the folder that were not read."""
+        unused = []
         names = {entry["key"]: f"{entry['name']} at {entry['t']}" for entry in self.transitions()}
         for path in sorted(self.folder.glob("*.*")):
-            if path.suffix == ".ckpt" and path.name not in self._taken:
-                left.append(path.name)
+            if path.suffix == ".ckpt" and path.name not in self._used:
+                unused.append(path.name)
             if path.suffix == ".npz" and path.is_file():
-                keys = [key for key in self.keys(path.name) if f"{path.name} {key}" not in self._taken]
-                left += [f"{path.name}: {names.get(key, key)}" for key in keys if key not in ("x0", "xt", "t")]
+                keys = [key for key in self.keys(path.name) if f"{path.name} {key}" not in self._used]
+                unused += [f"{path.name}: {names.get(key, key)}" for key in keys if key not in ("x0", "xt", "t")]
         if not self.has("adlm_transitions.npz"):
-            left += [f"adlm_transitions.npz (missing): {name}" for name in names.values()]
+            unused += [f"adlm_transitions.npz (missing): {name}" for name in names.values()]
         for section in ("adlm_losses", "baseline_losses"):
-            keys = [key for key in self.section(section) if f"{section} {key}" not in self._taken]
-            left += [f"golden.json {section}: {key}" for key in keys]
-        return left
+            keys = [key for key in self.section(section) if f"{section} {key}" not in self._used]
+            unused += [f"golden.json {section}: {key}" for key in keys]
+        return unused

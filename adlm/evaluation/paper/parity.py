@@ -1,6 +1,6 @@
-"""Our numbers beside those of the released code. Knows what is compared and how closely it must agree.
+"""Parity with the released code: which of its numbers are compared with ours, and with which tolerance.
 
-The released code's schedule is log-linear with eps 1e-3 in training; its caching samplers and its discrete-time losses
+The released code trains with the log-linear schedule with eps 1e-3; its caching samplers and its discrete-time losses
 use alpha = 1 - t.
 """
 
@@ -49,13 +49,13 @@ class ParityRow:
 
     name: str
     error: float
-    """The largest found; not a number where ours is not."""
+    """The largest error; NaN where ours is."""
     tolerance: float
     relative: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.tolerance  # a NaN is never within
+        return self.error <= self.tolerance  # False for NaN
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class ParityReport:
 
 
 def compare(folder: Path) -> ParityReport:
-    """Every comparison that the folder has numbers for."""
+    """All comparisons that the folder has numbers for."""
     golden = Golden(folder)
     rows = [row for check in (_adlm, _schedule, _mdlm, _sedd, _d3pm, _ar) for row in check(golden)]
     if not rows:
         raise UserError(f"{folder} has nothing to compare: no adlm-tiny.ckpt with adlm_forward.npz, no mdlm-tiny.ckpt")
-    return ParityReport(rows, golden.untaken())
+    return ParityReport(rows, golden.unused())
 
 
 @torch.no_grad()
@@ -86,18 +86,18 @@ def _adlm(golden: Golden) -> Iterator[ParityRow]:
     config = _config(golden, published, "adlm")
     network = network_of(config, published.weights)
     ours = network(golden.ids(file, "xt"))
-    yield _apart("adlm denoiser_logits", ours, golden.array(file, "denoiser_logits"), LOGITS)
+    yield _largest_error("adlm denoiser_logits", ours, golden.array(file, "denoiser_logits"), LOGITS)
     yield from _anchor_masks(golden, file)
     yield from _losses(golden, config, network, file)
     yield from _transitions(golden, network)
-    for form in ("adlm-tiny.ckpt", "adlm-tiny-legacy.ckpt", "adlm-tiny-official.ckpt"):
-        if golden.has(form):
-            yield from _form(golden, config, form)
+    for file_name in ("adlm-tiny.ckpt", "adlm-tiny-legacy.ckpt", "adlm-tiny-official.ckpt"):
+        if golden.has(file_name):
+            yield from _checkpoint_format(golden, config, file_name)
 
 
-def _form(golden: Golden, config: Config, form: str) -> Iterator[ParityRow]:
-    """One of the three forms a checkpoint comes in, with its raw and its averaged weights."""
-    published, mask_id = read_checkpoint(golden.checkpoint(form)), golden.vocabulary().mask_id
+def _checkpoint_format(golden: Golden, config: Config, file_name: str) -> Iterator[ParityRow]:
+    """One of the three checkpoint formats, with its raw and its EMA weights."""
+    published, mask_id = read_checkpoint(golden.checkpoint(file_name)), golden.vocabulary().mask_id
     for kind, weights, file in (
         ("raw", published.weights, "adlm_forward.npz"),
         ("ema", published.ema_weights, "adlm_forward_ema.npz"),
@@ -106,7 +106,7 @@ def _form(golden: Golden, config: Config, form: str) -> Iterator[ParityRow]:
             network = network_of(config, weights)
             for part in ("anchor_logits", "log_prob"):
                 ours = _output(network, golden.ids(file, "xt"), mask_id, part)
-                yield _apart(f"{form} {kind} {part}", ours, golden.array(file, part), LOGITS)
+                yield _largest_error(f"{file_name} {kind} {part}", ours, golden.array(file, part), LOGITS)
 
 
 def _anchor_masks(golden: Golden, file: str) -> Iterator[ParityRow]:
@@ -114,7 +114,7 @@ def _anchor_masks(golden: Golden, file: str) -> Iterator[ParityRow]:
     for key in golden.keys(file):
         if found := re.fullmatch(r"anchor_mask_tau(\d{1,9})", key):
             ours = anchor_mask(x, int(found[1]), golden.vocabulary().size)
-            yield _apart(f"anchor mask, tau {found[1]}", ours.float(), golden.array(file, key).float(), 0.0)
+            yield _largest_error(f"anchor mask, tau {found[1]}", ours.float(), golden.array(file, key).float(), 0.0)
 
 
 def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: str) -> Iterator[ParityRow]:
@@ -131,35 +131,36 @@ def _losses(golden: Golden, config: Config, network: AnchoredTransformer, file: 
         method = Adlm(replace(config, anchor=Anchor(gamma=gamma, tau=tau)))
         ours = method.loss_at(network, x, noised, progress=progress).mean
         theirs = golden.number("adlm_losses", key)
-        yield _apart(f"adlm {key}", ours, theirs, LOSSES, relative=True)
+        yield _largest_error(f"adlm {key}", ours, theirs, LOSSES, relative=True)
 
 
 def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[ParityRow]:
-    """The categorical that one step of each sampler draws from; the released samplers run with alpha = 1 - t."""
+    """The categorical distribution of one step of each sampler; the released samplers use alpha = 1 - t."""
     file, mask_id = "adlm_transitions.npz", golden.vocabulary().mask_id
     if not golden.has(file):
         return
     z = golden.ids(file, "xt")
     log_beliefs = _output(network, z, mask_id, "log_prob")
     for entry in golden.transitions():
-        sampling, t = _sampling(entry), torch.tensor(entry["t"]).double()  # theirs are float32
+        sampling, t = _sampling(entry), torch.tensor(entry["t"]).double()  # rounded to float32, as theirs
         steps = steps_between(schedules.LogLinear(), torch.stack([t, t - entry["dt"]]), sampling)
         reveal, remask = steps.reveal[0], steps.remask[0]
         if sampling.sampler == "remdm-conf":
-            minus_chance, visible = golden.array(file, f"conf_{entry['t']}"), z != mask_id
-            remask = confident_remasking(-minus_chance, visible, remasking_ceiling(steps.alpha_s, steps.alpha_t)[0])
+            minus_confidence, visible = golden.array(file, f"conf_{entry['t']}"), z != mask_id
+            ceiling = remasking_ceiling(steps.alpha_s, steps.alpha_t)[0]
+            remask = confident_remasking(-minus_confidence, visible, ceiling)
         if sampling.sampler == "remdm-loop":
-            remask = _on_the_edge(entry["t"], float(t), reveal, remask, sampling)
+            remask = _remask_at_loop_edge(entry["t"], float(t), reveal, remask, sampling)
         ours = transition(z, shape_everywhere(log_beliefs, z, sampling).double(), reveal, remask, mask_id)
         name = f"transition {entry['name']} at t = {entry['t']}"
-        yield _apart(name, ours, golden.array(file, entry["key"]), PROBABILITIES)
+        yield _largest_error(name, ours, golden.array(file, entry["key"]), PROBABILITIES)
 
 
-def _on_the_edge(t: float, rounded: float, reveal: Tensor, remask: Tensor, sampling: Sampling) -> Tensor:
-    """What becomes of visible tokens where the loop begins or ends, to the last bit, in the released numbers.
+def _remask_at_loop_edge(t: float, rounded: float, reveal: Tensor, remask: Tensor, sampling: Sampling) -> Tensor:
+    """The remasking probability of the released code where t is exactly t_on or t_off.
 
-    The share of masks there goes by the time rounded up to a float32, which lies outside of t_on and inside of t_off;
-    whether visible tokens are kept goes by the time itself. So at t_on they are drawn as if masked, at t_off kept.
+    There the share of masks uses t rounded up to float32, which is above t_on, or above t_off; whether visible tokens
+    are kept uses t itself. So at t_on visible tokens are resampled like masks, and at t_off they are kept.
     """
     if t <= sampling.t_on < rounded:
         return 1 - reveal
@@ -167,24 +168,24 @@ def _on_the_edge(t: float, rounded: float, reveal: Tensor, remask: Tensor, sampl
 
 
 def _sampling(entry: dict[str, Any]) -> Sampling:
-    """A transition's sampler and its knobs, under the names of the released code."""
+    """The sampling config of a transition, from the names of the released code."""
     sampler: Any = "ancestral" if entry["name"].startswith("mdlm") else entry["name"]
-    knobs = {knob: entry[knob] for knob in ("eta", "t_on", "t_off", "alpha_on") if knob in entry}
-    return Sampling(sampler, top_p=entry.get("nucleus_p", 1.0), nucleus="published", **knobs)
+    options = {option: entry[option] for option in ("eta", "t_on", "t_off", "alpha_on") if option in entry}
+    return Sampling(sampler, top_p=entry.get("nucleus_p", 1.0), nucleus="published", **options)
 
 
 def _schedule(golden: Golden) -> Iterator[ParityRow]:
     schedule = schedules.LogLinear(EPS)
     for key, ours in (("loglinear_sigma", schedules.sigma), ("loglinear_dsigma", schedules.sigma_prime)):
         if key in golden.section("adlm_losses") and golden.has("adlm_forward.npz"):
-            t = golden.times("adlm_forward.npz")  # in float32, as theirs: near t = 1 their sigma' has few digits
+            t = golden.times("adlm_forward.npz")  # float32, as theirs: near t = 1 their sigma' loses precision
             theirs = golden.number("adlm_losses", key)
-            yield _apart(key, ours(schedule, t), theirs, LOSSES, relative=True)
+            yield _largest_error(key, ours(schedule, t), theirs, LOSSES, relative=True)
 
 
 @torch.no_grad()
 def _mdlm(golden: Golden) -> Iterator[ParityRow]:
-    """The plain baseline in continuous time, and in T discrete steps: there the released loss has eps 0."""
+    """MDLM in continuous time, and in T discrete steps, where the released loss has eps 0."""
     for path in sorted(golden.folder.glob("mdlm*-tiny.ckpt")):
         name = path.name.removesuffix("-tiny.ckpt")
         steps = re.fullmatch(r"mdlm(?:_T(\d+))?", name)
@@ -208,7 +209,7 @@ def _sedd(golden: Golden) -> Iterator[ParityRow]:
     file = "sedd_loss.npz"
     if golden.has("sedd-tiny.ckpt", file):
         published = read_checkpoint(golden.checkpoint("sedd-tiny.ckpt"))
-        method = Sedd(_told_the_time(golden, published, "sedd"))
+        method = Sedd(_time_conditioned_config(golden, published, "sedd"))
         noised = NoisedBatch(golden.ids(file, "xt"), golden.times(file).double())
         loss = method.loss_at(network_of(method.config, published.weights), golden.ids(file, "x0"), noised)
         yield from _baseline(golden, "sedd", file, loss, loss.nats, SCORE_ENTROPIES)
@@ -216,18 +217,18 @@ def _sedd(golden: Golden) -> Iterator[ParityRow]:
 
 @torch.no_grad()
 def _d3pm(golden: Golden) -> Iterator[ParityRow]:
-    """1,000 steps; its alpha has eps 0, while the noise it is told has the published eps."""
+    """1,000 steps; alpha has eps 0, while the conditioning sigma has the published eps."""
     file = "d3pm_loss.npz"
     if golden.has("d3pm-tiny.ckpt", file):
         published = read_checkpoint(golden.checkpoint("d3pm-tiny.ckpt"))
-        config = _told_the_time(golden, published, "d3pm")
+        config = _time_conditioned_config(golden, published, "d3pm")
         exact = replace(config, schedule=Schedule(eps=0.0), model=replace(config.model, time_conditioning=False))
         method = D3pm(replace(exact, time=Time(steps=D3PM_STEPS)))
-        drawn = golden.times(file)
-        t, s = _their_step(drawn, D3PM_STEPS)
-        told = schedules.sigma(schedules.LogLinear(EPS), _grid_time(drawn, D3PM_STEPS)).float()
+        times = golden.times(file)
+        t, s = _their_step(times, D3PM_STEPS)
+        sigma = schedules.sigma(schedules.LogLinear(EPS), _grid_time(times, D3PM_STEPS)).float()
         network = network_of(method.config, published.weights)
-        loss = method.loss_at(network, golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), t, s), sigma=told)
+        loss = method.loss_at(network, golden.ids(file, "x0"), NoisedBatch(golden.ids(file, "xt"), t, s), sigma=sigma)
         yield from _baseline(golden, "d3pm", file, loss, loss.nats)
 
 
@@ -239,7 +240,7 @@ def _ar(golden: Golden) -> Iterator[ParityRow]:
         method = Ar(_config(golden, published, "ar"))
         network, x = network_of(method.config, published.weights), golden.ids(file, "x0")
         ours = subs(network(x), torch.full_like(x, golden.vocabulary().mask_id), golden.vocabulary().mask_id)
-        yield _apart("ar log_prob", ours, golden.array(file, "log_prob"), LOGITS)
+        yield _largest_error("ar log_prob", ours, golden.array(file, "log_prob"), LOGITS)
         loss = method.loss(network, x, None, 1.0, torch.Generator())
         yield from _baseline(golden, "ar", file, loss, loss.nats[:, 1:])
 
@@ -247,14 +248,14 @@ def _ar(golden: Golden) -> Iterator[ParityRow]:
 def _baseline(
     golden: Golden, name: str, file: str, loss: Loss, nats: Tensor, tolerance: float = LOSSES
 ) -> Iterator[ParityRow]:
-    yield _apart(f"{name} nats a token", nats, golden.array(file, "nlls"), tolerance, relative=True)
+    yield _largest_error(f"{name} nats a token", nats, golden.array(file, "nlls"), tolerance, relative=True)
     if name in golden.section("baseline_losses"):
         theirs = golden.number("baseline_losses", name)
-        yield _apart(f"{name} loss", loss.mean, theirs, tolerance, relative=True)
+        yield _largest_error(f"{name} loss", loss.mean, theirs, tolerance, relative=True)
 
 
 def _their_step(t: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The step (t, s) that the released code makes of a drawn time: the grid time above it, and 1 - 1e-4 for 1."""
+    """The step (t, s) of the released code for a sampled time: the next grid time, at most 1 - 1e-4."""
     clamped = _grid_time(t, steps).clamp(max=1 - 1e-4)
     return clamped, clamped - 1 / steps
 
@@ -278,7 +279,7 @@ def _config(golden: Golden, published: PublishedCheckpoint, method: MethodName) 
     )
 
 
-def _told_the_time(golden: Golden, published: PublishedCheckpoint, method: MethodName) -> Config:
+def _time_conditioned_config(golden: Golden, published: PublishedCheckpoint, method: MethodName) -> Config:
     config = _config(golden, published, method)
     return replace(config, model=replace(config.model, time_conditioning=True))
 
@@ -287,10 +288,10 @@ def _output(network: AnchoredTransformer, z: Tensor, mask_id: int, part: str) ->
     return network.anchor_logits(z) if part == "anchor_logits" else subs(network(z), z, mask_id)
 
 
-def _apart(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: bool = False) -> ParityRow:
-    """The largest difference; a relative one is to the largest of their values, unless all of those are 0.
+def _largest_error(name: str, ours: Tensor, theirs: Tensor, tolerance: float, relative: bool = False) -> ParityRow:
+    """The largest difference; a relative one is divided by the largest of their values, unless all of those are 0.
 
-    The released code writes -1,000,000 (AR: -1,000) for what is impossible, and we write -inf: they count as the same.
+    For log 0 the released code has -1,000,000 (AR: -1,000) and we have -inf; these count as equal.
     """
     if ours.shape != theirs.shape:
         raise UserError(f"{name}: the golden numbers have shape {tuple(theirs.shape)}, ours {tuple(ours.shape)}")

@@ -1,6 +1,6 @@
-"""The figures of the paper, by table, with what a careful reader would ask of each. Data only; knows no models.
+"""The published results of the paper, by table, with the protocol and the caveats of each. Data only.
 
-All are of "Anchored Diffusion Language Model" (arXiv 2505.18456). None is published with a standard error.
+All are from "Anchored Diffusion Language Model" (arXiv 2505.18456). None is published with a standard error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Literal
 
 PAPER = "arXiv 2505.18456"
 BATCH = 512
-"""Sequences a step, in every run of the paper."""
+"""Sequences per step, in every run of the paper."""
 NO_ERROR = "no standard error is published, nor how much one training run differs from another"
 SIZES = (
     "ADLM has 293M parameters and about twice the linear work of the 170M MDLM; no baseline of its size is published"
@@ -18,41 +18,41 @@ ONE_DRAW = "published nats are one draw with eps 1e-3, which leaves out about 0.
 HEADLINE = "the headline's 25.4% sets ADLM at 65B tokens (24.46) against SEDD at 33B (32.79)"
 COUNTED = "the paper counts steps x batch x length / 2 tokens for diffusion, and all of them from left to right"
 
-Kind = Literal["perplexity", "card", "accuracy"]
+ResultKind = Literal["perplexity", "card", "accuracy"]
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """How the figures of a table were measured, and of what models."""
+class EvaluationProtocol:
+    """How the results of a table were measured, and the training data of its models."""
 
     corpora: Mapping[str, tuple[str, ...]]
-    """By column: the corpora that may stand under it, by the names of `adlm prepare --list`."""
+    """By column: its corpora, by the names of `adlm prepare --list`."""
     splits: Mapping[str, str]
     length: int
     packing: str
     symbols: int
-    """Of the tokenizer, the mask included: perplexities a token of two tokenizers do not compare."""
+    """Vocabulary size, including the mask. Perplexities per token of different tokenizers are not comparable."""
     tokenizer: str
     trained_on: str
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A line of a table."""
+    """A row of a table."""
 
     name: str
-    """What --row calls it."""
+    """The name for --row."""
     title: str
     figures: Mapping[str, float]
     """By column."""
     method: str = ""
-    """Ours that it is; empty where there is none."""
+    """Our name of the method; empty where we have none."""
     tokens: float | None = None
-    """Trained on, in billions, as the paper counts; None where that is not told."""
+    """Training tokens in billions, as the paper counts them; None where it does not say."""
     parameters: float | None = None
     """In millions."""
-    knobs: Mapping[str, float | str] = field(default_factory=dict)
-    """What tells it from other rows of the method: gamma, tau, steps, and what the sampler's name begins with."""
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    """What distinguishes it from other rows of the method: gamma, tau, steps, and a prefix of the sampler's name."""
     caveats: tuple[str, ...] = ()
 
 
@@ -61,17 +61,17 @@ class PublishedTable:
     name: str
     title: str
     source: str
-    kind: Kind
+    kind: ResultKind
     units: Mapping[str, str]
     """By column."""
     rows: tuple[PublishedRow, ...]
     caveats: tuple[str, ...]
-    protocol: Protocol | None = None
+    protocol: EvaluationProtocol | None = None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One published figure, with all that is said of it."""
+    """One published number with its source and caveats."""
 
     table: str
     row: str
@@ -92,8 +92,10 @@ def entries(table: PublishedTable) -> Iterator[Entry]:
 
 
 PPL = "perplexity"
-OWT = Protocol({PPL: ("openwebtext",)}, {PPL: "valid"}, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
-LM1B = Protocol({PPL: ("lm1b",)}, {PPL: "test"}, 128, "padded-published", 30_522, "BERT's (uncased)", "lm1b")
+OWT = EvaluationProtocol(
+    {PPL: ("openwebtext",)}, {PPL: "valid"}, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext"
+)
+LM1B = EvaluationProtocol({PPL: ("lm1b",)}, {PPL: "test"}, 128, "padded-published", 30_522, "BERT's (uncased)", "lm1b")
 SEVEN = {
     "lambada": ("lambada",),
     "ptb": ("ptb",),
@@ -104,7 +106,7 @@ SEVEN = {
     "arxiv": ("arxiv",),
 }
 ZERO_SHOT_SPLITS = dict.fromkeys(SEVEN, "valid") | dict.fromkeys(("lambada", "lm1b", "ag_news"), "test")
-ZERO_SHOT = Protocol(SEVEN, ZERO_SHOT_SPLITS, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
+ZERO_SHOT = EvaluationProtocol(SEVEN, ZERO_SHOT_SPLITS, 1024, "packed-published", 50_258, "GPT-2's", "openwebtext")
 SIZES_OF = {"adlm": 293.19, "mdlm": 170.0}
 """Millions of parameters."""
 SHAPING: Mapping[str, float | str] = {
@@ -114,24 +116,24 @@ SHAPING: Mapping[str, float | str] = {
     "nucleus": "published",
     "repetition_penalty": 1.0,
 }
-"""Sampling settings of every generated row."""
+"""Sampling options of every row of samples."""
 GRID_END: Mapping[str, float | str] = {"t_end": 1e-5, "final": "argmax"}
-"""Of every diffusion sampler."""
+"""Options of every diffusion sampler."""
 LOOP: Mapping[str, float | str] = {"eta": 0.02, "t_on": 0.55, "t_off": 0.05, "alpha_on": 0.9}
-"""Of remdm-loop."""
+"""Options of remdm-loop."""
 TWO_AR = "the paper's tables give 17.54 and 17.53 for AR at 262B"
 
 
 def _perplexity(
-    name: str, title: str, method: str, tokens: float, figure: float, caveats: tuple[str, ...] = (), **knobs: float
+    name: str, title: str, method: str, tokens: float, figure: float, caveats: tuple[str, ...] = (), **options: float
 ) -> PublishedRow:
-    return PublishedRow(name, title, {PPL: figure}, method, tokens, SIZES_OF.get(method), knobs, caveats)
+    return PublishedRow(name, title, {PPL: figure}, method, tokens, SIZES_OF.get(method), options, caveats)
 
 
-def _ablation(knob: str, value: float, figure: float) -> PublishedRow:
-    knobs = {"gamma": 3e-3, "tau": 5.0, knob: value}
+def _ablation(option: str, value: float, figure: float) -> PublishedRow:
+    options = {"gamma": 3e-3, "tau": 5.0, option: value}
     return PublishedRow(
-        f"{knob}-{value:g}", f"ADLM, {knob} {value:g}", {PPL: figure}, "adlm", 78.6, SIZES_OF["adlm"], knobs
+        f"{option}-{value:g}", f"ADLM, {option} {value:g}", {PPL: figure}, "adlm", 78.6, SIZES_OF["adlm"], options
     )
 
 
@@ -139,16 +141,16 @@ def _zero_shot(name: str, title: str, method: str, tokens: float | None, figures
     return PublishedRow(name, title, dict(zip(SEVEN, figures, strict=True)), method, tokens, SIZES_OF.get(method))
 
 
-def _generated(
-    name: str, title: str, method: str, figures: tuple[float, float, float], **knobs: float | str
+def _generation(
+    name: str, title: str, method: str, figures: tuple[float, float, float], **options: float | str
 ) -> PublishedRow:
     return PublishedRow(
-        name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), knobs
+        name, title, dict(zip(GENERATION, figures, strict=True)), method, None, SIZES_OF.get(method), options
     )
 
 
 def published_sampling(sampler: str) -> dict[str, float | str]:
-    """The published settings of a sampler, by their names in `sampling`, apart from the number of steps."""
+    """The published `sampling` options of a sampler, except the number of steps."""
     settings = dict(SHAPING)
     if sampler != "left-to-right":
         settings |= GRID_END
@@ -239,12 +241,12 @@ TABLES: dict[str, PublishedTable] = {
         "card",
         GENERATION,
         (
-            _generated("adlm-1024", "ADLM", "adlm", (0.699, 25.4, 5.35), sampler="remdm-loop", steps=1024),
-            _generated("adlm-2048", "ADLM", "adlm", (0.788, 20.3, 5.28), sampler="remdm-loop", steps=2048),
-            _generated("adlm-4096", "ADLM", "adlm", (0.791, 15.9, 5.19), sampler="remdm-loop", steps=4096),
-            _generated("remdm-4096", "ReMDM", "mdlm", (0.656, 17.6, 5.20), sampler="remdm", steps=4096),
-            _generated("ar", "AR", "ar", (0.760, 12.1, 5.22)),
-            _generated("data", "the data itself", "data", (1.00, 14.8, 5.44)),
+            _generation("adlm-1024", "ADLM", "adlm", (0.699, 25.4, 5.35), sampler="remdm-loop", steps=1024),
+            _generation("adlm-2048", "ADLM", "adlm", (0.788, 20.3, 5.28), sampler="remdm-loop", steps=2048),
+            _generation("adlm-4096", "ADLM", "adlm", (0.791, 15.9, 5.19), sampler="remdm-loop", steps=4096),
+            _generation("remdm-4096", "ReMDM", "mdlm", (0.656, 17.6, 5.20), sampler="remdm", steps=4096),
+            _generation("ar", "AR", "ar", (0.760, 12.1, 5.22)),
+            _generation("data", "the data itself", "data", (1.00, 14.8, 5.44)),
         ),
         (
             NO_ERROR,

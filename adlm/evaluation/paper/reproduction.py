@@ -1,6 +1,6 @@
-"""A finding beside the published figure: which row it is held against, how far apart they are, what else differs.
+"""Our results against the published ones: the row to compare with, the difference, and other settings that differ.
 
-Agreement is |ours - published| <= 2 standard errors of ours: the published side has none to add. Knows no screens.
+Agreement means |ours - published| <= 2 standard errors of ours; the published side has none. No terminal output.
 """
 
 import math
@@ -22,7 +22,7 @@ Verdict = Literal["agrees", "differs", "not comparable", "undecided", "missing"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published figure, and ours beside it where there is one."""
+    """One published number, with our result where there is one. Written to JSON, field by field."""
 
     row: str
     title: str
@@ -31,7 +31,7 @@ class Comparison:
     published: float
     verdict: Verdict
     because: str
-    """Of the verdict."""
+    """The reason for the verdict."""
     model: str = ""
     ours: float | None = None
     how: str = ""
@@ -40,158 +40,164 @@ class Comparison:
     difference: float | None = None
     """Ours minus the published one."""
     in_errors: float | None = None
-    """The same in standard errors of ours."""
+    """The difference in standard errors of ours."""
     held_because: str = ""
-    """Why it is this row."""
+    """Why it is compared with this row."""
     differs: tuple[str, ...] = ()
-    """Settings that are not the row's."""
+    """Settings that differ from those of the row."""
     command: str = ""
-    """What would make a missing figure."""
+    """The command that produces a missing result."""
 
 
 def compare_with_table(table: PublishedTable, models: Sequence[tuple[Sequence[Result], str]]) -> list[Comparison]:
-    """Every row of the table: with ours, in the order given, or with what would make one.
+    """Every row of the table: with our results, in the given order, or with the command that produces one.
 
-    A model is its findings and the row that was asked for, empty where none was.
+    A model is given by its results and the requested row, empty for the default.
     """
-    held: dict[str, list[Comparison]] = {row.name: [] for row in table.rows}
-    for findings, asked in models:
-        row, why = row_for(table, findings[0], asked)
-        held[row.name] += [compared(table, row, finding, why) for finding in findings]
-        there = {finding.column for finding in findings}
-        absent = [
-            column for column in row.figures if column not in there and row.method != "data"
-        ]  # MAUVE 1: no finding
-        held[row.name] += [_missing(table, row, column, findings[0].model) for column in absent]
-    return [each for row in table.rows for each in _in_order(table, row, held[row.name])]
+    by_row: dict[str, list[Comparison]] = {row.name: [] for row in table.rows}
+    for results, requested in models:
+        row, why = row_for(table, results[0], requested)
+        by_row[row.name] += [compared(table, row, result, why) for result in results]
+        columns = {result.column for result in results}
+        # the MAUVE of the data with itself is 1 and has no result
+        absent = [column for column in row.figures if column not in columns and row.method != "data"]
+        by_row[row.name] += [_missing(table, row, column, results[0].model) for column in absent]
+    return [each for row in table.rows for each in _in_column_order(table, row, by_row[row.name])]
 
 
-def row_for(table: PublishedTable, finding: Result, asked: str = "") -> tuple[PublishedRow, str]:
-    """The row that a model is held against, and why."""
+def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple[PublishedRow, str]:
+    """The row to compare a model with, and why."""
     names = ", ".join(row.name for row in table.rows)
-    if asked:
+    if requested:
         for row in table.rows:
-            if row.name == asked:
+            if row.name == requested:
                 return row, "by --row"
         known = [row.name for row in table.rows]
-        raise UserError(f"--row {asked!r} is not in table {table.name}{suggestion(asked, known)}; its rows are {names}")
-    rows = [row for row in table.rows if row.method == finding.method]
+        raise UserError(
+            f"--row {requested!r} is not in table {table.name}{suggestion(requested, known)}; its rows are {names}"
+        )
+    rows = [row for row in table.rows if row.method == result.method]
     if not rows:
         raise UserError(
-            f"table {table.name} has no row of method {finding.method}, which {finding.model} is; give --row, one of "
+            f"table {table.name} has no row of method {result.method}, which {result.model} is; give --row, one of "
             f"{names}"
         )
     if len(rows) == 1:
-        return rows[0], f"the only row of method {finding.method}"
-    alike = [row for row in rows if row.knobs and not list(_other_knobs(row, finding, unknown=True))]
-    if len(alike) == 1:
-        return alike[0], f"the row of method {finding.method} with {_knobs(alike[0])}"
-    nearest = _nearest(alike or rows, finding.tokens)
+        return rows[0], f"the only row of method {result.method}"
+    same_options = [row for row in rows if row.options and not _option_differences(row, result, count_unknown=True)]
+    if len(same_options) == 1:
+        return same_options[0], f"the row of method {result.method} with {_describe_options(same_options[0])}"
+    nearest = _nearest(same_options or rows, result.tokens)
     if len(nearest) == 1:
-        return nearest[0], f"of the rows of method {finding.method}, the nearest in tokens trained"
+        return nearest[0], f"of the rows of method {result.method}, the nearest in tokens trained"
     raise UserError(
-        f"table {table.name} has several rows of method {finding.method}, and {finding.model} does not tell which is "
+        f"table {table.name} has several rows of method {result.method}, and {result.model} does not tell which is "
         f"its own; give --row, one of {', '.join(row.name for row in rows)}"
     )
 
 
 def _nearest(rows: Sequence[PublishedRow], tokens: float | None) -> list[PublishedRow]:
-    """Those whose number of tokens is nearest by ratio; none where it is not known."""
-    far = {row.name: abs(math.log(row.tokens / tokens)) for row in rows if row.tokens and tokens}
-    return [row for row in rows if row.name in far and far[row.name] == min(far.values())]
+    """The rows with the nearest number of tokens, by ratio; none where it is unknown."""
+    distances = {row.name: abs(math.log(row.tokens / tokens)) for row in rows if row.tokens and tokens}
+    return [row for row in rows if row.name in distances and distances[row.name] == min(distances.values())]
 
 
-def compared(table: PublishedTable, row: PublishedRow, finding: Result, why: str = "") -> Comparison:
-    if finding.column not in row.figures:
-        raise UserError(f"row {row.name} of table {table.name} has no figure for {finding.column}")
-    if table.kind == "card" and _other_knobs(row, finding) and OTHER_SAMPLING not in finding.incomparable:
-        finding = replace(finding, incomparable=(*finding.incomparable, OTHER_SAMPLING))
-    published = row.figures[finding.column]
-    difference, stderr = finding.value - published, finding.stderr
+def compared(table: PublishedTable, row: PublishedRow, result: Result, why: str = "") -> Comparison:
+    if result.column not in row.figures:
+        raise UserError(f"row {row.name} of table {table.name} has no figure for {result.column}")
+    if table.kind == "card" and _option_differences(row, result) and OTHER_SAMPLING not in result.incomparable:
+        result = replace(result, incomparable=(*result.incomparable, OTHER_SAMPLING))
+    published = row.figures[result.column]
+    difference, stderr = result.value - published, result.stderr
     in_errors = difference / stderr if stderr else None
-    verdict, because = _verdict(finding, difference, stderr)
+    verdict, because = _verdict(result, difference, stderr)
     return Comparison(
         row=row.name,
         title=row.title,
-        column=finding.column,
-        unit=table.units[finding.column],
+        column=result.column,
+        unit=table.units[result.column],
         published=published,
         verdict=verdict,
         because=because,
-        model=finding.model,
-        ours=finding.value,
-        how=finding.how,
-        errors=finding.errors,
+        model=result.model,
+        ours=result.value,
+        how=result.how,
+        errors=result.errors,
         stderr=stderr,
         difference=difference,
         in_errors=in_errors if verdict != "not comparable" else None,
         held_because=why,
-        differs=(*_other_model(row, finding), *finding.differs),
+        differs=(*_model_differences(row, result), *result.differs),
     )
 
 
-def _verdict(finding: Result, difference: float, stderr: float | None) -> tuple[Verdict, str]:
-    if finding.incomparable:
-        return "not comparable", "; ".join(finding.incomparable)
+def _verdict(result: Result, difference: float, stderr: float | None) -> tuple[Verdict, str]:
+    if result.incomparable:
+        return "not comparable", "; ".join(result.incomparable)
     if stderr is None or not math.isfinite(stderr) or not math.isfinite(difference):
         return "undecided", "no standard error of ours is known"
     if abs(difference) <= ERRORS_APART * stderr:
-        partial = f" ({finding.partial})" if finding.partial else ""
+        partial = f" ({result.partial})" if result.partial else ""
         return "agrees", f"within {ERRORS_APART:g} standard errors of ours{partial}; the published side has none"
-    if finding.partial:
-        return "undecided", f"farther than {ERRORS_APART:g} errors, but those are {finding.partial}"
+    if result.partial:
+        return "undecided", f"farther than {ERRORS_APART:g} errors, but those are {result.partial}"
     return "differs", f"farther than {ERRORS_APART:g} standard errors of ours; the published side has none"
 
 
-def _other_model(row: PublishedRow, finding: Result) -> list[str]:
-    told = []
-    if finding.method != row.method:
-        told.append(f"method {finding.method}, not {row.title}")
-    told += _other_knobs(row, finding)
-    if row.tokens is not None and finding.tokens is None:
-        told.append(f"tokens trained unknown, published {row.tokens:g}B")
-    elif row.tokens is not None and finding.tokens is not None and _apart(finding.tokens, row.tokens) > SAME_TOKENS:
-        told.append(f"{finding.tokens:.3g}B tokens trained (the paper's count), not {row.tokens:g}B")
-    if row.parameters is not None and finding.parameters is None:
-        told.append(f"parameters unknown, published {row.parameters:g}M")
-    elif row.parameters and finding.parameters and _apart(finding.parameters, row.parameters) > SAME_SIZE:
-        told.append(f"{finding.parameters:.4g}M parameters, not {row.parameters:g}M")
-    return told
+def _model_differences(row: PublishedRow, result: Result) -> list[str]:
+    differences = []
+    if result.method != row.method:
+        differences.append(f"method {result.method}, not {row.title}")
+    differences += _option_differences(row, result)
+    if row.tokens is not None and result.tokens is None:
+        differences.append(f"tokens trained unknown, published {row.tokens:g}B")
+    elif (
+        row.tokens is not None
+        and result.tokens is not None
+        and _relative_difference(result.tokens, row.tokens) > SAME_TOKENS
+    ):
+        differences.append(f"{result.tokens:.3g}B tokens trained (the paper's count), not {row.tokens:g}B")
+    if row.parameters is not None and result.parameters is None:
+        differences.append(f"parameters unknown, published {row.parameters:g}M")
+    elif row.parameters and result.parameters and _relative_difference(result.parameters, row.parameters) > SAME_SIZE:
+        differences.append(f"{result.parameters:.4g}M parameters, not {row.parameters:g}M")
+    return differences
 
 
-def _other_knobs(row: PublishedRow, finding: Result, unknown: bool = False) -> list[str]:
-    """Knobs that are not the row's; `unknown` counts those that are not told as other."""
-    told = []
-    for knob, wanted in row.knobs.items():
-        found = finding.knobs.get(knob)
-        if found is None:
-            told += [f"{knob} unknown, published {_said(wanted)}"] if unknown or finding.method == row.method else []
-        elif not _same(found, wanted):
-            told.append(f"{knob} {_said(found)}, not {_said(wanted)}")
-    return told
+def _option_differences(row: PublishedRow, result: Result, count_unknown: bool = False) -> list[str]:
+    """Options that differ from the row's. Unknown ones count for models of the row's method, or always on request."""
+    differences = []
+    for option, published in row.options.items():
+        value = result.options.get(option)
+        if value is None:
+            if count_unknown or result.method == row.method:
+                differences.append(f"{option} unknown, published {_format(published)}")
+        elif not _matches(value, published):
+            differences.append(f"{option} {_format(value)}, not {_format(published)}")
+    return differences
 
 
-def _same(found: float | str, wanted: float | str) -> bool:
-    return found.startswith(str(wanted)) if isinstance(found, str) else found == wanted
+def _matches(value: float | str, published: float | str) -> bool:
+    return value.startswith(str(published)) if isinstance(value, str) else value == published
 
 
-def _apart(ours: float, theirs: float) -> float:
-    return abs(ours - theirs) / theirs
+def _relative_difference(ours: float, published: float) -> float:
+    return abs(ours - published) / published
 
 
-def _said(value: float | str) -> str:
+def _format(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _knobs(row: PublishedRow) -> str:
-    return ", ".join(f"{knob} {_said(value)}" for knob, value in row.knobs.items())
+def _describe_options(row: PublishedRow) -> str:
+    return ", ".join(f"{option} {_format(value)}" for option, value in row.options.items())
 
 
-def _in_order(table: PublishedTable, row: PublishedRow, ours: list[Comparison]) -> list[Comparison]:
+def _in_column_order(table: PublishedTable, row: PublishedRow, ours: list[Comparison]) -> list[Comparison]:
     if not ours:
         return [_missing(table, row, column) for column in row.figures]
     columns = list(row.figures)
-    return sorted(ours, key=lambda each: columns.index(each.column))
+    return sorted(ours, key=lambda comparison: columns.index(comparison.column))
 
 
 def _missing(table: PublishedTable, row: PublishedRow, column: str, model: str = "") -> Comparison:
@@ -211,7 +217,7 @@ def _missing(table: PublishedTable, row: PublishedRow, column: str, model: str =
 
 
 def command_for(table: PublishedTable, row: PublishedRow, column: str, model: str = "") -> str:
-    """What makes the figure of a row: the model's evaluation, or, where there is no model, its training first."""
+    """The command that produces the result of a row: the evaluation of `model`, or without one, its training."""
     if not row.method:
         return f"none here: {row.title} is not one of our methods"
     if table.kind == "accuracy":
@@ -219,7 +225,7 @@ def command_for(table: PublishedTable, row: PublishedRow, column: str, model: st
     if (row.method, column) == ("data", "mauve"):
         return "none: MAUVE of a text with itself is 1"
     if table.kind == "card":
-        return _generating(row, model)
+        return _sampling_command(row, model)
     protocol = table.protocol
     assert protocol is not None
     if model:
@@ -227,23 +233,23 @@ def command_for(table: PublishedTable, row: PublishedRow, column: str, model: st
         how = f"--packing {protocol.packing} --estimator published"
         return f"adlm perplexity {model} --data {corpus} {how} --out {corpus}.json"
     preset = f"{'lm1b' if protocol.trained_on == 'lm1b' else 'owt'}/{row.method}"
-    usual = Anchor()
-    own = {"gamma": usual.gamma, "tau": usual.tau}
-    words = [f"anchor.{knob}={_said(value)}" for knob, value in row.knobs.items() if value != own[knob]]
+    anchor = Anchor()
+    defaults = {"gamma": anchor.gamma, "tau": anchor.tau}
+    words = [f"anchor.{option}={_format(value)}" for option, value in row.options.items() if value != defaults[option]]
     if row.tokens is not None:
         words.append(f"train.steps={_steps(row.tokens, row.method, protocol.length)}")
     return " ".join(["adlm train", preset, *words, f"--out runs/{table.name}/{row.name}"])
 
 
-def _generating(row: PublishedRow, model: str) -> str:
+def _sampling_command(row: PublishedRow, model: str) -> str:
     if row.method == "data":
         return "adlm judge SAMPLES.jsonl --reference prepared/owt --judge-reference --out card.json"
     if row.method in LEFT_TO_RIGHT:
         flags, sampler = "", "left-to-right"
-    else:  # "remdm" is any sampler of ReMDM's; remdm-loop is the one whose settings are published
-        sampler = "remdm-loop" if row.knobs["sampler"] == "remdm" else str(row.knobs["sampler"])
-        flags = f" --sampler {sampler} --steps {row.knobs['steps']}"
-    words = " ".join(f"sampling.{setting}={_said(value)}" for setting, value in published_sampling(sampler).items())
+    else:  # "remdm" matches any ReMDM sampler; remdm-loop is the one with published options
+        sampler = "remdm-loop" if row.options["sampler"] == "remdm" else str(row.options["sampler"])
+        flags = f" --sampler {sampler} --steps {row.options['steps']}"
+    words = " ".join(f"sampling.{option}={_format(value)}" for option, value in published_sampling(sampler).items())
     return (
         f"adlm sample {model or 'MODEL'} --num {SAMPLES} --length {SAMPLE_LENGTH}{flags} {words} "
         f"--out {row.name}.jsonl && adlm judge {row.name}.jsonl --reference prepared/owt --out {row.name}.json"
@@ -251,6 +257,6 @@ def _generating(row: PublishedRow, model: str) -> str:
 
 
 def _steps(billions: float, method: str, length: int) -> int:
-    """Steps of the paper's batch, to two digits, as the paper rounds its tokens."""
+    """Training steps with the paper's batch size, to two digits, as the paper rounds its tokens."""
     steps = int(float(f"{billions * 1e9 * 2 / (BATCH * length):.1e}"))
     return steps // 2 if method in LEFT_TO_RIGHT else steps

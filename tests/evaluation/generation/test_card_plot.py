@@ -1,4 +1,4 @@
-"""Laws of pictures: labels stand on nothing, published figures stand only where they may, damage is a sentence."""
+"""Plots of cards: labels overlap nothing, published metrics only where comparable, damaged cards are an error."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from adlm.evaluation.paper.published_tables import published_sampling
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from adlm.evaluation.generation.card_plot import plot_cards  # noqa: E402
-from adlm.evaluation.plotting import COLOURS, Labels, new_figure  # noqa: E402
+from adlm.evaluation.plotting import COLOURS, LabelPlacer, new_figure  # noqa: E402
 
 STEPS = (128, 256, 512, 1024, 2048, 4096)
 
 
 def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, judge="gpt2-large", tokens=1024):
-    """A metric card by the published protocol unless told."""
+    """A metric card, by default of the published protocol."""
     sampler = "left-to-right" if method == "ar" else "remdm-loop"
     sampling = {"sampler": sampler, "steps": steps, **published_sampling(sampler)}
     made_by = {"model": f"runs/{method}", "method": method, "canvases": [f"[MASK*{tokens}]"], "sampling": sampling}
@@ -34,8 +34,8 @@ def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, ju
     }
 
 
-def told(cards, path):
-    """The words of a picture, as an SVG notes them."""
+def plot_text(cards, path):
+    """The text of a plot, from its SVG."""
     plot_cards({f"{number}.json": each for number, each in enumerate(cards)}, path)
     return re.findall(r"<!-- (.*?) -->", path.read_text())
 
@@ -51,7 +51,7 @@ def test_labels_cover_neither_a_curve_nor_each_other():
     draws = np.random.default_rng(0)
     points = draws.uniform(size=(25, 2))
     axes.plot(*points.T, "o-")
-    labels = Labels(axes, [points])
+    labels = LabelPlacer(axes, [points])
     for number, point in enumerate(points):
         labels.put([tuple(point)], f"label {number}", near=2)
     boxes = [text.get_window_extent() for text in axes.texts]
@@ -63,28 +63,30 @@ def test_labels_cover_neither_a_curve_nor_each_other():
     assert all(frame.containsx(box.x0) and frame.containsx(box.x1) and frame.containsy(box.y1) for box in boxes)
 
 
-def test_a_label_that_must_be_there_is_there_though_it_is_crowded():
+def test_a_required_label_is_placed_even_where_it_overlaps():
     figure = new_figure(1, 1)
     axes = figure.subplots()
     axes.plot([0, 1, 0, 1], [0, 1, 1, 0])
-    Labels(axes, [np.array([(0, 0), (1, 1), (0, 1), (1, 0)])]).put([(0.5, 0.5)], "a long name for so small a place")
+    LabelPlacer(axes, [np.array([(0, 0), (1, 1), (0, 1), (1, 0)])]).put(
+        [(0.5, 0.5)], "a long name for so small a place"
+    )
     assert len(axes.texts) == 1
 
 
-def test_every_curve_is_named_and_steps_stand_on_an_axis_of_doublings(tmp_path):
-    words = told([*curve(), *curve("mdlm"), card("ar")], tmp_path / "cards.svg")
+def test_every_curve_is_labelled_and_steps_are_on_a_log2_axis(tmp_path):
+    words = plot_text([*curve(), *curve("mdlm"), card("ar")], tmp_path / "cards.svg")
     for name in ("adlm, remdm-loop", "mdlm, remdm-loop", "ar", "ar, in as many steps as tokens", "4,096", "128 steps"):
         assert name in words
     assert "sampling steps" in words
     assert "1,024 steps" not in words  # of the one that writes from left to right
 
 
-def test_a_knob_that_all_cards_share_is_told_once_and_one_that_differs_at_each_curve(tmp_path):
+def test_an_option_shared_by_all_cards_is_named_once_and_one_that_differs_at_each_curve(tmp_path):
     cards = [card(), card("mdlm")]
     for each in cards:
         each["samples"]["made_by"]["sampling"] |= {"top_p": 0.9}
     cards[1]["samples"]["made_by"]["sampling"] |= {"temperature": 0.7}
-    words = told(cards, tmp_path / "cards.svg")
+    words = plot_text(cards, tmp_path / "cards.svg")
     assert "adlm, remdm-loop" in words
     assert "mdlm, remdm-loop, temperature 0.7" in words
     assert sum(each.startswith("top_p 0.9 throughout;") for each in words) == 1
@@ -100,7 +102,7 @@ def test_samplers_of_one_model_share_its_colour(tmp_path):
     assert COLOURS[2] not in drawn
 
 
-def test_published_figures_stand_beside_cards_that_compare_and_beside_no_others(tmp_path):
+def test_published_metrics_are_drawn_only_with_comparable_cards(tmp_path):
     for cards, shown in (
         (curve(), True),
         ([*curve(), card("ar")], True),
@@ -108,18 +110,18 @@ def test_published_figures_stand_beside_cards_that_compare_and_beside_no_others(
         (curve(tokens=128), False),
         ([*curve(), card("mdlm", tokens=128)], False),
     ):
-        words = told(cards, tmp_path / "cards.svg")
+        words = plot_text(cards, tmp_path / "cards.svg")
         assert any("open diamonds: published" in each for each in words) is shown
 
 
-def test_a_panel_without_a_figure_is_not_drawn(tmp_path):
+def test_a_panel_without_points_is_not_drawn(tmp_path):
     cards = curve()
     for each in cards:
         del each["mauve"]
-    words = told(cards, tmp_path / "cards.svg")
+    words = plot_text(cards, tmp_path / "cards.svg")
     assert not any("MAUVE" in each for each in words)
     with pytest.raises(UserError, match="there is nothing to draw"):
-        told([{**cards[0], "entropy": {"value": None, "stderr": None}}], tmp_path / "none.svg")
+        plot_text([{**cards[0], "entropy": {"value": None, "stderr": None}}], tmp_path / "none.svg")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_panel_without_a_figure_is_not_drawn(tmp_path):
         lambda card: card.update(mauve=[]),
     ],
 )
-def test_a_damaged_card_is_named_in_one_sentence(tmp_path, damage):
+def test_a_damaged_card_is_a_one_line_error_with_its_name(tmp_path, damage):
     broken = json.loads(json.dumps(card()))
     damage(broken)
     with pytest.raises(UserError, match=r"^broken.json is (no whole card|not whole|damaged)"):

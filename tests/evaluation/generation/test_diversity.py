@@ -1,4 +1,4 @@
-"""Laws of variety: entropy, distinct n-grams and repeats, against counting by hand and against brute force."""
+"""Entropy, distinct n-grams and repeats against counting by hand and brute force."""
 
 import math
 
@@ -28,20 +28,20 @@ def test_entropy_is_that_of_the_samples_own_frequencies():
     assert unigram_entropy([]) is None
 
 
-def test_the_mean_is_over_samples_and_says_of_how_many():
+def test_the_mean_is_over_samples_and_has_their_number():
     mean = entropy_of([[1, 1], [1, 2], []])
     assert mean.value == pytest.approx(math.log(2) / 2)
     assert mean.stderr == pytest.approx(math.log(2) / 2)  # sd of {0, log 2} is log 2 / sqrt 2, of two samples
     assert mean.num == 2
 
 
-def test_of_one_sample_there_is_no_error_and_of_none_no_mean():
+def test_one_sample_has_no_standard_error_and_none_has_no_mean():
     assert mean_of([3.0]).stderr is None
     assert mean_of([None]).value is None
     assert mean_of([None]).num == 0
 
 
-def test_distinct_n_counts_different_ngrams():
+def test_distinct_n_counts_distinct_ngrams():
     ids = [1, 2, 1, 2, 1]  # 12 21 12 21
     assert distinct(ids, 1) == pytest.approx(2 / 5)
     assert distinct(ids, 2) == pytest.approx(2 / 4)
@@ -55,7 +55,7 @@ def test_large_ids_are_not_confused():
     assert distinct([65536, 0, 1, 256, 16777216], 1) == 1
 
 
-def test_repetition_counts_tokens_that_stand_in_a_repeated_ngram():
+def test_repetition_counts_tokens_in_repeated_ngrams():
     assert repeated([1, 2, 3, 4, 9, 1, 2, 3, 4], 4) == pytest.approx(8 / 9)
     assert repeated([1, 2, 3, 4, 5], 4) == 0
     assert repeated([7] * 6, 4) == 1
@@ -73,12 +73,12 @@ def test_the_longest_repeat_is_what_brute_force_finds(ids):
 
 
 @given(few.filter(lambda ids: len(ids) >= 4))
-def test_something_is_repeated_exactly_where_not_all_is_distinct(ids):
+def test_repetition_is_positive_exactly_where_distinct_is_below_one(ids):
     assert (repeated(ids, 4) > 0) == (distinct(ids, 4) < 1)
     assert (longest_repeat(ids) >= 4) == (distinct(ids, 4) < 1)
 
 
-def test_samples_too_short_for_an_ngram_are_left_out_of_its_mean_and_stated():
+def test_samples_too_short_for_an_ngram_are_excluded_from_its_mean_and_its_count():
     found = diversity_of([[1, 2, 3, 4], [1], []])
     assert [found.distinct[n].num for n in (1, 2, 3, 4)] == [2, 1, 1, 1]
     assert found.repeated.num == 1

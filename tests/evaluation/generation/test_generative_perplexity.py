@@ -1,4 +1,4 @@
-"""Laws of generative perplexity: by hand with a judge that is known, against transformers, against our own models."""
+"""Generative perplexity: by hand for a judge with known probabilities, against transformers and our own models."""
 
 import itertools
 import math
@@ -37,8 +37,8 @@ def judged(judge, rows, eos="all", batch=4, start="given"):
     return generative_perplexity(read, token_nats(judge, read, batch, reading), judge.about.eos_id, eos, start)
 
 
-def test_both_conventions_are_what_one_computes_by_hand():
-    """ab costs log 4; abaa costs log 4 + log 4 + log 2: 3 predictions of the second sample and 1 of the first."""
+def test_all_averages_agree_with_a_computation_by_hand():
+    """ab has log 4 nats; abaa has log 4 + log 4 + log 2: 3 predictions in the second sample and 1 in the first."""
     found = judged(KnownJudge(), [[0, 1], [0, 1, 0, 0]])
     first, second = math.log(4), (2 * math.log(4) + math.log(2)) / 3
     assert found.pooled.nats == pytest.approx((first + 3 * second) / 4)
@@ -75,7 +75,7 @@ def test_the_errors_are_those_of_means_and_of_ratios_over_samples():
         ("", "first", ""),
     ],
 )
-def test_which_tokens_count_is_chosen_by_name(text, eos, counts):
+def test_which_tokens_are_counted_is_chosen_by_name(text, eos, counts):
     ids = KnownJudge().encode([text])[0]
     assert "".join("-x"[int(each)] for each in counted(ids, EOS_ID, eos, "given")) == counts
     after_bos = "".join("-x"[int(each)] for each in counted(ids, EOS_ID, eos, "bos"))
@@ -83,7 +83,7 @@ def test_which_tokens_count_is_chosen_by_name(text, eos, counts):
 
 
 def test_the_published_count_is_that_of_the_released_code():
-    """It adds up where the cumulative number of eos is one, or the token is not eos, from the second token on."""
+    """It counts, from the second token on, where the cumulative number of eos is one or the token is not eos."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 4, (50, 12), generator=generator)
     released = ((x == EOS_ID).cumsum(-1) == 1)[:, 1:] + (x != EOS_ID)[:, 1:]
@@ -91,7 +91,7 @@ def test_the_published_count_is_that_of_the_released_code():
     assert (ours == released.numpy()).all()
 
 
-def test_samples_without_a_token_to_count_change_no_figure_and_are_stated():
+def test_samples_without_a_counted_token_change_no_metric_and_are_reported():
     rows = [[0, 1], [0, 1, 0, 0]]
     with_them, without = judged(KnownJudge(), [[], *rows, [2]]), judged(KnownJudge(), rows)
     assert with_them.num_uncounted == 2
@@ -101,7 +101,7 @@ def test_samples_without_a_token_to_count_change_no_figure_and_are_stated():
     assert (alone.pooled.value, alone.mean_of_perplexities.value, alone.num_uncounted) == (None, None, 2)
 
 
-def test_after_bos_a_texts_first_token_counts_and_a_bos_it_brings_is_not_read_twice():
+def test_after_bos_the_first_token_counts_and_a_leading_bos_is_not_read_twice():
     rows = [[0], [1, 0]]
     expected = pytest.approx((2 * -math.log(0.4) + math.log(4)) / 3)
     assert judged(KnownJudge(), rows, start="bos").pooled.nats == expected
@@ -110,13 +110,13 @@ def test_after_bos_a_texts_first_token_counts_and_a_bos_it_brings_is_not_read_tw
         scoring_convention(KnownJudge(bos_id=None).about, "bos", None)
 
 
-def test_an_eos_that_ends_the_text_is_paid_for_and_not_counted():
+def test_a_final_eos_adds_nats_but_is_not_counted():
     """bos a b eos: log 2.5 + log 4 + log 4 for two tokens."""
     found = judged(KnownJudge(), [[0, 1, EOS_ID]], eos="closing", start="bos")
     assert (found.num_tokens, found.pooled.nats) == (2, pytest.approx((math.log(2.5) + 2 * math.log(4)) / 2))
 
 
-def test_a_cut_keeps_the_first_tokens():
+def test_truncation_keeps_the_first_tokens():
     assert truncate_texts([[0, 1, 2], [1]], given(KnownJudge()), 2) == [[0, 1], [1]]
     assert truncate_texts([[EOS_ID, 0, 1, 2], [1]], WindowLayout(EOS_ID, 8, None), 2) == [[0, 1], [1]]
 
@@ -137,7 +137,7 @@ def test_windows_predict_every_token_once_after_half_a_window(room, num, closed,
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_neither_windows_nor_batches_change_what_a_judge_of_one_word_back_pays(batch):
+def test_neither_windows_nor_batches_change_the_nats_of_a_bigram_judge(batch):
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(0, 4, (num,), generator=generator).tolist() for num in (0, 1, 2, 9, 30, 7, 13)]
     found = token_nats(KnownJudge(context=4), rows, batch, given(KnownJudge(context=4)))
@@ -146,14 +146,14 @@ def test_neither_windows_nor_batches_change_what_a_judge_of_one_word_back_pays(b
         assert nats == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_last_batch_counts_though_it_is_not_full():
+def test_an_incomplete_last_batch_is_scored():
     judge = KnownJudge()
     found = judged(judge, [[0, 1]] * 7, batch=3)
     assert found.num_samples == 7
     assert sum(shape[0] for shape in judge.shapes) == 7
 
 
-def test_a_judge_that_gives_no_numbers_is_refused():
+def test_a_judge_with_nan_nats_is_an_error():
     class Broken(KnownJudge):
         def nats(self, x, pad):
             return super().nats(x, pad) * torch.nan
@@ -168,7 +168,7 @@ def gpt2(tmp_path_factory):
 
 
 def straightforward(folder, texts):
-    """What each text costs by transformers alone: one at a time, its own loss."""
+    """The nats of each text by transformers alone: one text at a time, with the model's own loss."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -184,7 +184,7 @@ def straightforward(folder, texts):
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_a_judge_of_the_hub_pays_what_transformers_says(gpt2, batch):
+def test_the_nats_of_a_hub_judge_are_those_of_transformers(gpt2, batch):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
     rows = judge.encode(TEXTS)
     found = judged(judge, rows, batch=batch)
@@ -205,7 +205,7 @@ def test_a_judge_of_the_hub_reads_eos_where_it_is_written_out(gpt2):
     assert judge.about.tokenizer_sha256 == load_tokenizer("bytes").sha256  # though it was saved by another library
 
 
-def test_a_model_that_lacks_the_head_of_a_judge_is_refused(gpt2, tmp_path):
+def test_a_judge_without_a_language_model_head_is_rejected(gpt2, tmp_path):
     import transformers
 
     transformers.BertModel(
@@ -218,7 +218,7 @@ def test_a_model_that_lacks_the_head_of_a_judge_is_refused(gpt2, tmp_path):
         HuggingFaceJudge(str(tmp_path), torch.device("cpu"))
 
 
-def test_a_model_that_looks_ahead_is_refused_though_it_has_every_weight(gpt2, tmp_path):
+def test_a_bidirectional_model_is_rejected_though_it_has_every_weight(gpt2, tmp_path):
     import transformers
 
     torch.manual_seed(0)
@@ -226,11 +226,11 @@ def test_a_model_that_looks_ahead_is_refused_though_it_has_every_weight(gpt2, tm
     config = transformers.BertConfig(vocab_size=258, initializer_range=1.0, **sizes)
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(gpt2).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="looks ahead, so it is no causal language model"):
+    with pytest.raises(UserError, match="is not a causal language model: its logits depend on later tokens"):
         HuggingFaceJudge(str(tmp_path), torch.device("cpu"))
 
 
-def test_ids_that_a_judge_of_the_hub_does_not_know_are_refused(gpt2):
+def test_ids_outside_the_vocabulary_of_a_hub_judge_are_rejected(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
     with pytest.raises(UserError, match="id 300 is none of the 258 symbols"):
         token_nats(judge, [[1, 300]], 1, given(judge))
@@ -243,7 +243,7 @@ def own_judge(folder):
 
 @pytest.mark.parametrize("method", ["ar", "a2r"])
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_a_judge_of_ours_pays_what_its_beliefs_say(tmp_path, method, batch):
+def test_the_nats_of_our_judge_are_those_of_its_beliefs(tmp_path, method, batch):
     folder = small_model(tmp_path / method, method, length=64)
     judge, lm = own_judge(folder), adlm.load(folder)
     rows = judge.encode(TEXTS)
@@ -257,7 +257,7 @@ def test_a_judge_of_ours_pays_what_its_beliefs_say(tmp_path, method, batch):
 
 
 def test_a_judge_of_ours_reads_every_window_after_bos_and_expects_eos_only_at_the_end(tmp_path):
-    """[bos] 14 ids and the text's own eos in a row of 16, as in training; here each window by a call of its own."""
+    """[bos], 14 ids and the text's eos in a row of 16, as in training; here with one call per window."""
     folder = small_model(tmp_path / "ar", "ar", length=16)
     judge, lm = own_judge(folder), adlm.load(folder)
     assert scoring_convention(judge.about, None, None) == ("bos", "closing")
@@ -275,8 +275,8 @@ def test_a_judge_of_ours_reads_every_window_after_bos_and_expects_eos_only_at_th
 
 
 @pytest.mark.parametrize("prompt", [[], [256]])
-def test_a_judge_of_ours_gives_a_text_the_perplexity_that_the_model_gives_it(tmp_path, prompt):
-    """With or without the bos that samples may lack; a document of one row, its eos paid for and not counted."""
+def test_our_judge_gives_the_perplexity_of_lm_perplexity(tmp_path, prompt):
+    """With or without a leading bos; a document of one row, whose eos adds nats but is not counted."""
     folder = small_model(tmp_path / "ar", "ar", length=32)
     judge, lm = own_judge(folder), adlm.load(folder)
     text = [*b"We the people", 256]
@@ -297,7 +297,7 @@ def test_a_judge_of_ours_reads_eos_where_it_is_written_out_and_nothing_else_as_s
     assert judge.encode(["a<|endoftext|>[MASK]"]) == [[97, 256, *b"[MASK]"]]
 
 
-def test_only_a_model_that_tells_likelihoods_exactly_may_judge(tmp_path):
+def test_a_judge_must_have_an_exact_likelihood(tmp_path):
     lm = adlm.load(small_model(tmp_path / "adlm", "adlm"))
     with pytest.raises(UserError, match="only bounds a likelihood"):
         OwnJudge("runs/own", lm.config, lm.network, load_tokenizer("bytes"))

@@ -1,4 +1,4 @@
-"""Laws of judges and featurisers on a GPU: they say what they say on a CPU."""
+"""Judges and featurisers give the same results on a GPU as on a CPU."""
 
 import json
 
@@ -34,7 +34,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Models of nothing, and samples of one of them."""
+    """Untrained models, and samples of one of them."""
     folder = tmp_path_factory.mktemp("gpu")
     for method in ("adlm", "ar", "a2r"):
         small_model(folder / method, method, length=32)
@@ -50,7 +50,7 @@ def gpt2(place):
 
 
 def assert_the_same_nats(judges):
-    """Texts longer than the context among them, by batches with padding and without."""
+    """Including texts longer than the context, in batches with and without padding."""
     assert [judge.about.device for judge in judges] == ["cpu", "cuda"]
     assert {judge.about.dtype for judge in judges} == {"float32"}
     assert judges[0].about.weights == judges[1].about.weights
@@ -66,11 +66,11 @@ def assert_the_same_nats(judges):
 
 
 @pytest.mark.parametrize("method", ["ar", "a2r"])
-def test_a_judge_of_ours_pays_on_a_gpu_what_it_pays_on_a_cpu(place, method):
+def test_the_nats_of_our_judge_are_the_same_on_gpu_and_cpu(place, method):
     assert_the_same_nats([judge_of(str(place / method), device) for device in (CPU, CUDA)])
 
 
-def test_a_judge_of_the_hub_pays_on_a_gpu_what_it_pays_on_a_cpu(gpt2):
+def test_the_nats_of_a_hub_judge_are_the_same_on_gpu_and_cpu(gpt2):
     assert_the_same_nats([HuggingFaceJudge(str(gpt2), device) for device in (CPU, CUDA)])
 
 
@@ -109,7 +109,7 @@ def test_mauve_of_features_made_on_a_gpu_is_that_of_a_cpu(place, gpt2, capsys):
     assert here["mauve"]["value"] == pytest.approx(there["mauve"]["value"], abs=0.05)  # a text may change its cluster
 
 
-def test_a_damaged_judge_is_refused_on_a_gpu_too(place, capsys, tmp_path):
+def test_a_damaged_judge_is_rejected_on_a_gpu_too(place, capsys, tmp_path):
     lm = adlm.load(place / "ar")
     weights = {name: value * float("nan") for name, value in lm.network.state_dict().items()}
     save_model_folder(ModelFolder(lm.config, weights, lm.tokenizer), tmp_path / "nan")

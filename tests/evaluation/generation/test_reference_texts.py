@@ -1,4 +1,4 @@
-"""Laws of the reference: which texts are taken, from where, and what is refused."""
+"""Reference texts: which texts are taken, from which sources, and what is rejected."""
 
 import json
 
@@ -16,7 +16,7 @@ def lines(path, num=50):
     return path
 
 
-def test_texts_are_drawn_by_the_seed_in_their_own_order(tmp_path):
+def test_texts_are_a_seeded_subset_in_their_original_order(tmp_path):
     path = lines(tmp_path / "texts.txt")
     first = read_reference(path, ReferenceRequest(10), None, 0)
     assert first == read_reference(path, ReferenceRequest(10), None, 0)
@@ -35,7 +35,7 @@ def test_every_text_is_as_likely_as_any_other(tmp_path):
     assert sum((count - 120) ** 2 / 120 for count in counts) < 27.9  # chi-square of 9 degrees, 0.1%
 
 
-def test_where_there_are_fewer_all_are_taken(tmp_path):
+def test_all_texts_are_taken_where_there_are_fewer(tmp_path):
     found = read_reference(lines(tmp_path / "texts.txt", 4), ReferenceRequest(10), None, 0)
     assert len(found.texts) == 4
     assert found.about["num"] == 4
@@ -51,21 +51,21 @@ def test_a_jsonl_has_a_field(tmp_path):
 
 def test_a_prepared_split_gives_rows_as_long_as_the_samples(tmp_path):
     prepared = corpus(tmp_path)
-    writer = load_tokenizer("bytes")
-    found = read_reference(prepared, ReferenceRequest(5), writer, 10)
+    tokenizer = load_tokenizer("bytes")
+    found = read_reference(prepared, ReferenceRequest(5), tokenizer, 10)
     assert found.ids is not None
     assert {len(ids) for ids in found.ids} == {10}
     tokenizer = open_prepared(prepared).tokenizer
     assert [tokenizer.decode(ids) for ids in found.ids] == found.texts
     assert (found.about["split"], found.about["row_length"]) == ("valid", 10)
-    assert read_reference(prepared, ReferenceRequest(5, split="train"), writer, 10).about["split"] == "train"
+    assert read_reference(prepared, ReferenceRequest(5, split="train"), tokenizer, 10).about["split"] == "train"
     other = read_reference(prepared, ReferenceRequest(5), load_tokenizer("text8"), 10)
     assert other.ids is None
     assert not other.about["tokenizer_of_samples"]
     assert other.about["row_length"] == 16
 
 
-def test_what_is_no_reference_is_refused(tmp_path):
+def test_an_invalid_reference_is_rejected(tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     cases = {
         tmp_path: "is a folder but no prepared one",

@@ -1,4 +1,4 @@
-"""Agreement with the released code, and that disagreement would be seen."""
+"""Parity with the released code, and that disagreement is detected."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from adlm.methods.noising import NoisedBatch
 
 @pytest.fixture
 def copy(test_vectors, tmp_path):
-    """A golden folder to spoil."""
+    """A copy of a golden folder, to be damaged."""
     return shutil.copytree(test_vectors, tmp_path / "golden")
 
 
@@ -53,7 +53,7 @@ def test_a_clone_alone_can_check_every_transition_and_the_losses_of_all_five_rel
     assert {"adlm val_loss", "mdlm loss", "sedd loss", "d3pm loss", "ar loss"} <= set(names)
 
 
-def test_every_number_of_a_whole_golden_folder_agrees_or_is_named_as_unchecked(golden_folder):
+def test_every_number_of_a_complete_golden_folder_agrees_or_is_reported_as_unchecked(golden_folder):
     report = compare(golden_folder)
     assert [row.name for row in report.rows if not row.ok] == []
     assert {"adlm-tiny-official.ckpt ema log_prob", "d3pm loss"} <= {row.name for row in report.rows}
@@ -71,18 +71,18 @@ def test_every_number_of_a_whole_golden_folder_agrees_or_is_named_as_unchecked(g
         ("adlm_transitions.npz", "T2", lambda a: a + 1e-4),
     ],
 )
-def test_a_spoilt_array_is_noticed(copy, file, key, change):
+def test_a_changed_array_is_detected(copy, file, key, change):
     spoil_array(copy, file, key, change)
     assert not compare(copy).ok
 
 
 @pytest.mark.parametrize("key", ["train_loss_tau5_gamma0.5", "warmup_loss_step1000_of_1000000_tau2", "val_loss"])
-def test_a_spoilt_loss_is_noticed(copy, key):
+def test_a_changed_loss_is_detected(copy, key):
     spoil_json(copy, lambda content: content["adlm_losses"].update({key: content["adlm_losses"][key] * (1 + 3e-5)}))
     assert [row.name for row in compare(copy).rows if not row.ok] == [f"adlm {key}"]
 
 
-def test_what_is_not_compared_is_named(copy):
+def test_numbers_that_are_not_compared_are_reported(copy):
     shutil.copy(copy / "adlm-tiny.ckpt", copy / "duo-tiny.ckpt")
     np.savez(copy / "duo_loss.npz", x0=np.zeros(1), nlls=np.zeros(1))
     spoil_json(copy, lambda content: content.update(baseline_losses={"duo": 1.0}, adlm_losses={"new_loss": 2.0}))
@@ -94,7 +94,7 @@ def test_what_is_not_compared_is_named(copy):
     ]
 
 
-def test_not_a_number_is_never_within_a_tolerance():
+def test_nan_is_never_within_a_tolerance():
     assert not ParityRow("nan", float("nan"), 1.0).ok
 
 
@@ -183,7 +183,7 @@ def other_sizes(tmp_path):
     return tmp_path
 
 
-def test_a_folder_of_other_sizes_is_read_by_what_it_says(other_sizes):
+def test_a_folder_of_other_sizes_is_compared_by_its_own_metadata(other_sizes):
     report = compare(other_sizes)
     assert [row.name for row in report.rows if not row.ok] == []
     assert report.unchecked == []
@@ -230,7 +230,7 @@ def test_no_two_rules_of_the_renaming_claim_one_name(test_vectors):
         (lambda f: [path.unlink() for path in f.glob("*.npz")], "has nothing to compare"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(copy, spoil, sentence):
+def test_a_damaged_folder_is_a_one_line_error(copy, spoil, sentence):
     spoil(copy)
     with pytest.raises(UserError, match=sentence) as caught:
         compare(copy)
@@ -291,12 +291,12 @@ def test_no_damage_is_a_traceback(copy, damage):
 
 
 @pytest.mark.parametrize("key", ["train_loss_tau1_gammaX", "warmup_loss_step1_of_0_tau2", "train_loss_tau1_gamma0,5"])
-def test_a_loss_nobody_understands_is_named_as_unchecked(copy, key):
+def test_an_unknown_loss_is_reported_as_unchecked(copy, key):
     spoil_json(copy, lambda content: content["adlm_losses"].update({key: 1.0}))
     assert compare(copy).unchecked == [f"golden.json adlm_losses: {key}"]
 
 
-def test_transitions_without_their_arrays_are_named_as_unchecked(copy):
+def test_transitions_without_their_arrays_are_reported_as_unchecked(copy):
     (copy / "adlm_transitions.npz").unlink()
     assert "adlm_transitions.npz (missing): mdlm at 0.9" in compare(copy).unchecked
 

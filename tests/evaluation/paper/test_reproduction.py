@@ -1,4 +1,4 @@
-"""Laws of the published tables, and of what is said of a figure beside them."""
+"""The published tables, and the comparison of our results with them."""
 
 from dataclasses import asdict, replace
 
@@ -85,7 +85,7 @@ def _all() -> dict[tuple[str, str, str], float]:
 
 
 def finding(row, column, value, stderr=0.1, **more) -> Result:
-    return Result("ours", row.method, column, value, {"documents": stderr}, "published", knobs=row.knobs, **more)
+    return Result("ours", row.method, column, value, {"documents": stderr}, "published", options=row.options, **more)
 
 
 def every_figure():
@@ -98,7 +98,7 @@ def every_figure():
 
 
 def figure(**more) -> dict:
-    """A line of `adlm perplexity`, by the published protocol on OpenWebText unless told."""
+    """A result of `adlm perplexity`, by default with the published protocol on OpenWebText."""
     about = {"parameters": 293_190_000, "symbols": 50_258, "gamma": 3e-3, "tau": 5}
     about |= {"trained_on": "openwebtext", "tokens_trained": 1_000_000 * 512 * 1024}
     told = {"model": "m", "method": "adlm", "data": "openwebtext", "corpus": "openwebtext", "split": "valid"}
@@ -108,7 +108,7 @@ def figure(**more) -> dict:
 
 
 def card(**more) -> dict:
-    """A metric card by the published protocol, of the published figures."""
+    """A metric card of the published protocol, with the published metrics."""
     sampling = {"sampler": "remdm-loop", "steps": 1024, **published_sampling("remdm-loop")}
     made_by = {"model": "m", "method": "adlm", "canvases": ["[MASK*1024]"], "sampling": sampling}
     made_by["about"] = figure()["about"]
@@ -129,12 +129,12 @@ def verdicts(table: str, told: dict) -> dict[str, str]:
     }
 
 
-def test_the_tables_hold_every_published_figure_and_no_other():
+def test_the_tables_have_every_published_number_and_no_other():
     held = {(e.table, e.row, e.column): e.figure for table in TABLES.values() for e in entries(table)}
     assert held == _all()
 
 
-def test_every_figure_has_a_unit_a_source_and_says_that_it_has_no_error():
+def test_every_number_has_a_unit_a_source_and_the_caveat_of_no_error():
     for entry in (entry for table in TABLES.values() for entry in entries(table)):
         assert entry.unit in DECIMALS
         assert "2505.18456" in entry.source
@@ -151,7 +151,7 @@ def test_the_headline_compares_two_numbers_of_tokens():
 
 
 @pytest.mark.parametrize(("table", "row", "column"), every_figure())
-def test_the_published_figure_agrees_with_itself_and_ten_errors_away_does_not(table, row, column):
+def test_the_published_number_agrees_with_itself_and_ten_errors_away_does_not(table, row, column):
     published = row.figures[column]
     assert compared(table, row, finding(row, column, published)).verdict == "agrees"
     for sign in (-1, 1):
@@ -161,14 +161,14 @@ def test_the_published_figure_agrees_with_itself_and_ten_errors_away_does_not(ta
 
 
 @pytest.mark.parametrize(("table", "row", "column"), every_figure())
-def test_what_is_not_comparable_never_agrees_nor_differs(table, row, column):
+def test_a_result_that_is_not_comparable_never_agrees_nor_differs(table, row, column):
     for value in (row.figures[column], row.figures[column] + 1):
         found = compared(table, row, finding(row, column, value, incomparable=("another text",)))
         assert (found.verdict, found.in_errors) == ("not comparable", None)
         assert "another text" in found.because
 
 
-def test_two_errors_are_the_border_and_they_add_in_squares():
+def test_agreement_ends_at_two_errors_which_add_in_quadrature():
     table = TABLES["owt-ppl"]
     row = table.rows[0]
     both = replace(
@@ -186,14 +186,14 @@ def test_the_spread_of_mauve_can_confirm_but_not_refute():
     assert verdicts("generation", card(mauve=far))["mauve"] == "undecided"
 
 
-def test_a_card_by_the_published_protocol_is_held_against_its_steps():
+def test_a_card_of_the_published_protocol_is_compared_with_the_row_of_its_steps():
     assert verdicts("generation", card()) == {"mauve": "agrees", "gen-ppl": "agrees", "entropy": "agrees"}
 
 
 @pytest.mark.parametrize(
     ("metric", "who", "column"), [("perplexity", "judge", "gen-ppl"), ("mauve", "featuriser", "mauve")]
 )
-def test_another_judge_or_featuriser_is_never_said_to_agree_even_without_a_label(metric, who, column):
+def test_another_judge_or_featuriser_never_agrees_even_without_a_label(metric, who, column):
     told = card()
     told[metric][who]["name"] = "runs/judge"
     found = verdicts("generation", told)
@@ -201,7 +201,7 @@ def test_another_judge_or_featuriser_is_never_said_to_agree_even_without_a_label
     assert set(found.values()) == {"agrees"}
 
 
-def test_samples_of_another_length_do_not_compare():
+def test_samples_of_another_length_are_not_comparable():
     told = card()
     told["samples"]["made_by"]["canvases"] = ["[MASK*128]"]
     assert set(verdicts("generation", told).values()) == {"not comparable"}
@@ -223,7 +223,7 @@ OTHER_SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", OTHER_SETTINGS)
-def test_samples_drawn_with_another_setting_do_not_compare_and_name_it(setting):
+def test_samples_with_another_sampling_option_are_not_comparable_and_name_it(setting):
     told, table = card(), TABLES["generation"]
     told["samples"]["made_by"]["sampling"][setting] = OTHER_SETTINGS[setting]
     ours = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
@@ -243,7 +243,7 @@ def test_every_setting_of_the_published_sampling_is_compared():
 
 
 @pytest.mark.parametrize(("knob", "value"), [("sampler", "ancestral"), ("steps", 64)])
-def test_samples_of_another_sampler_or_number_of_steps_do_not_compare_with_a_row_that_is_asked_for(knob, value):
+def test_samples_of_another_sampler_or_number_of_steps_are_not_comparable_with_a_requested_row(knob, value):
     told, table = card(), TABLES["generation"]
     told["samples"]["made_by"]["sampling"][knob] = value
     [entropy] = [each for each in results_of(told, table, "card.json") if each.column == "entropy"]
@@ -256,7 +256,7 @@ GENERATED = {row.name: row for row in TABLES["generation"].rows if row.method !=
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_the_printed_command_and_the_preset_draw_as_the_row_was_drawn(name):
+def test_the_printed_command_and_the_preset_sample_like_the_published_row(name):
     row = GENERATED[name]
     command = command_for(TABLES["generation"], row, "entropy", "MODEL").partition(" && ")[0].split()
     words = [word for word in command if word.startswith("sampling.")]
@@ -268,13 +268,13 @@ def test_the_printed_command_and_the_preset_draw_as_the_row_was_drawn(name):
         settings = asdict(sampling) | {"eta": sampling.strength}
         sampler = "left-to-right" if row.method == "ar" else sampling.sampler
         assert published_sampling(sampler).items() <= settings.items()
-        assert settings["sampler"].startswith(row.knobs.get("sampler", ""))
-    if "steps" in row.knobs:
-        assert resolve(words).sampling.steps == row.knobs["steps"]
-        assert preset.steps in {each.knobs.get("steps") for each in GENERATED.values()}
+        assert settings["sampler"].startswith(row.options.get("sampler", ""))
+    if "steps" in row.options:
+        assert resolve(words).sampling.steps == row.options["steps"]
+        assert preset.steps in {each.options.get("steps") for each in GENERATED.values()}
 
 
-def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_does():
+def test_a_card_has_size_training_and_tokenizer_of_the_model_as_a_perplexity_does():
     table = TABLES["generation"]
     [found] = {
         each.differs for each in compare_with_table(table, [(results_of(card(), table, "card.json"), "")]) if each.ours
@@ -293,7 +293,7 @@ def test_a_card_tells_size_training_and_tokenizer_of_the_model_as_a_perplexity_d
     assert "parameters unknown, published 293.19M" in old[0].differs
 
 
-def test_the_reference_of_a_card_is_held_against_the_data():
+def test_the_reference_of_a_card_is_compared_with_the_row_of_the_data():
     judged = {"perplexity": card()["perplexity"], "entropy": card()["entropy"]}
     about = {"place": "prepared/owt", "source": "openwebtext", "row_length": 1024}
     found = results_of(card(reference=about, reference_judged=judged), TABLES["generation"], "card.json")
@@ -315,7 +315,7 @@ def test_the_reference_of_a_card_is_held_against_the_data():
     ],
     ids=["corpus", "split", "length", "packed", "padded", "stand-in", "tokenizer"],
 )
-def test_another_text_packing_or_tokenizer_does_not_compare(more):
+def test_another_text_packing_or_tokenizer_is_not_comparable(more):
     assert verdicts("owt-ppl", {"figures": [figure(**more)]}) == {"perplexity": "not comparable"}
     assert verdicts("owt-ppl", {"figures": [figure()]}) == {"perplexity": "agrees"}
 
@@ -342,14 +342,14 @@ def test_settings_that_differ_are_named():
         ("tau", {"tau": 20}, "tau-20"),
     ],
 )
-def test_a_model_finds_its_row_by_method_knobs_and_tokens(table, more, row):
+def test_the_row_of_a_model_is_found_by_method_options_and_tokens(table, more, row):
     told = {"figures": [figure(about=figure()["about"] | more)]}
     found, why = row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
     assert found.name == row
     assert why
 
 
-def test_left_to_right_every_token_counts_and_masked_half_of_them():
+def test_the_paper_counts_every_token_of_causal_models_and_half_of_masked_ones():
     about = figure()["about"] | {"tokens_trained": 500_000 * 512 * 1024}
     told = {"figures": [figure(method="ar", about=about)]}
     assert row_for(TABLES["owt-ppl"], results_of(told, TABLES["owt-ppl"], "told.json")[0])[0].name == "ar-262B"
@@ -362,7 +362,7 @@ def test_left_to_right_every_token_counts_and_masked_half_of_them():
         ("gamma", {"gamma": 1e-2}, "several rows of method adlm"),
     ],
 )
-def test_a_row_is_asked_for_where_several_could_be_meant(table, more, sentence):
+def test_an_ambiguous_row_is_an_error_that_names_the_rows(table, more, sentence):
     told = {"figures": [figure(about=figure()["about"] | more)]}
     with pytest.raises(UserError, match=sentence):
         row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
@@ -376,7 +376,7 @@ def test_a_method_without_a_row_and_a_row_without_a_name_list_the_rows():
         row_for(TABLES["owt-ppl"], found, "adlm-262")
 
 
-def test_accuracies_have_the_error_of_their_number_of_problems():
+def test_accuracies_have_a_binomial_error():
     told = {"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}, "prosqa": {"right": 500, "of": 500}}}
     gsm8k, prosqa = results_of(told, TABLES["reasoning"], "told.json")
     assert gsm8k.stderr == pytest.approx(100 * (0.452 * 0.548 / 1319) ** 0.5, rel=0.01)
@@ -384,7 +384,7 @@ def test_accuracies_have_the_error_of_their_number_of_problems():
     assert verdicts("reasoning", told) == {"gsm8k": "agrees", "prosqa": "differs"}
 
 
-def test_missing_pieces_say_what_makes_them():
+def test_missing_results_have_the_command_that_makes_them():
     told = {"figures": [figure(corpus="ptb", perplexity=95.0)]}
     found = results_of(told, TABLES["zero-shot"], "told.json")
     rows = compare_with_table(TABLES["zero-shot"], [(found, "")])
@@ -394,7 +394,7 @@ def test_missing_pieces_say_what_makes_them():
     assert missing["ar", "ptb"].startswith("adlm train owt/ar")
 
 
-def test_what_is_neither_kind_is_nothing():
+def test_other_json_has_no_kind():
     assert [kind_of(told) for told in ([], {}, {"figures": []}, {"card": 2}, {"accuracy": {}})] == [None] * 5
     with pytest.raises(UserError, match="is of `adlm judge --out`"):
         results_of(card(), TABLES["owt-ppl"], "card.json")
