@@ -178,7 +178,7 @@ def test_import_converts_a_released_checkpoint_to_a_model_folder(test_vectors, t
     checkpoint = test_vectors / "adlm-tiny.ckpt"
     assert main(["import", str(checkpoint), "--out", str(tmp_path / "model"), "--length", "24"]) == 0
     output = capsys.readouterr().out
-    assert "adlm after 123 steps: 81 raw weights, 346,124 numbers, every one used" in output
+    assert "adlm after 123 steps: 81 raw tensors, 346,124 parameters, all used" in output
     assert "ignored: state_dict backbone.rotary_emb.inv_freq" in output
     lm, straight = adlm.load(tmp_path / "model"), adlm.load(checkpoint)
     z = torch.randint(54, (2, 24), generator=seeded())

@@ -97,7 +97,7 @@ def test_sampling_speed_is_printed_as_text(capsys, tmp_path):
             ["owt/adlm", *SMALL, "--steps", "9"],
             "unrecognized arguments: --steps 9; as a config option: time.steps=... or",
         ),
-        (["owt/adlm", *SMALL, "sampling.sampler=margin", "--plain"], "sampling.sampler margin has none"),
+        (["owt/adlm", *SMALL, "sampling.sampler=margin", "--plain"], "sampling.sampler margin does not have"),
         (["owt/adlmm"], "there is no preset 'owt/adlmm'"),
     ],
 )

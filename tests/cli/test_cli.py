@@ -27,13 +27,14 @@ def test_presets_prints_a_resolved_preset_as_yaml_that_can_be_loaded_again(capsy
 
 def test_presets_prints_descriptions_and_json(capsys):
     main(["presets", "owt/adlm", "--explain"])
-    assert "# Weight of the anchor term; 0 leaves the plain bound.\n  gamma: 0.003\n" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "# Weight of the anchor term in the ANELBO; 0 leaves the plain bound.\n  gamma: 0.003\n" in output
     main(["presets", "owt/adlm", "--json"])
     assert json.loads(capsys.readouterr().out)["method"] == "adlm"
     main(["presets", "owt/adlm", "--explain", "--json"])
     content = json.loads(capsys.readouterr().out)
     assert content["config"]["anchor"]["gamma"] == 3e-3
-    assert content["meaning"]["anchor.gamma"] == "Weight of the anchor term; 0 leaves the plain bound."
+    assert content["meaning"]["anchor.gamma"] == "Weight of the anchor term in the ANELBO; 0 leaves the plain bound."
     main(["presets", "--json"])
     assert "owt/adlm" in json.loads(capsys.readouterr().out)
 

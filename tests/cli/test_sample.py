@@ -254,7 +254,7 @@ def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkey
 
     words = ["sample", str(models / "adlm"), "--num", "9", "--batch", "8", "--out", str(tmp_path / "samples.jsonl")]
     monkeypatch.setattr("adlm.cli.sample.check_request", lambda lm, request: None)
-    monkeypatch.setattr("adlm.language_model.LanguageModel.walk", out_of_memory)
+    monkeypatch.setattr("adlm.language_model.LanguageModel.run_sampler", out_of_memory)
     assert main(words) == 2
     assert "--batch 8 of 16 tokens does not fit the memory of the device; try --batch 4" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

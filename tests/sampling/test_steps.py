@@ -88,8 +88,8 @@ def test_each_sampler_has_its_own_default_eta():
     [
         ({"sampler": "remdm-loop", "eta": 0.2}, r"sampling.eta 0.2 is above \(1 - alpha_on\) / alpha_on = 0.1111"),
         ({"sampler": "remdm-loop", "t_on": 0.05, "t_off": 0.5}, r"0 < t_off < t_on < 1"),
-        ({"sampler": "dfm", "eta": 0.1}, r"sampling.sampler dfm does not take one"),
-        ({"eta": 0.1}, r"sampling.sampler ancestral does not take one; try sampling.sampler=remdm-cap"),
+        ({"sampler": "dfm", "eta": 0.1}, r"sampling.sampler dfm does not take; try sampling.sampler=remdm-cap"),
+        ({"eta": 0.1}, r"sampling.sampler ancestral does not take; try sampling.sampler=remdm-cap"),
     ],
 )
 def test_incompatible_options_are_refused(options, sentence):
