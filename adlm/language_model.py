@@ -307,7 +307,7 @@ class LanguageModel:
         known = [field.name for field in fields(Sampling)]
         for option, value in options.items():
             if option not in known:
-                raise UserError(f"there is no sampling knob {option!r}{suggestion(option, known)}")
+                raise UserError(f"there is no sampling option {option!r}{suggestion(option, known)}")
             options[option] = _to_python_scalar(f"sampling.{option}", value)  # type: ignore[literal-required]
         defaults = replace(self.config.sampling, eta=None) if "sampler" in options else self.config.sampling
         return validate(replace(self.config, sampling=replace(defaults, **options))).sampling

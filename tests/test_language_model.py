@@ -172,7 +172,7 @@ def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
         (lambda: LM.complete([1], sampler="semi-autoregressive"), r"must be a torch tensor"),
         (lambda: LM.perplexity(""), r"the texts hold no tokens"),
         (lambda: LM.sample(sampler="remdm"), r"sampling.sampler 'remdm' is not one of"),
-        (lambda: LM.sample(top_q=0.5), r"there is no sampling knob 'top_q'; did you mean 'top_"),
+        (lambda: LM.sample(top_q=0.5), r"there is no sampling option 'top_q'; did you mean 'top_"),
         (lambda: LM.sample(sampler="remdm-loop", eta=0.5), r"sampling.eta 0.5 is above"),
         (lambda: LM.sample(0), r"num 0 must be at least 1"),
         (lambda: model("ar").sample(suffix="z"), r"gives a token after a mask, and ar writes from left to right"),

@@ -97,7 +97,7 @@ def notes(card: Card) -> Iterator[str]:
     reference = card.get("reference", {})
     if reference.get("tokenizer_of_samples") is False:
         rows = f", and its rows are {reference['row_length']} tokens of its own" if "row_length" in reference else ""
-        yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not told{rows}"
+        yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not computed{rows}"
 
 
 def make_output_folder(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:

@@ -56,7 +56,8 @@ def sampling_config(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sa
     for word in words:
         if not word.startswith("sampling."):
             raise UserError(
-                f"{word!r} is no knob of sampling, and the rest of a model is settled; write sampling.top_p=0.9, say"
+                f"{word!r} is not a sampling option, and the other options of a trained model are fixed; give one such "
+                "as sampling.top_p=0.9"
             )
     options = parse_overrides(words).get("sampling", {})
     for option, value in flags.items():

@@ -200,7 +200,7 @@ def _tokenizer_differences(about: Mapping[str, Any], protocol: EvaluationProtoco
 
 def _training_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
     if about.get("symbols") is None:
-        yield f"whether the tokenizer is {protocol.tokenizer} is not told"
+        yield f"whether the tokenizer is {protocol.tokenizer} is unknown"
     if about.get("trained_on") != protocol.trained_on:
         yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
 
