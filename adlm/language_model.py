@@ -19,9 +19,10 @@ from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
 from adlm.config.knobs import suggestion
-from adlm.config.load import validate
+from adlm.config.load import validate_sampling
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.rows.packing import padding_id, row_frame
+from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError
 from adlm.files import writing
@@ -31,7 +32,7 @@ from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
-from adlm.methods.inputs import check_canvas, check_clean, check_ids, check_once, vocabulary_of
+from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
 from adlm.methods.method import Method
 from adlm.methods.noising import conditioning_sigma_of
 from adlm.models.transformer import num_parameters
@@ -82,24 +83,26 @@ class Perplexity:
 class FrozenCache:
     """The `FrozenNetwork` of a network, rebuilt when a weight has changed.
 
-    Changes are detected by each weight's version counter. Writes to `weight.data` do not increment it, so sums are
-    compared too. That costs less than a forward pass over ten tokens and misses only changes that keep every sum.
+    A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
+    `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
+    `weight.data` bypass the counter, as do changes of weights made in inference mode; call `refresh` after those.
     """
 
     def __init__(self) -> None:
-        self._fingerprint: list[tuple[int, ...]] = []
+        self._versions: list[tuple[int, int]] = []
         self._frozen: FrozenNetwork | None = None
 
-    @torch.no_grad()
     def get(self, network: nn.Module) -> FrozenNetwork:
-        weights = list(network.parameters())
-        row_sums = (weight.sum(dim=-1) for weight in weights)  # a single sum would round small changes away
-        sums = torch.stack([rows.sum(dtype=torch.float64) for rows in row_sums]).tolist()
-        versions = [0 if weight.is_inference() else weight._version for weight in weights]
-        fingerprint = [(weight.data_ptr(), *rest) for weight, *rest in zip(weights, versions, sums, strict=True)]
-        if self._frozen is None or fingerprint != self._fingerprint:
-            self._fingerprint, self._frozen = fingerprint, FrozenNetwork(network)  # type: ignore[arg-type]
+        versions = [
+            (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
+        ]
+        if self._frozen is None or versions != self._versions:
+            self._versions, self._frozen = versions, FrozenNetwork(network)  # type: ignore[arg-type]
         return self._frozen
+
+    def refresh(self) -> None:
+        """Rebuild at the next `get`."""
+        self._frozen = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +132,7 @@ class LanguageModel:
 
     def anchor_logits(self, z: Tensor, alpha: float | Tensor | None = None) -> Tensor:
         """The anchor network's logits (B, L, V)."""
-        if not hasattr(self.network, "anchor_logits"):
+        if not self.method.anchored:
             raise UserError(f"method {self.config.method} has no anchor network; adlm and a2r have one")
         with _standard_mode():
             check_ids(z, self.config, "text z")
@@ -142,9 +145,8 @@ class LanguageModel:
         with _standard_mode():
             check_clean(self.config, x, pad, "text x")
             x, pad = x.to(self.device), None if pad is None else pad.to(self.device)
-            generator = torch.Generator().manual_seed(whole_number("seed", seed))
-            with check_once():
-                return _check_not_nan(self.method.bound(self.network, x, pad, generator))
+            rng = BatchRng(torch.Generator().manual_seed(whole_number("seed", seed)))
+            return _check_not_nan(self.method.bound(self.network, x, pad, rng))
 
     def perplexity(
         self, texts: str | list[str], samples: int = 4, estimator: str = "auto", seed: int = 0
@@ -181,10 +183,10 @@ class LanguageModel:
         num_samples = whole_number("num_samples", num_samples, 1)
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
         sampling = self.sampling(**options)
-        self.run_sampler(Canvas(rows), sampling, seed)  # checked before rows are repeated: errors name the given row
-        check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
         with _standard_mode():
-            frames = self.run_sampler(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
+            self._frames(Canvas(rows), sampling, seed)  # checked, not run: errors name the given row
+            check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
+            frames = self._frames(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
             return last_frame(frames).ids.to(rows.device)
 
     def sample(
@@ -238,10 +240,10 @@ class LanguageModel:
         The tensors of a frame are copies: changing them does not affect the run.
         """
         if isinstance(canvas, str):
-            return _copy_frames(self.run_sampler(self.canvas([canvas]), self.sampling(**options), seed))
+            return _copy_frames(self._frames(self.canvas([canvas]), self.sampling(**options), seed))
         rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
         ids = rows.clone() if isinstance(rows, Tensor) else rows
-        return _copy_frames(self.run_sampler(Canvas(ids), self.sampling(**options), seed))
+        return _copy_frames(self._frames(Canvas(ids), self.sampling(**options), seed))
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
@@ -265,16 +267,11 @@ class LanguageModel:
         bos, _ = row_frame(vocabulary_of(self.config))
         begins_with_token = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
-        return bos if begins_with_token and (fits or self.left_to_right) else []
+        return bos if begins_with_token and (fits or self.method.causal) else []
 
     def max_text_length(self, ids: Sequence[int]) -> int:
         """The largest number of tokens in a text that begins with these ids; its `bos_prefix` takes one position."""
         return self.config.length - len(self.bos_prefix(ids))
-
-    @property
-    def left_to_right(self) -> bool:
-        """Whether the model is causal: the first token of a row is given, each other is predicted from those before."""
-        return not self.method.predicted(torch.zeros(1, 1, dtype=torch.int64, device="cpu"), None).item()
 
     @property
     def device(self) -> torch.device:
@@ -286,14 +283,14 @@ class LanguageModel:
 
         Row i of the canvas uses the RNG of (seed, first_row + i). Arguments are checked here, not at the first frame.
         """
-        if not isinstance(canvas, Canvas) or not isinstance(sampling, Sampling):
-            raise UserError(
-                f"canvas and sampling must be a Canvas and a Sampling, not a {type(canvas).__name__} and a "
-                f"{type(sampling).__name__}"
-            )
-        first_row = whole_number("first_row", first_row)
+        if not isinstance(canvas, Canvas):
+            raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
+        return self._frames(canvas, validate_sampling(sampling), seed, whole_number("first_row", first_row))
+
+    def _frames(self, canvas: Canvas, sampling: Sampling, seed: int, first_row: int = 0) -> Iterator[Frame]:
+        """The frames of one run with validated options; the canvas and the seed are checked here."""
         with _standard_mode():
-            check_canvas(self.config, canvas.ids, sampling, canvas.pad, first_row)
+            check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
             rng = RowRng(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
@@ -310,12 +307,16 @@ class LanguageModel:
                 raise UserError(f"there is no sampling option {option!r}{suggestion(option, known)}")
             options[option] = _to_python_scalar(f"sampling.{option}", value)  # type: ignore[literal-required]
         defaults = replace(self.config.sampling, eta=None) if "sampler" in options else self.config.sampling
-        return validate(replace(self.config, sampling=replace(defaults, **options))).sampling
+        return validate_sampling(replace(defaults, **options))
 
     @property
     def frozen(self) -> FrozenNetwork:
-        """The network prepared for sampling, with its current weights."""
+        """The network prepared for sampling, with its current weights (see `refresh`)."""
         return self._frozen.get(self.network)
+
+    def refresh(self) -> None:
+        """Sample with the current weights after writing to `weight.data`, the one change that is not detected."""
+        self._frozen.refresh()
 
     @property
     def fill_id(self) -> int:
@@ -353,12 +354,11 @@ class LanguageModel:
         tokenizer, sampling = self._require_tokenizer(), self.sampling(**options)
         starts = range(0, len(texts), ROWS_AT_ONCE)
         batches = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
-        for start, canvas in batches:
-            self.run_sampler(canvas, sampling, seed, start)
+        runs = [(canvas, self._frames(canvas, sampling, seed, start)) for start, canvas in batches]
         filled: list[str] = []
-        for start, canvas in batches:
-            last = last_frame(self.run_sampler(canvas, sampling, seed, start))
-            filled += [tokenizer.decode(ids, special_tokens) for ids in canvas.texts(last.ids)]
+        for canvas, frames in runs:
+            ids = last_frame(frames).ids
+            filled += [tokenizer.decode(text, special_tokens) for text in canvas.texts(ids)]
         return filled
 
     def _require_tokenizer(self) -> Tokenizer:

@@ -16,6 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from adlm.config.schema import Anchor, Config, Model, Sampling, Vocabulary
+from adlm.diffusion.times import BatchRng
 from adlm.methods import method_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
@@ -71,7 +72,7 @@ def train(name: str, method: Method, ids: Tensor) -> torch.nn.Module:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, STEPS)
     for step in track(range(STEPS), description=f"training {name}", transient=True):
         optimizer.zero_grad()
-        method.loss(network, draw_blocks(32, ids, draws), None, step / STEPS, draws).mean.backward()
+        method.loss(network, draw_blocks(32, ids, draws), None, step / STEPS, BatchRng(draws)).mean.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -122,7 +123,9 @@ def main() -> None:
         network = train(name, method, ids)
         seconds = time.perf_counter() - start
         draws = torch.Generator().manual_seed(1)
-        bounds = [method.bound(network, draw_blocks(BLOCKS, ids, draws), None, draws).mean(dim=1) for _ in range(10)]
+        bounds = [
+            method.bound(network, draw_blocks(BLOCKS, ids, draws), None, BatchRng(draws)).mean(dim=1) for _ in range(10)
+        ]
         paid = torch.cat(bounds)
         error = paid.std().item() / math.sqrt(len(paid))
         size = f"{num_parameters(network) / 1e3:.0f}k parameters, {seconds:.0f} s of training"

@@ -33,7 +33,7 @@ class Knowing:
     ):
         self.x, self.mask_id, self.size, self.tokenizer = torch.tensor(ids), mask_id, size, tokenizer
         self.config = SimpleNamespace(method="adlm" if anchors else "mdlm")
-        self.left_to_right = False
+        self.method = SimpleNamespace(causal=False)
         pieces = ["" if tokenizer is None else tokenizer.decode([index]) for index in ids]
         self.important = torch.tensor(
             [piece.strip().lower() not in SMALL_WORDS.split() and piece.strip().isalpha() for piece in pieces]

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "adlm"
 # The table of docs/architecture.md. Modules of one package may import each other; packages of one layer may not.
 LAYERS = {
     "errors": 0,
+    "registry": 1,
     "files": 1,
     "hub": 1,
     "config": 2,

@@ -11,9 +11,10 @@ from adlm import limits
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.errors import UserError
-from adlm.methods import METHODS, method_of
+from adlm.methods import method_of
 from adlm.models.meta import on_meta
 from adlm.models.transformer import num_parameters
+from adlm.registry import METHODS
 
 CPU = torch.device("cpu")
 

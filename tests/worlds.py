@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.masking import posterior
+from adlm.diffusion.times import BatchRng, BatchSlice
+
+
+def batch_rng(seed: int = 0, rows: BatchSlice | None = None) -> BatchRng:
+    return BatchRng(seeded(seed), rows)
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,12 @@ from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
-from adlm.methods.noising import schedule_of
+from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import SAMPLERS, sample_analytic
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import sample_analytic, sampler_of
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure_sampling(
     """
     device = next(lm.network.parameters()).device
     canvas = torch.full((batch, length), lm.mask_id, device=device)
-    check_canvas(lm.config, canvas, sampling)
+    check_canvas(lm.method, canvas, sampling)
     network = lm.network if plain else CountingNetwork(lm.network)
     num_calls = _call_counter(network)
     max_steps = length if lm.method.exact else sampling.steps  # a sampler may skip steps
@@ -161,23 +161,19 @@ def _sample(
     rng: RowRng,
     plain: bool,
 ) -> Iterator[Frame]:
-    # Methods whose only sampler already is the reference form.
-    always_plain = {"ar", "a2r", "d3pm"} | ({"sedd"} if sampling.sampler == "analytic" else set())
-    if not plain or lm.config.method in always_plain:
-        return lm.method.generate(network, canvas, sampling, rng)
-    if (
-        SAMPLERS[sampling.sampler] not in (sample_positions_first, sample_analytic)
-        or sampling.sampler == "semi-autoregressive"
-    ):
+    method = lm.method
+    samples_by_scores = sampling.sampler == "analytic" and not method.any_order
+    if not plain or method.samplers is not None or samples_by_scores:  # these have no other form than the reference
+        return method.generate(network, canvas, sampling, rng)
+    if sampler_of(sampling).sample not in (sample_positions_first, sample_analytic):
         raise UserError(
             f"--plain samples the full posterior at every step, which sampling.sampler {sampling.sampler} does not "
             "have; try ancestral"
         )
-    steps, mask_id = steps_of(schedule_of(lm.config), sampling), lm.mask_id
+    run = cast(MaskedDiffusion, method).sampling_run(network, canvas, sampling, rng, None)
     logits = logits_everywhere(lm.config, network, None)
 
     def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
-        return subs(logits(z, alpha), z, mask_id)
+        return subs(logits(z, alpha), z, lm.mask_id)
 
-    transition = reference_transition(beliefs, mask_id, steps, sampling)
-    return sample_reference(transition, beliefs, canvas, mask_id, steps, sampling, rng)
+    return sample_reference(run, reference_transition(beliefs, lm.mask_id, run.steps, sampling), beliefs)

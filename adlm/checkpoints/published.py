@@ -229,7 +229,7 @@ def to_model_folder(
     name = method or published.method
     hinted = published.hints.get("length")
     config = Config(
-        method=name,  # type: ignore[arg-type]
+        method=name,
         tokenizer="" if tokenizer is None else tokenizer.name,
         length=length or (hinted if isinstance(hinted, int) and hinted > 1 else Config.length),
         vocabulary=_choose_vocabulary(published, tokenizer, mask_id),

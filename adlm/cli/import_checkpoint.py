@@ -11,8 +11,8 @@ from adlm.checkpoints.published import PublishedCheckpoint, read_checkpoint, to_
 from adlm.config.load import to_mapping
 from adlm.errors import printable
 from adlm.files import refuse_taken
-from adlm.methods import METHODS
 from adlm.models.transformer import num_parameters
+from adlm.registry import METHODS
 from adlm.tokens import load_tokenizer
 
 EXAMPLE = "adlm import adlm-owt.ckpt --out models/adlm-owt --tokenizer gpt2"

@@ -14,6 +14,7 @@ from functools import cache
 from pydantic import ValidationError
 
 from adlm.config.schema import Config
+from adlm.registry import Registry
 
 
 @cache
@@ -54,6 +55,18 @@ def string_options() -> set[str]:
         for section, owner in owners.items()
         for name, hint in typing.get_type_hints(owner).items()
         if hint is str
+    }
+
+
+@cache
+def registries() -> dict[str, Registry]:
+    """The options whose value is a registered name, such as `method` and `sampling.sampler`, with their registries."""
+    owners = {"": Config, **sections()}
+    return {
+        f"{section}.{name}".removeprefix("."): hint.__metadata__[0]
+        for section, owner in owners.items()
+        for name, hint in typing.get_type_hints(owner, include_extras=True).items()
+        if isinstance(getattr(hint, "__metadata__", (None,))[0], Registry)
     }
 
 
@@ -105,14 +118,23 @@ def describe_validation_error(error: ValidationError) -> str:
         return str(context["error"])
     if kind == "missing":
         return f"{option} is not given and has no default: {descriptions()[option]}"
-    entry = f"{option} {_shorten(repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value))}"
+    entry = f"{option} {_format_value(value)}"
     for bound, phrase in BOUNDS.items():
         if bound in context:
             return f"{entry} must be {phrase} {_format_bound(context[bound])}: {descriptions()[option]}"
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", str(context["expected"]))
-        return f"{entry} is not one of {', '.join(choices)}{suggestion(_shorten(str(value)), choices)}"
+        return unknown_choice_error(option, value, re.findall(r"'([^']*)'", str(context["expected"])))
     return f"{entry} must be {EXPECTED_TYPES.get(kind, found['msg'])}"
+
+
+def unknown_choice_error(option: str, value: object, choices: Iterable[str]) -> str:
+    """The error message for a value that is not one of the choices."""
+    names = list(choices)
+    return f"{option} {_format_value(value)} is not one of {', '.join(names)}{suggestion(_shorten(str(value)), names)}"
+
+
+def _format_value(value: object) -> str:
+    return _shorten(repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value))
 
 
 def _format_bound(bound: float) -> str:
@@ -145,7 +167,9 @@ def add_descriptions(text: str) -> str:
 
 
 def _choices(option: str) -> tuple[str, ...]:
-    """The allowed values of an option of a Literal type; empty for other types."""
+    """The allowed values of an option that is a Literal or a registered name; empty for other types."""
+    if option in registries():
+        return tuple(registries()[option])
     section, _, name = option.rpartition(".")
     hint = typing.get_type_hints(sections()[section] if section else Config)[name]
     alternatives = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)

@@ -18,7 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from adlm.config import knobs
-from adlm.config.schema import SOURCES, Config
+from adlm.config.schema import SOURCES, Config, Sampling
 from adlm.errors import UserError
 from adlm.files import read_bytes, write_file
 
@@ -98,6 +98,9 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
             raise UserError(f"{option} {value} must be a finite number")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise UserError(f"{option} is a number of {value.bit_length()} bits; give one of at most 63")
+        names = knobs.registries().get(option)
+        if names is not None and isinstance(value, str) and value not in names:
+            raise UserError(knobs.unknown_choice_error(option, value, names))
     try:
         # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
         return TypeAdapter(Config).validate_json(json.dumps(raw, default=_to_json), strict=True)
@@ -108,6 +111,13 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
 def validate(config: Config) -> Config:
     """The same Config after validation of types and ranges, for a Config constructed in Python."""
     return from_mapping(to_mapping(config))
+
+
+def validate_sampling(sampling: Sampling) -> Sampling:
+    """The same sampling options after validation, for options given in Python."""
+    if not isinstance(sampling, Sampling):
+        raise UserError(f"sampling must be an adlm.config.schema.Sampling, not a {type(sampling).__name__}")
+    return from_mapping({"sampling": dataclasses.asdict(sampling)}).sampling
 
 
 def to_mapping(config: Config) -> Raw:

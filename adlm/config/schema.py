@@ -11,31 +11,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from adlm.errors import UserError
+from adlm.registry import BRIDGES, METHODS, SAMPLERS, SCHEDULES
 
-MethodName = Literal["adlm", "mdlm", "sedd", "d3pm", "ar", "a2r"]
-ScheduleName = Literal["log-linear", "linear", "cosine", "cosine-squared", "geometric"]
-BridgeName = Literal["logits", "hidden", "mixture"]
+MethodName = Annotated[str, METHODS]
+ScheduleName = Annotated[str, SCHEDULES]
+BridgeName = Annotated[str, BRIDGES]
+SamplerName = Annotated[str, SAMPLERS]
 StartName = Literal["published", "neighbours"]
 PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped"]
-SamplerName = Literal[
-    "ancestral",
-    "remdm-cap",
-    "remdm-rescale",
-    "remdm-conf",
-    "remdm-loop",
-    "forward-backward",
-    "dfm",
-    "analytic",
-    "semi-autoregressive",
-    "left-to-right",
-    "confidence",
-    "margin",
-    "entropy",
-    "threshold",
-    "anchor-first",
-]
 
-ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # samplers that take eta, with their defaults
+ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # built-in samplers that take eta: its default
 
 MAX_STEPS_REMDM_CONF = 20_000  # about 5 s of steps that change nothing; the other samplers skip such steps
 
@@ -353,7 +338,8 @@ class Sampling:
                 f"sampling.steps {self.steps} must be at most {MAX_STEPS_REMDM_CONF:,} with sampling.sampler "
                 "remdm-conf, which samples at every step even if nothing changes; lower it, or try remdm-cap"
             )
-        if self.eta is not None and _are_numbers(self.eta) and self.eta > 0 and self.sampler not in ETA:
+        takes_eta = self.sampler in ETA or self.sampler not in SAMPLERS.built_in
+        if self.eta is not None and _are_numbers(self.eta) and self.eta > 0 and not takes_eta:
             raise UserError(
                 f"sampling.eta {self.eta} is a remasking strength, which sampling.sampler {self.sampler} does not "
                 f"take; try sampling.sampler={next(iter(ETA))}"
@@ -405,8 +391,8 @@ class Config:
             or not _are_numbers(self.schedule.eps)
         ):
             return
-        ends_visible = self.schedule.name in ("linear", "geometric") or 1 - (1 - self.schedule.eps) > 0
-        if self.model.time_conditioning and not ends_visible:
+        eps_is_last_alpha = self.schedule.name in ("log-linear", "cosine", "cosine-squared")
+        if self.model.time_conditioning and eps_is_last_alpha and 1 - (1 - self.schedule.eps) <= 0:
             raise UserError(
                 "model.time_conditioning true needs a finite noise level at t = 1, and schedule.eps "
                 f"{self.schedule.eps} makes -log alpha_1 infinite; try schedule.eps=1e-3"

@@ -7,14 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.times import BatchSlice, uniform
+from adlm.diffusion.times import BatchRng
 
 
-def mask_tokens(
-    x: Tensor, mask_chance: Tensor, mask_id: int, generator: torch.Generator, portion: BatchSlice | None = None
-) -> Tensor:
+def mask_tokens(x: Tensor, mask_chance: Tensor, mask_id: int, rng: BatchRng) -> Tensor:
     """z_t ~ q(z_t | x): each token is masked independently with probability 1 - alpha_t, else kept.  [ADLM Eq. 1]"""
-    return torch.where(uniform(tuple(x.shape), generator, x.device, portion) < mask_chance, mask_id, x)
+    return torch.where(rng.uniform(tuple(x.shape), x.device) < mask_chance, mask_id, x)
 
 
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:

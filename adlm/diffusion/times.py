@@ -25,41 +25,45 @@ class BatchSlice:
         return drawn[self.first : self.first + num]
 
 
-def uniform(
-    shape: tuple[int, ...], generator: torch.Generator, device: torch.device, portion: BatchSlice | None = None
-) -> Tensor:
-    """Numbers from [0, 1), drawn on the generator's device: a seed gives the same numbers for any target device."""
-    portion = portion or BatchSlice(0, shape[0])
-    batch_shape = portion.total, *shape[1:]
-    drawn = torch.rand(batch_shape, generator=generator, device=generator.device, dtype=torch.float32)
-    return portion.of(drawn, shape[0]).to(device)
+@dataclass(frozen=True)
+class BatchRng:
+    """A generator, and the rows of a larger batch that its numbers are for; without `rows` the batch is all there is.
+
+    Numbers are drawn on the generator's device: a seed gives the same numbers for any target device.
+    """
+
+    generator: torch.Generator
+    rows: BatchSlice | None = None
+
+    def slice_of(self, num: int) -> BatchSlice:
+        """The rows of a batch of `num` sequences."""
+        return self.rows or BatchSlice(0, num)
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Numbers from [0, 1), one row of them for each sequence."""
+        rows, generator = self.slice_of(shape[0]), self.generator
+        batch_shape = rows.total, *shape[1:]
+        drawn = torch.rand(batch_shape, generator=generator, device=generator.device, dtype=torch.float32)
+        return rows.of(drawn, shape[0]).to(device)
 
 
-def draw_times(
-    num: int,
-    generator: torch.Generator,
-    t_min: float = 0.0,
-    antithetic: bool = True,
-    portion: BatchSlice | None = None,
-) -> Tensor:
+def draw_times(num: int, rng: BatchRng, t_min: float = 0.0, antithetic: bool = True) -> Tensor:
     """B times from (t_min, 1]; antithetic ones lie one in each of B equal strata, uniform within the stratum.
 
     The strata are assigned to rows at random, so that every row's time is uniform and its bound does not depend on its
     row in the batch. In double precision, on the generator's device. Time 1 can be drawn and time t_min cannot: at
     t = 0 the weight of the bound is infinite.
     """
-    portion = portion or BatchSlice(0, num)
-    below = uniform((portion.total,), generator, generator.device).double()
-    strata = torch.randperm(portion.total, generator=generator, device=generator.device) + 1
-    share = (strata - below) / portion.total if antithetic else 1 - below
-    return t_min + (1 - t_min) * portion.of(share, num)
+    rows, generator = rng.slice_of(num), rng.generator
+    below = BatchRng(generator).uniform((rows.total,), generator.device).double()
+    strata = torch.randperm(rows.total, generator=generator, device=generator.device) + 1
+    share = (strata - below) / rows.total if antithetic else 1 - below
+    return t_min + (1 - t_min) * rows.of(share, num)
 
 
-def draw_grid_times(
-    num: int, steps: int, generator: torch.Generator, antithetic: bool = True, portion: BatchSlice | None = None
-) -> tuple[Tensor, Tensor]:
+def draw_grid_times(num: int, steps: int, rng: BatchRng, antithetic: bool = True) -> tuple[Tensor, Tensor]:
     """B steps (t, s = t - 1/T) of the grid {1/T, ..., 1}, each step equally likely."""
-    index = torch.ceil(draw_times(num, generator, antithetic=antithetic, portion=portion) * steps)
+    index = torch.ceil(draw_times(num, rng, antithetic=antithetic) * steps)
     return index / steps, (index - 1) / steps
 
 

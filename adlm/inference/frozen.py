@@ -26,13 +26,12 @@ from adlm.inference.trunk import (
     frozen_copy,
     full_precision,
 )
-from adlm.models.anchored import AnchoredTransformer, Denoiser, LogitsBridge, MixtureBridge
+from adlm.models.anchored import AnchoredTransformer
+from adlm.models.bridges import FrozenBridge
 from adlm.models.heads import VOCABULARY_MULTIPLE
 from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
-
-MAX_MIXTURE_LOGITS = 2**25  # per chunk of the mixture bridge: 128 MB in float32
 
 
 @dataclass(frozen=True)
@@ -85,33 +84,6 @@ class FrozenHead:
         return precise_product(rows, self.weight, self.bias)
 
 
-class FrozenBridge:
-    """Hidden states of the anchor network -> input of the denoiser, in float32 or float64.
-
-    The logits bridge and the anchor head before it are folded into one d x d matrix, in float32 or float64.
-    """
-
-    def __init__(self, denoiser: Denoiser, head: nn.Linear, dtype: torch.dtype):
-        bridge = denoiser.bridge
-        self.table = None
-        if isinstance(bridge, MixtureBridge):
-            self.table = frozen_copy(bridge.table, dtype)
-            return
-        weight, bias = bridge.weight.detach(), bridge.bias.detach()
-        if isinstance(bridge, LogitsBridge):
-            wide = weight.to(full_precision(dtype))
-            bias = wide @ head.bias.detach().to(wide) + bias
-            weight = wide @ head.weight.detach().to(wide)
-        self.weight, self.bias = frozen_copy(weight, dtype), frozen_copy(bias, dtype)
-
-    def __call__(self, hidden: Tensor, head: FrozenHead) -> Tensor:
-        if self.table is None:
-            return F.linear(hidden, self.weight, self.bias).to(full_precision(hidden.dtype))
-        chunks = torch.split(hidden.flatten(0, 1), max(1, MAX_MIXTURE_LOGITS // len(self.table)))
-        mixed = [head(rows).softmax(dim=-1).to(self.table) @ self.table for rows in chunks]
-        return torch.cat(mixed).view_as(hidden).to(full_precision(hidden.dtype))
-
-
 class FrozenNetwork:
     """A network to sample from. Not thread-safe.
 
@@ -134,9 +106,9 @@ class FrozenNetwork:
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
         self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding)
         self.anchored = isinstance(network, AnchoredTransformer)
-        self.bridge = None
+        self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
-            self.bridge = FrozenBridge(network.denoiser, first.head, self.dtype)
+            self.bridge = network.denoiser.bridge.frozen(first.head, self.dtype)
             self.denoiser_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype)
             self.denoiser_head = FrozenHead(network.denoiser.head, self.dtype)
         self.graph_cache = None
@@ -159,7 +131,8 @@ class FrozenNetwork:
         """`attend` receives the index of a block, counted over both trunks."""
         last = anchor = self.trunk(F.embedding(ids, self.embedding), attend, sigma)
         if self.bridge is not None:
-            num_before, bridged = len(self.trunk.blocks), self.bridge(anchor, self.head)
+            num_before = len(self.trunk.blocks)
+            bridged = self.bridge(anchor, self.head).to(full_precision(anchor.dtype))
             last = self.denoiser_trunk(bridged, lambda number, qkv: attend(num_before + number, qkv), sigma)
         return HiddenStates(last, anchor if self.anchored else None)
 

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
+from adlm.methods.inputs import check_clean
 from adlm.methods.method import Method
 
 TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
 
-Estimator = Callable[[Any, Tensor, Tensor | None, torch.Generator, BatchSlice], Tensor]
-"""(network, x (B, L), pad, generator, portion) -> nats (B, L) whose expectation is the bound."""
+Estimator = Callable[[Any, Tensor, Tensor | None, BatchRng], Tensor]
+"""(network, x (B, L), pad, rng) -> nats (B, L) whose expectation is the bound."""
 
 
 class TextRows(Protocol):
@@ -148,10 +149,13 @@ def measure_groups(
                 text = ~padding[0]  # a single row needs no padding
                 ids, padding, documents_of_ids = ids[:, text], None, documents_of_ids[:, text]
             x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
+            check_clean(method.config, x, pad)
             predicted = method.predicted(x, pad).numpy()
             x, pad = x.to(device), None if pad is None else pad.to(device)
             replicates = [
-                estimator(network, x, pad, _generator(seed, replicate, group), BatchSlice(start, len(members)))
+                estimator(
+                    network, x, pad, BatchRng(_generator(seed, replicate, group), BatchSlice(start, len(members)))
+                )
                 for replicate in range(samples)
             ]
             by_token.append(torch.stack(replicates).double().cpu().numpy()[:, predicted])

@@ -5,19 +5,18 @@ Shapes: B sequences, L tokens. `pad` is True at padding.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from adlm.config.schema import Schedule
-from adlm.diffusion.times import BatchSlice, draw_times, uniform
+from adlm.diffusion.times import BatchRng, draw_times
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimator
 from adlm.methods import method_of
-from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
-from adlm.methods.mdlm import Mdlm
+from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Method
 from adlm.methods.noising import NoisedBatch, schedule_of
 
@@ -45,7 +44,7 @@ def any_order(method: Method) -> Estimator:
     all visible to all masked, the expectation is the same; k >= 1, so the weight L/k is always defined.
     """
     config = method.config
-    if not isinstance(method, (Adlm, Mdlm)):
+    if not method.any_order:
         raise UserError(f"estimator any-order needs beliefs in masked tokens, and {config.method} has none; use nelbo")
     ends = schedule_of(config).alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
     if config.data.pad == "attended":
@@ -62,15 +61,15 @@ def any_order(method: Method) -> Estimator:
             f"{config.schedule.name} with schedule.eps {config.schedule.eps} has alpha from {float(ends[0]):.4g} to "
             f"{float(ends[1]):.4g}; use nelbo, or schedule.eps=0"
         )
-    mask_id, scorer = vocabulary_of(config).mask_id, method
+    mask_id, scorer = vocabulary_of(config).mask_id, cast(MaskedDiffusion, method)
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice) -> Tensor:
+    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         text = not_pad(x, pad)
         length = text.sum(dim=1)
-        share = draw_times(len(x), generator, portion=portion).to(x.device)
+        share = draw_times(len(x), rng).to(x.device)
         masks = torch.ceil(share * length).long().clamp(min=1)
-        order = uniform(tuple(x.shape), generator, x.device, portion).masked_fill(~text, 2.0)
+        order = rng.uniform(tuple(x.shape), x.device).masked_fill(~text, 2.0)
         masked = order.argsort(dim=1).argsort(dim=1) < masks[:, None]
         with eval_mode(network):
             nats = scorer.masked_nats(network, x, NoisedBatch(x.masked_fill(masked, mask_id), share), pad)
@@ -89,9 +88,9 @@ def published(method: Method) -> Estimator:
     as_published = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice) -> Tensor:
+    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         with eval_mode(network):
-            return as_published.loss(network, x, pad, 1.0, generator, portion).nats
+            return as_published.loss(network, x, pad, 1.0, rng).nats
 
     return draw
 

@@ -9,15 +9,14 @@ Shapes: B sequences, L tokens, V symbols.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng
 from adlm.methods.causal import Causal
-from adlm.methods.inputs import check_clean, check_progress, vocabulary_of
+from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 
@@ -35,13 +34,10 @@ class A2r(Causal):
         x: Tensor,
         pad: Tensor | None,
         progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Loss:
         """Draws no random numbers. The reported perplexity is that of `nats`, which leaves the anchor term out."""
         vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
-        check_clean(self.config, x, pad)
-        check_progress(progress)
         predicted = self.predicted(x, pad)
         weight, anchor_weights = predicted[:, 1:].float(), None
         if anchor.gamma > 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
 from adlm.methods import noising
-from adlm.methods.inputs import check_progress, vocabulary_of
+from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Loss
 from adlm.methods.noising import NoisedBatch
@@ -37,7 +37,6 @@ class Adlm(MaskedDiffusion):
         progress: float = 1.0,
     ) -> Loss:
         """The ANELBO. The reported perplexity is that of `nats`, which leaves the anchor term out."""
-        check_progress(progress)
         config, anchor, vocabulary = self.config, self.config.anchor, vocabulary_of(self.config)
         base = noising.weight(config, noised)
         masked = noising.masked_positions(config, noised.z, pad)

@@ -7,13 +7,12 @@ Shapes: B sequences, L tokens, V symbols.
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng
 from adlm.methods.causal import Causal
-from adlm.methods.inputs import check_clean, vocabulary_of
+from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 
@@ -29,11 +28,9 @@ class Ar(Causal):
         x: Tensor,
         pad: Tensor | None,
         progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Loss:
         """The cross-entropy of every next token. Draws no random numbers."""
-        check_clean(self.config, x, pad)
         predicted = self.predicted(x, pad)
         weight = predicted[:, 1:].float()
         scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)

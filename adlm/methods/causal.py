@@ -4,7 +4,7 @@ Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
-from adlm.methods.inputs import check_canvas, eval_mode, not_pad, vocabulary_of
+from adlm.methods.inputs import check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.sampling.frame import Frame
 from adlm.sampling.left_to_right import (
@@ -41,6 +41,8 @@ class Causal:
     exact: ClassVar[bool] = True
     causal: ClassVar[bool] = True
     anchored: ClassVar[bool] = False
+    any_order: ClassVar[bool] = False
+    samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
 
     def build(self) -> nn.Module:
         raise NotImplementedError
@@ -59,8 +61,7 @@ class Causal:
         x: Tensor,
         pad: Tensor | None,
         progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Loss:
         raise NotImplementedError
 
@@ -70,11 +71,10 @@ class Causal:
         network: Any,
         x: Tensor,
         pad: Tensor | None,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Tensor:
         with eval_mode(network):
-            return self.loss(network, x, pad, 1.0, generator).nats
+            return self.loss(network, x, pad, 1.0, rng).nats
 
     @torch.no_grad()
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -93,12 +93,7 @@ class Causal:
     ) -> Iterator[Frame]:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
         vocabulary, method = vocabulary_of(self.config), self.config.method
-        check_canvas(self.config, canvas, sampling, pad)
-        if sampling.sampler not in ("ancestral", "left-to-right"):
-            raise UserError(
-                f"sampling.sampler {sampling.sampler} fills masks anywhere, and {method} writes from left to right; "
-                "use left-to-right"
-            )
+        check_sampler(self, sampling)
         masked = canvas == vocabulary.mask_id
         has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
         if has_later_token.any():

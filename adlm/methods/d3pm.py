@@ -3,8 +3,9 @@
 Shapes: B sequences, L tokens, V symbols.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from adlm.config.schema import Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
-from adlm.methods.inputs import attention_pad, check_canvas, eval_mode, not_pad, vocabulary_of
+from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Loss
 from adlm.methods.noising import NoisedBatch
@@ -25,11 +26,13 @@ from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 from adlm.sampling.reference import sample_reference, shape_everywhere
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
 
 
 @dataclass(frozen=True)
 class D3pm(MaskedDiffusion):
+    any_order: ClassVar[bool] = False
+    samplers: ClassVar[Sequence[str] | None] = ("ancestral",)  # the others need beliefs without mass on the mask
+
     def __post_init__(self) -> None:
         if self.config.time.steps == 0:
             raise UserError(
@@ -65,11 +68,10 @@ class D3pm(MaskedDiffusion):
         network: Transformer,
         x: Tensor,
         pad: Tensor | None,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Tensor:
         with eval_mode(network):
-            return super().bound(network, x, pad, generator, portion) + self._last_nats(network, x, pad)
+            return super().bound(network, x, pad, rng) + self._last_nats(network, x, pad)
 
     def step_nats(
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, sigma: Tensor | None = None
@@ -117,15 +119,12 @@ class D3pm(MaskedDiffusion):
         rng: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        config, mask_id = self.config, vocabulary_of(self.config).mask_id
-        check_canvas(config, canvas, sampling, pad)
-        if sampling.sampler != "ancestral":
-            raise UserError(
-                f"sampling.sampler {sampling.sampler} needs beliefs without mass on the mask, and d3pm's may have "
-                "some; use ancestral"
-            )
-        steps = steps_of(noising.schedule_of(config), sampling)
-        logits = logits_everywhere(config, network, pad)
+        check_sampler(self, sampling)
+        run, logits = (
+            self.sampling_run(network, canvas, sampling, rng, pad),
+            logits_everywhere(self.config, network, pad),
+        )
+        steps, mask_id = run.steps, run.mask_id
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)
@@ -135,4 +134,4 @@ class D3pm(MaskedDiffusion):
             log_beliefs = logits(z, alpha_t.expand(len(z))).double().log_softmax(dim=-1)
             return absorbing_posterior(z, shape_everywhere(log_beliefs, z, sampling, pad), alpha_s, alpha_t, mask_id)
 
-        return sample_reference(one_step, beliefs, canvas, mask_id, steps, sampling, rng, pad)
+        return sample_reference(run, one_step, beliefs)

@@ -5,16 +5,15 @@ Shapes: B sequences, L tokens. `pad` is True at padding.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adlm.config.load import validate
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.errors import UserError
+from adlm.methods.method import Method
+from adlm.sampling.samplers import sampler_of
 
 
 def vocabulary_of(config: Config) -> Vocabulary:
@@ -26,29 +25,8 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return config.vocabulary
 
 
-LONG_TEXT_METHODS = ("adlm", "mdlm", "sedd")
-"""Methods that can sample texts longer than the model, with a sliding window."""
-
-_CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
-
-
-@contextmanager
-def check_once() -> Iterator[None]:
-    """Inside, `check_clean` does nothing: the ids were checked on the host, where they entered.
-
-    Checking ids on a GPU makes the host wait until the GPU has finished all queued work.
-    """
-    token = _CHECKED.set(True)
-    try:
-        yield
-    finally:
-        _CHECKED.reset(token)
-
-
 def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text") -> None:
     """Checks that x (B, L) are ids, no longer than the model, without masks outside the padding."""
-    if _CHECKED.get():
-        return
     vocabulary = vocabulary_of(config)
     check_ids(x, config, what)
     if pad is not None:
@@ -62,21 +40,17 @@ def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text
 
 
 def check_canvas(
-    config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
+    method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
 ) -> None:
-    """Checks that a canvas fits the model and has masks, and that the sampling options are valid.
-
-    Error messages count rows from `first_row`.
-    """
-    validate(replace(config, sampling=sampling))
-    mask_id = vocabulary_of(config).mask_id
+    """Checks that a canvas fits the model and has masks. Error messages count rows from `first_row`."""
+    config, mask_id = method.config, vocabulary_of(method.config).mask_id
     _check_are_ids(canvas, config, "canvas")
     if pad is not None:
         _check_pad(pad, canvas)
         if ((canvas == mask_id) & pad).any():
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     if canvas.shape[1] > config.length:
-        _check_windows(config, canvas, sampling, pad, first_row)
+        _check_long_canvas(method, canvas, sampling, pad, first_row)
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
@@ -85,19 +59,34 @@ def check_canvas(
         )
 
 
-def _check_windows(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
+def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
     """Checks that a canvas longer than the model can be sampled with a sliding window."""
-    if sampling.sampler == "semi-autoregressive":
+    if sampler_of(sampling).long_texts:
         if pad is not None:
             raise UserError("rows of unequal lengths cannot share windows; sample long texts of one length at a time")
         return
-    row = 0 if pad is None else int(pad.sum(dim=1).argmin())
-    with_bos = " with bos" if canvas[row, 0] == vocabulary_of(config).bos_id else ""
-    remedy = ", or sample with semi-autoregressive" if config.method in LONG_TEXT_METHODS else ""
+    row, length = 0 if pad is None else int(pad.sum(dim=1).argmin()), method.config.length
+    with_bos = " with bos" if canvas[row, 0] == vocabulary_of(method.config).bos_id else ""
+    remedy = ", or sample with semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
     raise UserError(
         f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
-        f"length {config.length}; shorten it{remedy}"
+        f"length {length}; shorten it{remedy}"
     )
+
+
+def check_sampler(method: Method, sampling: Sampling) -> None:
+    """Checks that the sampler works with the method."""
+    sampler, name = sampling.sampler, method.config.method
+    if not _works_with(method, sampler):
+        raise UserError(
+            f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}"
+        )
+    if sampler_of(sampling).anchored and not method.anchored:
+        raise UserError(f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence")
+
+
+def _works_with(method: Method, sampler: str) -> bool:
+    return method.samplers is None or sampler in method.samplers
 
 
 def check_ids(ids: Any, config: Config, what: str) -> None:
@@ -136,11 +125,6 @@ def _check_pad(pad: Any, x: Tensor) -> None:
         raise UserError(f"pad must be a boolean tensor of the text's shape {tuple(x.shape)}, True at padding")
     if pad.all():
         raise UserError("pad is True everywhere: there is no text in this batch")
-
-
-def check_progress(progress: float) -> None:
-    if not 0 <= progress <= 1:
-        raise UserError(f"progress {progress} must be from 0 to 1: the share of training completed")
 
 
 def attention_pad(config: Config, pad: Tensor | None) -> Tensor | None:

@@ -3,7 +3,7 @@
 Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,23 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.data.rows.packing import row_frame, text_width
+from adlm.data.rows.packing import row_frame
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.objectives import prior_nats
-from adlm.diffusion.times import BatchSlice
-from adlm.errors import UserError
+from adlm.diffusion.times import BatchRng
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import noising
 from adlm.methods.denoising import as_denoiser
-from adlm.methods.inputs import attention_pad, check_canvas, eval_mode, not_pad, vocabulary_of
+from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Frame, Row, SamplingRun
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import SAMPLERS
-from adlm.sampling.steps import steps_of
-from adlm.sampling.windows import sample_windows, with_boundaries
+from adlm.sampling.samplers import sampler_of, steps_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,8 @@ class MaskedDiffusion:
     exact: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     anchored: ClassVar[bool] = False
+    any_order: ClassVar[bool] = True
+    samplers: ClassVar[Sequence[str] | None] = None
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)
@@ -54,10 +53,9 @@ class MaskedDiffusion:
         x: Tensor,
         pad: Tensor | None,
         progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Loss:
-        noised = noising.noise(self.config, x, pad, generator, self.config.time.t_min, portion)
+        noised = noising.noise(self.config, x, pad, rng, self.config.time.t_min)
         return self.loss_at(network, x, noised, pad, progress)
 
     def loss_at(
@@ -72,8 +70,7 @@ class MaskedDiffusion:
         network: Any,
         x: Tensor,
         pad: Tensor | None,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Tensor:
         """nats (B, L) whose expectation is the NELBO, both ends of the schedule included.
 
@@ -82,11 +79,11 @@ class MaskedDiffusion:
         """
         config, schedule = self.config, noising.schedule_of(self.config)
         with eval_mode(network):
-            noised, importance = noising.noise_for_bound(config, x, pad, generator, portion)
+            noised, importance = noising.noise_for_bound(config, x, pad, rng)
             nats = self.step_nats(network, x, noised, pad) * importance.float().to(x.device)[:, None]
-            start = torch.zeros(len(x), dtype=torch.float64, device=generator.device)
+            start = torch.zeros(len(x), dtype=torch.float64, device=rng.generator.device)
             if schedule.mask_chance(start[0]) > 0:
-                at_start = NoisedBatch(noising.noise_at(config, x, pad, start, generator, portion), start)
+                at_start = NoisedBatch(noising.noise_at(config, x, pad, start, rng), start)
                 nats = nats + self.masked_nats(network, x, at_start, pad)
             return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
 
@@ -123,30 +120,16 @@ class MaskedDiffusion:
         rng: RowRng,
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
-        """Samples with SUBS beliefs by any of SAMPLERS."""
-        config, mask_id = self.config, vocabulary_of(self.config).mask_id
-        check_canvas(config, canvas, sampling, pad)
-        if sampling.sampler == "anchor-first" and not self.anchored:
-            raise UserError(
-                f"sampling.sampler anchor-first asks an anchor network, and {config.method} has none; try confidence"
-            )
-        denoiser, sampler = as_denoiser(config, network), SAMPLERS[sampling.sampler]
+        """Samples with SUBS beliefs."""
+        check_sampler(self, sampling)
+        return sampler_of(sampling).sample(self.sampling_run(network, canvas, sampling, rng, pad))
+
+    def sampling_run(
+        self, network: nn.Module | FrozenNetwork, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
+    ) -> SamplingRun:
+        """The input of a sampler."""
+        config, vocabulary = self.config, vocabulary_of(self.config)
         steps = steps_of(noising.schedule_of(config), sampling)
-        if sampling.sampler == "semi-autoregressive":
-            window, stride = self._window_and_stride(sampling)
-            if canvas.shape[1] > config.length:
-
-                def sample_window(part: Tensor) -> Iterator[Frame]:
-                    return sampler(denoiser, part, mask_id, steps, sampling, rng)
-
-                bounded = with_boundaries(sample_window, *row_frame(vocabulary_of(config)))
-                return sample_windows(bounded, canvas, mask_id, window, stride)
-        return sampler(denoiser, canvas, mask_id, steps, sampling, rng, pad)
-
-    def _window_and_stride(self, sampling: Sampling) -> tuple[int, int]:
-        """The tokens of text in a window (a row without bos and eos), and by how many tokens it moves."""
-        window = text_width(vocabulary_of(self.config), self.config.length)
-        stride = sampling.stride or max(1, self.config.length // 2)
-        if stride > window:
-            raise UserError(f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it")
-        return window, stride
+        bos, eos = row_frame(vocabulary)
+        row = Row(config.length, tuple(bos), tuple(eos))
+        return SamplingRun(as_denoiser(config, network), canvas, vocabulary.mask_id, steps, sampling, rng, pad, row)

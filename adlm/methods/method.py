@@ -1,17 +1,18 @@
 """The interface of a method and the loss it returns. Does not depend on any method.
 
+Inputs are trusted here: ids, canvas and options are checked where they enter (`methods/inputs.py`).
+
 The network is typed Any: each method takes the network that its own `build` makes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
 
@@ -56,6 +57,16 @@ class Method(Protocol):
         """Whether the network has an anchor network."""
         ...
 
+    @property
+    def any_order(self) -> bool:
+        """Whether the bound is a weighted cross-entropy of beliefs at masks, which any-order estimation needs."""
+        ...
+
+    @property
+    def samplers(self) -> Sequence[str] | None:
+        """The names of the samplers that work with it; None if all do."""
+        ...
+
     def build(self) -> nn.Module:
         """A newly initialised network; its weights come from torch's default generator."""
         ...
@@ -70,13 +81,9 @@ class Method(Protocol):
         x: Tensor,
         pad: Tensor | None,
         progress: float,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Loss:
-        """The training objective on clean ids x (B, L), after a share `progress` of training.
-
-        `portion` says which rows of a larger batch these are; random numbers are then those of the larger batch.
-        """
+        """The training objective on clean ids x (B, L), after a share `progress` of training."""
         ...
 
     def bound(
@@ -84,8 +91,7 @@ class Method(Protocol):
         network: Any,
         x: Tensor,
         pad: Tensor | None,
-        generator: torch.Generator,
-        portion: BatchSlice | None = None,
+        rng: BatchRng,
     ) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
         ...

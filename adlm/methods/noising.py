@@ -3,28 +3,19 @@
 Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from adlm.config import schema
 from adlm.config.schema import Config
 from adlm.diffusion import schedules
 from adlm.diffusion.masking import mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight
 from adlm.diffusion.schedules import Schedule
-from adlm.diffusion.times import BatchSlice, draw_grid_times, draw_times
-from adlm.methods.inputs import attention_pad, check_clean, not_pad, vocabulary_of
-
-SCHEDULES: dict[str, Callable[[schema.Schedule], Schedule]] = {
-    "log-linear": lambda options: schedules.LogLinear(options.eps),
-    "linear": lambda options: schedules.Linear(options.sigma_min, options.sigma_max),
-    "cosine": lambda options: schedules.Cosine(options.eps),
-    "cosine-squared": lambda options: schedules.CosineSquared(options.eps),
-    "geometric": lambda options: schedules.Geometric(options.sigma_min, options.sigma_max),
-}
+from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times
+from adlm.methods.inputs import attention_pad, not_pad, vocabulary_of
+from adlm.registry import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -40,33 +31,25 @@ class NoisedBatch:
 
 
 def schedule_of(config: Config) -> Schedule:
-    return SCHEDULES[config.schedule.name](config.schedule)
+    """The schedule that the config names; its fields are the options of the same names."""
+    schedule = SCHEDULES[config.schedule.name]
+    return schedule(*(getattr(config.schedule, field.name) for field in fields(schedule)))  # type: ignore[no-any-return]
 
 
-def noise(
-    config: Config,
-    x: Tensor,
-    pad: Tensor | None,
-    generator: torch.Generator,
-    t_min: float,
-    portion: BatchSlice | None = None,
-) -> NoisedBatch:
+def noise(config: Config, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
     """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
-    check_clean(config, x, pad)
     s = None
     if config.time.steps:
-        t, s = draw_grid_times(len(x), config.time.steps, generator, config.time.antithetic, portion)
+        t, s = draw_grid_times(len(x), config.time.steps, rng, config.time.antithetic)
     else:
-        t = draw_times(len(x), generator, t_min, config.time.antithetic, portion)
-    return NoisedBatch(noise_at(config, x, pad, t, generator, portion), t, s)
+        t = draw_times(len(x), rng, t_min, config.time.antithetic)
+    return NoisedBatch(noise_at(config, x, pad, t, rng), t, s)
 
 
-def noise_at(
-    config: Config, x: Tensor, pad: Tensor | None, t: Tensor, generator: torch.Generator, portion: BatchSlice | None
-) -> Tensor:
+def noise_at(config: Config, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
     """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
     mask_chance = schedule_of(config).mask_chance(t).float().to(x.device)[:, None]
-    z = mask_tokens(x, mask_chance, vocabulary_of(config).mask_id, generator, portion)
+    z = mask_tokens(x, mask_chance, vocabulary_of(config).mask_id, rng)
     unattended = attention_pad(config, pad)
     return z if unattended is None else torch.where(unattended, x, z)
 
@@ -93,9 +76,7 @@ def conditioning_sigma(config: Config, t: Tensor, device: torch.device) -> Tenso
     return schedules.sigma(schedule_of(config), t).float().to(device) if config.model.time_conditioning else None
 
 
-def noise_for_bound(
-    config: Config, x: Tensor, pad: Tensor | None, generator: torch.Generator, portion: BatchSlice | None
-) -> tuple[NoisedBatch, Tensor]:
+def noise_for_bound(config: Config, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
     """A noised batch for the bound and its importance weights (B,): the uniform density of t over the one drawn from.
 
     Before t0 = 2 / L a row has about one mask or none, and one mask contributes 1/t, so uniform times would give an
@@ -104,14 +85,13 @@ def noise_for_bound(
     are uniform: no step is so early that it matters.
     """
     if config.time.steps:
-        return noise(config, x, pad, generator, 0.0, portion), torch.ones(len(x), dtype=torch.float64)
-    check_clean(config, x, pad)
-    u = draw_times(len(x), generator, antithetic=config.time.antithetic, portion=portion)
+        return noise(config, x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
+    u = draw_times(len(x), rng, antithetic=config.time.antithetic)
     t0 = min(0.25, 2 / x.shape[1])
     is_early, share = u <= 2 * t0, u / (2 * t0)
     slope = (1 - t0) / (1 - 2 * t0)
     t = torch.where(is_early, t0 * share**2, t0 + slope * (u - 2 * t0))
-    return NoisedBatch(noise_at(config, x, pad, t, generator, portion), t), torch.where(is_early, share, slope)
+    return NoisedBatch(noise_at(config, x, pad, t, rng), t), torch.where(is_early, share, slope)
 
 
 def conditioning_sigma_of(config: Config, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:

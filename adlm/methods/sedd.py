@@ -8,6 +8,7 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
-from adlm.methods.inputs import check_canvas, vocabulary_of
+from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion
 from adlm.methods.method import Loss
 from adlm.methods.noising import NoisedBatch
@@ -28,11 +29,12 @@ from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 from adlm.sampling.reference import sample_reference
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
 
 
 @dataclass(frozen=True)
 class Sedd(MaskedDiffusion):
+    any_order: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if self.config.time.steps:
             raise UserError(
@@ -77,7 +79,6 @@ class Sedd(MaskedDiffusion):
         pad: Tensor | None = None,
     ) -> Iterator[Frame]:
         """Most samplers use the SUBS beliefs of the logits, the normalised scores; `analytic` uses the scores."""
-        check_canvas(self.config, canvas, sampling, pad)
         if sampling.sampler != "analytic":
             return super().generate(network, canvas, sampling, rng, pad)
         for option in ("temperature", "top_k", "top_p", "repetition_penalty"):
@@ -86,9 +87,8 @@ class Sedd(MaskedDiffusion):
                     f"sampling.{option} {getattr(sampling, option)} changes beliefs, and analytic draws from the "
                     "unchanged scores; use ancestral"
                 )
-        config, mask_id = self.config, vocabulary_of(self.config).mask_id
-        steps = steps_of(noising.schedule_of(config), sampling)
-        logits = logits_everywhere(config, network, pad)
+        run = self.sampling_run(network, canvas, replace(sampling, final="draw"), rng, pad)
+        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(self.config, network, pad)
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)
@@ -98,4 +98,4 @@ class Sedd(MaskedDiffusion):
             scores = log_scores(logits(z, steps.alpha_t[step].expand(len(z))).double(), z, sigma_t.to(z.device))
             return score_step(z, scores, sigma_s.to(z.device), sigma_t.to(z.device), mask_id)
 
-        return sample_reference(one_step, beliefs, canvas, mask_id, steps, replace(sampling, final="draw"), rng, pad)
+        return sample_reference(run, one_step, beliefs)

@@ -5,88 +5,22 @@ Independent of masking, anchor selection and gamma: the positions to score are p
 Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
-import math
-from collections.abc import Callable
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from adlm.config.schema import Model
-from adlm.models.heads import MAX_LOGITS, Positions, Scored, plain_linear_cross_entropy, score_positions
+from adlm.models.bridges import Bridge
+from adlm.models.heads import Positions, Scored, plain_linear_cross_entropy, score_positions
 from adlm.models.layers import zero_linear
 from adlm.models.transformer import Transformer, Trunk
+from adlm.registry import BRIDGES
 
 
-class LogitsBridge(nn.Module):
-    """Linear(V -> d) of the anchor network's raw logits, as published: no softmax, no other path from z.
-
-    The anchor head (d -> V) directly precedes it, so the two linear layers are folded into one of d x d:
-    W2 (W1 h + b1) + b2 = (W2 W1) h + (W2 b1 + b2). No logits are computed, and gradients reach both factors.
-    """
-
-    def __init__(self, num_symbols: int, width: int):
-        super().__init__()
-        layer = nn.Linear(num_symbols, width)
-        self.weight, self.bias = layer.weight, layer.bias
-
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        return F.linear(hidden, self.weight @ head.weight, self.weight @ head.bias + self.bias)
-
-    def unfolded(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        """The two layers applied one after the other, through all logits: the test oracle."""
-        return F.linear(head(hidden), self.weight, self.bias)
-
-
-class HiddenBridge(nn.Module):
-    """Linear(d -> d) of the anchor network's final hidden states; its head is not used."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        layer = nn.Linear(width, width)
-        self.weight, self.bias = layer.weight, layer.bias
-
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
-
-
-class MixtureBridge(nn.Module):
-    """softmax(anchor logits) @ table (V, d): the expected embedding under the anchor network's distribution.
-
-    Computed in chunks of positions, recomputed in the backward pass: only one chunk of logits exists at a time.
-    """
-
-    def __init__(self, num_symbols: int, width: int):
-        super().__init__()
-        self.table = nn.Parameter(torch.empty(num_symbols, width))
-        nn.init.kaiming_uniform_(self.table, a=math.sqrt(5))
-
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        def mixture(rows: Tensor) -> Tensor:
-            return F.softmax(head(rows), dim=-1) @ self.table
-
-        chunks = torch.split(hidden.flatten(0, -2), max(1, MAX_LOGITS // len(self.table)))
-        mixed = [checkpoint(mixture, chunk, use_reentrant=False) for chunk in chunks]
-        return torch.cat(mixed).view(*hidden.shape[:-1], -1)
-
-
-Bridge = LogitsBridge | HiddenBridge | MixtureBridge
-
-
-BRIDGES: dict[str, Callable[[int, int], Bridge]] = {
-    "logits": LogitsBridge,
-    "hidden": lambda num_symbols, width: HiddenBridge(width),
-    "mixture": MixtureBridge,
-}
-
-
-class Denoiser(nn.Module):
+class DenoiserNetwork(nn.Module):
     """The second network: bridge output -> hidden states -> logits."""
 
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
         super().__init__()
-        self.bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
+        self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated)
         self.head = zero_linear(model.hidden, num_symbols)
 
@@ -100,7 +34,7 @@ class AnchoredTransformer(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
         super().__init__()
         self.anchor = Transformer(model, num_symbols, causal, modulated)
-        self.denoiser = Denoiser(model, num_symbols, causal, modulated) if model.num_denoiser_blocks else None
+        self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated) if model.num_denoiser_blocks else None
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> tuple[Tensor, Tensor]:
         anchor_hidden = self.anchor.hidden(z, sigma, pad)
@@ -150,8 +84,7 @@ class AnchoredTransformer(nn.Module):
         """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
         hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
-        bridged = (bridge.unfolded if isinstance(bridge, LogitsBridge) else bridge)(hidden, self.anchor.head)
-        bridged = bridged.to(hidden.dtype)
+        bridged = bridge.unfolded(hidden, self.anchor.head).to(hidden.dtype)
         return (
             _plain_score(self.denoiser.trunk(bridged), self.denoiser.head, x, weight, mask_id),
             _plain_score(hidden, self.anchor.head, x, anchor_weight, None),

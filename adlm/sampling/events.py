@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.config.schema import Sampling
-from adlm.sampling.frame import Denoiser, Frame, first_frame
+from adlm.sampling.frame import Frame, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import draw_tokens
 from adlm.sampling.steps import Steps
@@ -153,33 +152,26 @@ def _token_uniforms(reveals: Events, rng: RowRng) -> NDArray[np.float64]:
     return np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
 
 
-def sample_positions_first(
-    denoiser: Denoiser,
-    canvas: Tensor,
-    mask_id: int,
-    steps: Steps,
-    sampling: Sampling,
-    rng: RowRng,
-    pad: Tensor | None = None,
-) -> Iterator[Frame]:
+def sample_positions_first(run: SamplingRun) -> Iterator[Frame]:
     """From the canvas (B, L) to text, one Frame per network call; the first Frame is the canvas.
 
     Tokens given on the canvas stay. The host never waits for the device: all it needs is drawn beforehand.
     """
+    canvas, mask_id = run.canvas, run.mask_id
     yield first_frame(canvas, mask_id)
-    plan = plan_events(steps, canvas == mask_id, rng)
+    plan = plan_events(run.steps, canvas == mask_id, run.rng)
     order, host_inverse = plan.order.to(canvas.device), plan.order.argsort()
     inverse = host_inverse.to(canvas.device)
     z, chance = canvas[order], (canvas != mask_id).float()[order]
-    pad = None if pad is None else pad[order]
+    pad = None if run.pad is None else run.pad[order]
     for call in plan.calls:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
         read = z[inverse]
         num_rows = _padded_num_rows(call.num_rows, len(z))
-        output = denoiser(z[:num_rows], call.alpha[:num_rows], None if pad is None else pad[:num_rows])
+        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], None if pad is None else pad[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
-        drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, sampling, pad)
-        if call.is_final is not None and sampling.final == "argmax":
+        drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
+        if call.is_final is not None and run.sampling.final == "argmax":
             drawn = drawn.with_argmax(call.is_final, log_beliefs)
         z.view(-1).index_copy_(0, call.revealed, drawn.tokens)
         chance.view(-1).index_fill_(0, call.remasked, 0.0).index_copy_(0, call.revealed, drawn.chance)

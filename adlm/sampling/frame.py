@@ -1,4 +1,4 @@
-"""The interface of a sampler: the denoiser it calls and the frames it yields.
+"""The interface of a sampler: the run it is given, the denoiser it calls and the frames it yields.
 
 Shapes: B sequences, L tokens, N positions, V symbols. Positions are flat: row * L + position.
 """
@@ -11,7 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adlm.config.schema import Sampling
 from adlm.errors import UserError
+from adlm.sampling.rng import RowRng
+from adlm.sampling.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,29 @@ class Denoiser(Protocol):
     def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
         """Reads z (B, L). Time-conditioned networks get -log alpha (B,), or without alpha the share of masks."""
         ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """The rows that the model was trained on: [before] text [after], `length` tokens in all."""
+
+    length: int
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SamplingRun:
+    """The input of a sampler: a canvas, the network that fills it in, and how."""
+
+    denoiser: Denoiser
+    canvas: Tensor
+    """(B, L), mask ids where text is wanted."""
+    mask_id: int
+    steps: Steps
+    sampling: Sampling
+    rng: RowRng
+    pad: Tensor | None = None
+    """(B, L), True after the end of shorter rows."""
+    row: Row | None = None
+    """What the model reads at once; needed for canvases longer than that."""

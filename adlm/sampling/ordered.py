@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Sampling
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, first_frame
-from adlm.sampling.rng import RowRng
+from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
-from adlm.sampling.steps import Steps
 
 SCORE_RESOLUTION = 1e-6  # without absolute positions, an all-masked row has equal scores everywhere up to rounding
 _CHUNK = 512  # positions per head call: with GPT-2's vocabulary their beliefs are 200 MB in double precision
@@ -61,47 +58,42 @@ def anchor_first(output: DenoiserOutput, z: Tensor, positions: Tensor, pad: Tens
     return torch.cat(beliefs) * -share.double().log()
 
 
-SCORE_BY_BELIEFS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "confidence": confidence,
-    "threshold": confidence,
-    "margin": margin,
-    "entropy": entropy,
-}
-SCORE_BY_POSITION: dict[str, Callable[[DenoiserOutput, Tensor, Tensor, Tensor | None], Tensor]] = {
-    "left-to-right": leftmost,
-    "anchor-first": anchor_first,
-}
+BeliefScore = Callable[[Tensor, Tensor], Tensor]
+"""(log beliefs (N, V), drawn tokens (N,)) -> scores (N,)."""
+PositionScore = Callable[[DenoiserOutput, Tensor, Tensor, Tensor | None], Tensor]
+"""(output, z (B, L), positions (N,), pad) -> scores (N,)."""
 
 
 def sample_ordered(
-    denoiser: Denoiser,
-    canvas: Tensor,
-    mask_id: int,
-    steps: Steps,
-    sampling: Sampling,
-    rng: RowRng,
-    pad: Tensor | None = None,
+    run: SamplingRun,
+    by_beliefs: BeliefScore | None = None,
+    by_position: PositionScore | None = None,
+    threshold: bool = False,
 ) -> Iterator[Frame]:
     """One Frame per step: a token is drawn at each mask, and those with the best scores of their row are revealed.
 
-    Ties go to the leftmost position. A row's masks are spread evenly over the steps, one a step if there are fewer
-    masks than steps; `threshold` reveals every position whose score reaches it, and at least one.
+    The score is `by_beliefs` or `by_position`; ties go to the leftmost position. A row's masks are spread evenly over
+    the steps, one a step if there are fewer masks than steps; with `threshold`, every position is revealed whose score
+    reaches `sampling.threshold`, and at least one.
     """
-    frame = first_frame(canvas, mask_id)
+    mask_id, sampling = run.mask_id, run.sampling
+    frame = first_frame(run.canvas, mask_id)
     yield frame
-    num_masks = (canvas == mask_id).sum(dim=1)
+    num_masks = (run.canvas == mask_id).sum(dim=1)
     num_steps = num_masks.clamp(max=sampling.steps)
     for step in range(int(num_masks.max())):
         masked = frame.ids == mask_id
         if not masked.any():
             break
         positions = masked.flatten().nonzero()[:, 0]
-        output = denoiser(frame.ids, None, pad)
-        drawn, score = _draw_and_score(output, frame.ids, positions, rng.at_tokens(masked), sampling, pad)
+        output = run.denoiser(frame.ids, None, run.pad)
+        drawn, score = _draw_and_score(run, output, frame.ids, positions, run.rng.at_tokens(masked), by_beliefs)
+        if by_position is not None:
+            score = by_position(output, frame.ids, positions, run.pad)
         scores = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=masked.device)
         scores.view(-1)[positions] = (score.double() / SCORE_RESOLUTION).round() * SCORE_RESOLUTION
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        if sampling.sampler == "threshold":
+        if threshold:
             chosen = masked & ((scores >= sampling.threshold) | (rank == 0))
         else:
             num_revealed = num_masks * (step + 1) // num_steps.clamp(min=1)  # in all, after this step
@@ -111,20 +103,21 @@ def sample_ordered(
 
 
 def _draw_and_score(
-    output: DenoiserOutput, z: Tensor, positions: Tensor, uniforms: Tensor, sampling: Sampling, pad: Tensor | None
+    run: SamplingRun,
+    output: DenoiserOutput,
+    z: Tensor,
+    positions: Tensor,
+    uniforms: Tensor,
+    score: BeliefScore | None,
 ) -> tuple[DrawnTokens, Tensor]:
     """A token for every masked position and its score (N,), in chunks: beliefs for all N would not fit in memory."""
     tokens, chances, scores = [], [], []
-    score_by_beliefs = SCORE_BY_BELIEFS.get(sampling.sampler)
     for chunk, chunk_uniforms in zip(torch.split(positions, _CHUNK), torch.split(uniforms, _CHUNK), strict=True):
         log_beliefs = output.log_beliefs(chunk)
-        drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, sampling, pad)
+        drawn = draw_tokens(log_beliefs, z, chunk, chunk_uniforms, run.sampling, run.pad)
         tokens.append(drawn.tokens)
         chances.append(drawn.chance)
-        if score_by_beliefs is not None:
-            scores.append(score_by_beliefs(log_beliefs, drawn.tokens))
-    if score_by_beliefs is None:
-        scores.append(SCORE_BY_POSITION[sampling.sampler](output, z, positions, pad))
+        scores.append(drawn.chance if score is None else score(log_beliefs, drawn.tokens))
     return DrawnTokens(torch.cat(tokens), torch.cat(chances)), torch.cat(scores)
 
 

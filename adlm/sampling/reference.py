@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Frame, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import seen_symbols, shape, visible_ids
 from adlm.sampling.steps import Steps
@@ -41,20 +41,12 @@ def shape_everywhere(log_beliefs: Tensor, z: Tensor, sampling: Sampling, pad: Te
     return shape(flat, sampling, seen).view(log_beliefs.shape)
 
 
-def sample_reference(
-    one_step: Transition,
-    beliefs: BeliefsFunction,
-    canvas: Tensor,
-    mask_id: int,
-    steps: Steps,
-    sampling: Sampling,
-    rng: RowRng,
-    pad: Tensor | None = None,
-) -> Iterator[Frame]:
+def sample_reference(run: SamplingRun, one_step: Transition, beliefs: BeliefsFunction) -> Iterator[Frame]:
     """From the canvas to text, one Frame per step, then one by `sampling.final` for what is still masked.
 
-    Tokens given on the canvas stay: they are neither drawn nor remasked.
+    Tokens given on the canvas stay: they are neither drawn nor remasked. `run.denoiser` is not used.
     """
+    canvas, mask_id, steps, sampling, rng = run.canvas, run.mask_id, run.steps, run.sampling, run.rng
     frame = first_frame(canvas, mask_id)
     yield frame
     to_fill = canvas == mask_id
@@ -68,7 +60,7 @@ def sample_reference(
         if sampling.final == "argmax":
             probabilities, tokens = log_beliefs.exp(), log_beliefs.argmax(dim=-1)
         else:
-            probabilities = shape_everywhere(log_beliefs, frame.ids, sampling, pad)
+            probabilities = shape_everywhere(log_beliefs, frame.ids, sampling, run.pad)
             tokens = categorical(probabilities, _uniforms(rng, to_fill))
         ids = torch.where(frame.ids == mask_id, tokens, frame.ids)
         yield _next_frame(frame, ids, steps, len(steps.reveal), probabilities, mask_id)

@@ -11,12 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
-from adlm.sampling.frame import Denoiser, Frame, first_frame
-from adlm.sampling.rng import RowRng
+from adlm.sampling.frame import Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import draw_tokens
-from adlm.sampling.steps import Steps
 
 
 def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tensor:
@@ -28,19 +25,12 @@ def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tenso
     return torch.where(drawn, weights, 0.0) * ceiling.to(weights)
 
 
-def sample_remdm_conf(
-    denoiser: Denoiser,
-    canvas: Tensor,
-    mask_id: int,
-    steps: Steps,
-    sampling: Sampling,
-    rng: RowRng,
-    pad: Tensor | None = None,
-) -> Iterator[Frame]:
+def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
     """One Frame per step in which something changes. Masked tokens are revealed as in ancestral sampling.
 
     The masked positions and the probabilities live on the host, which waits for the device once a step.
     """
+    canvas, mask_id, steps, rng = run.canvas, run.mask_id, run.steps, run.rng
     frame = first_frame(canvas, mask_id)
     yield frame
     (num_rows, _), device, end = canvas.shape, canvas.device, len(steps.reveal)
@@ -61,10 +51,10 @@ def sample_remdm_conf(
         ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
         positions = reveals.flatten().nonzero()[:, 0].to(device)
         if len(positions):
-            log_beliefs = denoiser(frame.ids, alpha, pad).log_beliefs(positions)
+            log_beliefs = run.denoiser(frame.ids, alpha, run.pad).log_beliefs(positions)
             token_uniforms = rng.at_tokens(reveals).to(device)
-            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, sampling, pad)
-            if step == end and sampling.final == "argmax":
+            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, run.pad)
+            if step == end and run.sampling.final == "argmax":
                 drawn = drawn.with_argmax(torch.ones_like(positions, dtype=torch.bool), log_beliefs)
             ids.view(-1).index_copy_(0, positions, drawn.tokens)
             chance[reveals] = drawn.chance.cpu()

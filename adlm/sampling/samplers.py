@@ -1,68 +1,76 @@
-"""The samplers that run on a denoiser, by name.
+"""The samplers that run on a denoiser. `adlm/registry.py` lists them by name.
 
 Causal networks sample with left_to_right.py; D3PM and SEDD's analytic update sample with reference.py.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Protocol
-
-from torch import Tensor
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from adlm.config.schema import Sampling
+from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.times import grid
+from adlm.registry import SAMPLERS
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Denoiser, Frame
-from adlm.sampling.ordered import sample_ordered
+from adlm.sampling.frame import Frame, SamplingRun
+from adlm.sampling.ordered import anchor_first, confidence, entropy, leftmost, margin, sample_ordered
 from adlm.sampling.remdm_conf import sample_remdm_conf
-from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import Steps
+from adlm.sampling.steps import (
+    Steps,
+    StepsFunction,
+    ancestral_steps,
+    cap_steps,
+    corrector_steps,
+    forward_backward_steps,
+    loop_steps,
+    rescale_steps,
+)
+from adlm.sampling.windows import sample_semi_autoregressive
 
 
-class Sampler(Protocol):
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        canvas: Tensor,
-        mask_id: int,
-        steps: Steps,
-        sampling: Sampling,
-        rng: RowRng,
-        pad: Tensor | None = None,
-    ) -> Iterator[Frame]:
-        """From the canvas (B, L), mask ids where text is wanted, to text; the first Frame is the canvas."""
-        ...
+@dataclass(frozen=True)
+class Sampler:
+    """A sampling algorithm."""
+
+    sample: Callable[[SamplingRun], Iterator[Frame]]
+    """From the canvas to text; the first Frame is the canvas."""
+    steps: StepsFunction = ancestral_steps
+    """The probabilities of revealing and remasking in `SamplingRun.steps`."""
+    anchored: bool = False
+    """Whether it needs an anchor network."""
+    long_texts: bool = False
+    """Whether it fills canvases longer than the model."""
 
 
-def sample_analytic(
-    denoiser: Denoiser,
-    canvas: Tensor,
-    mask_id: int,
-    steps: Steps,
-    sampling: Sampling,
-    rng: RowRng,
-    pad: Tensor | None = None,
-) -> Iterator[Frame]:
+def sampler_of(sampling: Sampling) -> Sampler:
+    return SAMPLERS[sampling.sampler]  # type: ignore[no-any-return]
+
+
+def steps_of(schedule: Schedule, sampling: Sampling) -> Steps:
+    """The steps of the sampler that `sampling` names."""
+    return sampler_of(sampling).steps(schedule, grid(sampling.steps, sampling.t_end), sampling)
+
+
+def sample_analytic(run: SamplingRun) -> Iterator[Frame]:
     """SEDD's analytic update with scores derived from beliefs: the ancestral step, with a draw at the end.
 
     Such scores have exactly the sum that makes the two steps equal.
     """
-    return sample_positions_first(denoiser, canvas, mask_id, steps, replace(sampling, final="draw"), rng, pad)
+    return sample_positions_first(replace(run, sampling=replace(run.sampling, final="draw")))
 
 
-SAMPLERS: dict[str, Sampler] = {
-    "ancestral": sample_positions_first,
-    "remdm-cap": sample_positions_first,
-    "remdm-rescale": sample_positions_first,
-    "remdm-conf": sample_remdm_conf,
-    "remdm-loop": sample_positions_first,
-    "forward-backward": sample_positions_first,
-    "dfm": sample_positions_first,
-    "analytic": sample_analytic,
-    "semi-autoregressive": sample_positions_first,
-    "left-to-right": sample_ordered,
-    "confidence": sample_ordered,
-    "margin": sample_ordered,
-    "entropy": sample_ordered,
-    "threshold": sample_ordered,
-    "anchor-first": sample_ordered,
-}
+ANCESTRAL = Sampler(sample_positions_first)
+REMDM_CAP = Sampler(sample_positions_first, cap_steps)
+REMDM_RESCALE = Sampler(sample_positions_first, rescale_steps)
+REMDM_CONF = Sampler(sample_remdm_conf)
+REMDM_LOOP = Sampler(sample_positions_first, loop_steps)
+FORWARD_BACKWARD = Sampler(sample_positions_first, forward_backward_steps)
+DFM = Sampler(sample_positions_first, corrector_steps)
+ANALYTIC = Sampler(sample_analytic)
+SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True)
+LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost))
+CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence))
+MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin))
+ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy))
+THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True))
+ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True)

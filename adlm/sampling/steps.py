@@ -15,7 +15,6 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling, reveal_chance
 from adlm.diffusion.schedules import Schedule
-from adlm.diffusion.times import grid
 
 
 @dataclass(frozen=True)
@@ -44,40 +43,43 @@ class Steps:
         return torch.cat([self.t[1:], self.t[-1:]])
 
 
-Sigma = Callable[[Tensor, Tensor, float], Tensor]
-"""(alpha_s, alpha_t, eta) -> P(a visible token is remasked)."""
-
-SIGMA: dict[str, Sigma] = {
-    "ancestral": lambda alpha_s, alpha_t, eta: torch.zeros_like(alpha_t),
-    "remdm-cap": lambda alpha_s, alpha_t, eta: remasking_ceiling(alpha_s, alpha_t).clamp(max=eta),
-    "remdm-rescale": lambda alpha_s, alpha_t, eta: eta * remasking_ceiling(alpha_s, alpha_t),
-    "forward-backward": lambda alpha_s, alpha_t, eta: torch.where(
-        alpha_t > 0, (alpha_s - alpha_t) / alpha_t, 1.0
-    ).clamp(max=1),
-}
+StepsFunction = Callable[[Schedule, Tensor, Sampling], Steps]
+"""(schedule, time grid (K + 1,), options) -> the steps of a sampler."""
 
 
-def steps_of(schedule: Schedule, sampling: Sampling) -> Steps:
-    """The steps of a sampler; samplers without remasking probabilities of their own get the ancestral steps."""
-    if sampling.sampler == "dfm":
-        return corrector_steps(schedule, sampling.steps)
-    return steps_between(schedule, grid(sampling.steps, sampling.t_end), sampling)
+def ancestral_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+    """No token is remasked."""
+    return _remasking_steps(schedule, t, lambda alpha_s, alpha_t: torch.zeros_like(alpha_t))
 
 
-def steps_between(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
-    """The steps of a sampler on a given time grid t (K + 1,)."""
-    if sampling.sampler == "remdm-loop":
-        return loop_steps(schedule, t, sampling.strength, sampling.t_on, sampling.t_off, sampling.alpha_on)
-    alpha = schedule.alpha(t)
-    sigma = SIGMA.get(sampling.sampler, SIGMA["ancestral"])(alpha[1:], alpha[:-1], sampling.strength)
-    return _steps(t, alpha[:-1], alpha[1:], sigma)
+def cap_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+    """sigma = min(eta, sigma_max).  [ReMDM]"""
+    eta = sampling.strength
+    return _remasking_steps(schedule, t, lambda alpha_s, alpha_t: remasking_ceiling(alpha_s, alpha_t).clamp(max=eta))
 
 
-def loop_steps(schedule: Schedule, t: Tensor, eta: float, t_on: float, t_off: float, alpha_on: float) -> Steps:
+def rescale_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+    """sigma = eta * sigma_max.  [ReMDM]"""
+    return _remasking_steps(
+        schedule, t, lambda alpha_s, alpha_t: sampling.strength * remasking_ceiling(alpha_s, alpha_t)
+    )
+
+
+def forward_backward_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+    """sigma = (alpha_s - alpha_t) / alpha_t, at most 1."""
+    return _remasking_steps(
+        schedule,
+        t,
+        lambda alpha_s, alpha_t: torch.where(alpha_t > 0, (alpha_s - alpha_t) / alpha_t, 1.0).clamp(max=1),
+    )
+
+
+def loop_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
     """ReMDM's loop: ancestral until a share alpha_on is visible, remasking at that share, then ancestral to the end.
 
     The time at which a step begins decides which part it belongs to, as published.
     """
+    t_on, t_off, alpha_on = sampling.t_on, sampling.t_off, sampling.alpha_on
     start, end = t[:-1], t[1:]
     before, after = start > t_on, start <= t_off
 
@@ -86,30 +88,38 @@ def loop_steps(schedule: Schedule, t: Tensor, eta: float, t_on: float, t_off: fl
         masked = schedule.mask_chance(time) / schedule.mask_chance(torch.tensor(t_off, dtype=time.dtype))
         return torch.where(before, rising, torch.where(after, 1 - masked * (1 - alpha_on), alpha_on))
 
-    sigma = torch.where(before | after, 0.0, eta).to(t)
+    sigma = torch.where(before | after, 0.0, sampling.strength).to(t)
     return _steps(t, alpha(start), alpha(end), sigma)
 
 
-def corrector_steps(schedule: Schedule, num: int) -> Steps:
+def corrector_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
     """Discrete flow matching with a corrector: reveal a times as fast as ancestral, and remask the surplus.
 
     a = 10 t^.25 (1 - t)^.25 + 1, b = a - 1. A step has length 1/T, or less where the two probabilities would sum to
-    more than 1, so there may be more than T steps. The first is ancestral. The last ends at t <= (1 - 1e-5) / T.
+    more than 1, so there may be more than T steps. The first is ancestral. The last ends at t <= (1 - 1e-5) / T. The
+    grid `t` is not used.
     """
+    num = sampling.steps
     times: list[float] = [1.0]
     speeds: list[float] = []
     while times[-1] > (1 - 1e-5) / num:
-        t = times[-1]
-        speed = 1.0 if t == 1 else 10 * t**0.25 * (1 - t) ** 0.25 + 1
-        longest = 1 / num if t == 1 else 1 / (speed / t + (speed - 1) / (1 - t))
+        start = times[-1]
+        speed = 1.0 if start == 1 else 10 * start**0.25 * (1 - start) ** 0.25 + 1
+        longest = 1 / num if start == 1 else 1 / (speed / start + (speed - 1) / (1 - start))
         speeds.append(speed)
-        times.append(t - min(1 / num, longest))
+        times.append(start - min(1 / num, longest))
     grid_times, rate = torch.tensor(times, dtype=torch.float64), torch.tensor(speeds, dtype=torch.float64)
     alpha = schedule.alpha(grid_times)
     alpha_t, alpha_s = alpha[:-1], alpha[1:]
     remask = torch.where(alpha_t > 0, (rate - 1) * (alpha_s / alpha_t - 1), 0.0)
     reveal = rate * (alpha_s - alpha_t) / (1 - alpha_t)
     return Steps(grid_times, alpha_t, alpha_s, reveal.clamp(0, 1), remask.clamp(0, 1))
+
+
+def _remasking_steps(schedule: Schedule, t: Tensor, sigma: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+    """Steps with the remasking probability sigma(alpha_s, alpha_t)."""
+    alpha = schedule.alpha(t)
+    return _steps(t, alpha[:-1], alpha[1:], sigma(alpha[1:], alpha[:-1]))
 
 
 def _steps(t: Tensor, alpha_t: Tensor, alpha_s: Tensor, sigma: Tensor) -> Steps:

@@ -1,7 +1,5 @@
 """Texts longer than the model: a window slides over the canvas, and filled tokens are the prompt of the next window.
 
-A sampler is only a function from a canvas to Frames here.
-
 A training row is [bos] text [eos], where the text is cut from a longer one anywhere. So each window is read between a
 given bos and eos, which are not part of the text. Without them the model would draw its own in the middle of the text.
 
@@ -14,10 +12,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from adlm.sampling.frame import Frame, first_frame
+from adlm.errors import UserError
+from adlm.sampling.events import sample_positions_first
+from adlm.sampling.frame import Frame, SamplingRun, first_frame
 
 WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
+
+
+def sample_semi_autoregressive(run: SamplingRun) -> Iterator[Frame]:
+    """Ancestral sampling; a canvas longer than the model is filled in overlapping windows."""
+    row = run.row
+    assert row is not None
+    window = row.length - len(row.before) - len(row.after)
+    stride = run.sampling.stride or max(1, row.length // 2)
+    if stride > window:
+        raise UserError(f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it")
+    if run.canvas.shape[1] <= row.length:
+        return sample_positions_first(run)
+    bounded = with_boundaries(
+        lambda part: sample_positions_first(replace(run, canvas=part, pad=None)), row.before, row.after
+    )
+    return sample_windows(bounded, run.canvas, run.mask_id, window, stride)
 
 
 def with_boundaries(sampler: WindowSampler, before: Sequence[int], after: Sequence[int]) -> WindowSampler:

@@ -72,7 +72,7 @@ def _network_input(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tup
     An autoregressive output row predicts the next position.
     """
     masks = (z == lm.mask_id).nonzero().flatten().tolist()
-    if masks and lm.left_to_right:
+    if masks and lm.method.causal:
         return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
     return z[None], masks, tuple(masks)
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
-from adlm.diffusion.times import BatchSlice
+from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
-from adlm.methods.inputs import check_clean, check_once
+from adlm.methods.inputs import check_clean
 from adlm.methods.method import Method
 from adlm.training.ema import EMA
 
@@ -83,6 +83,8 @@ def train_step(
     is the one set in the optimizer's parameter groups. `mean_over_processes` averages the loss sums of all processes,
     so that they all report the same values and agree on whether these are finite.
     """
+    if not 0 <= progress <= 1:
+        raise UserError(f"progress {progress} must be from 0 to 1: the share of training completed")
     optimizer.zero_grad(set_to_none=True)
     device = next(network.parameters()).device
     sums: dict[str, Tensor] = {}
@@ -94,8 +96,8 @@ def train_step(
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
         x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
-        with _autocast(device, autocast_dtype), fast_attention(device), check_once():
-            loss = method.loss(network, x, pad, progress, generator, batch.batch_slice)
+        with _autocast(device, autocast_dtype), fast_attention(device):
+            loss = method.loss(network, x, pad, progress, BatchRng(generator, batch.batch_slice))
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
         sums = {name: sums[name] + value if sums else value for name, value in values.items()}

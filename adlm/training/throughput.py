@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from adlm.config.schema import Config
+from adlm.diffusion.times import BatchRng
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
 from adlm.training.metrics import Counters
@@ -33,7 +34,7 @@ def flops_per_token(method: Method, network: Any, device: torch.device) -> float
     x = zipf(method.config, ROWS, generator_of(0, "noise")).to(device)
 
     def step() -> None:
-        method.loss(network, x, None, 1.0, generator_of(0, "noise")).total.backward()  # type: ignore[no-untyped-call]
+        method.loss(network, x, None, 1.0, BatchRng(generator_of(0, "noise"))).total.backward()  # type: ignore[no-untyped-call]
 
     flops = count_flops(step)
     network.zero_grad(set_to_none=True)

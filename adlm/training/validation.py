@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adlm.diffusion.times import BatchRng
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.methods.method import Method
 from adlm.training.data import TrainingData
@@ -46,8 +47,8 @@ def validate(method: Method, network: Any, data: TrainingData, size: int, proces
         batch = round_batches[min(processes.rank, len(round_batches) - 1)]
         x = batch.x.to(processes.device)
         pad = None if batch.pad is None else batch.pad.to(processes.device)
-        generator = generator_of(seed, "validation", batch.group)
-        row_nats = estimator(network, x, pad, generator, batch.batch_slice).double().sum(dim=1).cpu()
+        rng = BatchRng(generator_of(seed, "validation", batch.group), batch.batch_slice)
+        row_nats = estimator(network, x, pad, rng).double().sum(dim=1).cpu()
         if processes.rank >= len(round_batches):
             continue
         row_tokens = (batch.is_counted & method.predicted(batch.x, batch.pad)).sum(dim=1).double()

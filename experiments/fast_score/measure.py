@@ -18,6 +18,7 @@ from torch import Tensor
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.times import BatchRng
 from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import vocabulary_of
@@ -32,7 +33,7 @@ def batch(config: Config, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     draws, vocabulary = torch.Generator("cuda").manual_seed(0), vocabulary_of(config)
     chances = 1 / torch.arange(1, vocabulary.size, device="cuda")
     x = torch.multinomial(chances.expand(rows, -1), config.length, replacement=True, generator=draws)
-    noised = noising.noise(config, x, None, draws, config.time.t_min)
+    noised = noising.noise(config, x, None, BatchRng(draws), config.time.t_min)
     weight = noising.weight(config, noised)
     masked = noising.masked_positions(config, noised.z, None)
     return x, noised.z, weight * masked, weight * anchor_mask(x, config.anchor.tau, vocabulary.size)

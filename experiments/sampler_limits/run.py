@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import steps_of
 
 MASK = 2
 STATES = list(itertools.product((0, 1, MASK), repeat=2))

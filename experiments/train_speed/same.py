@@ -11,6 +11,7 @@ import torch
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.times import BatchRng
 from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
@@ -31,7 +32,7 @@ def main() -> None:
             torch.nn.init.normal_(weight, std=0.02 if "head" in name else 0.1)
     draws = torch.Generator("cuda").manual_seed(0)
     x = zipf(config, 32, torch.Generator().manual_seed(0)).cuda()
-    noised = noising.noise(config, x, None, draws, config.time.t_min)
+    noised = noising.noise(config, x, None, BatchRng(draws), config.time.t_min)
     base = noising.weight(config, noised)
     weight = base * noising.masked_positions(config, noised.z, None)
     at_anchors = base * anchor_mask(x, config.anchor.tau, MASK + 1)

@@ -21,9 +21,9 @@ from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.noising import schedule_of
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import last_frame
+from adlm.sampling.frame import SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import steps_of
 from adlm.sampling.windows import sample_windows, with_boundaries
 
 TEXTS, STEPS = 64, 64
@@ -54,7 +54,9 @@ def sampled(lm: LanguageModel, length: int, before: list[int], after: list[int],
     denoiser, steps = as_denoiser(lm.config, lm.frozen), steps_of(schedule_of(lm.config), sampling)
     draws = RowRng(0, range(texts))
     window = with_boundaries(
-        lambda part: sample_positions_first(denoiser, part, lm.mask_id, steps, sampling, draws), before, after
+        lambda part: sample_positions_first(SamplingRun(denoiser, part, lm.mask_id, steps, sampling, draws)),
+        before,
+        after,
     )
     width = lm.config.length - len(before) - len(after)
     canvas = torch.full((texts, length), lm.mask_id)

@@ -9,7 +9,7 @@ from worlds import seeded
 
 from adlm.benchmark.training_speed import measure_training
 from adlm.config.schema import Anchor, Vocabulary
-from adlm.methods import METHODS
+from adlm.registry import METHODS
 from adlm.training.throughput import zipf
 
 

@@ -21,7 +21,8 @@ from adlm.checkpoints.published import PublishedCheckpoint, to_model_folder
 from adlm.cli.main import main
 from adlm.config.schema import Config, Model, Schedule, Time, Vocabulary
 from adlm.errors import UserError
-from adlm.methods import METHODS, method_of
+from adlm.methods import method_of
+from adlm.registry import METHODS
 from adlm.tokens import load_tokenizer
 
 MASK = 257

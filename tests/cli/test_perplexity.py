@@ -13,6 +13,7 @@ from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
+from adlm.diffusion.times import BatchRng
 from adlm.language_model import load
 
 TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6
@@ -208,8 +209,8 @@ def reference_nats(lm, texts, seed, samples=4, repeats=1):
     total = 0.0
     for replicate in range(samples):
         state = np.random.SeedSequence(seed, spawn_key=(replicate, 0)).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0]) >> 1)
-        total += float(lm.method.bound(lm.network, x, pad if pad.any() else None, generator).double().sum())
+        rng = BatchRng(torch.Generator().manual_seed(int(state[0]) >> 1))
+        total += float(lm.method.bound(lm.network, x, pad if pad.any() else None, rng).double().sum())
     return total / samples / repeats / len(ids)
 
 

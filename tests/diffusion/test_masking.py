@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from worlds import World, real, seeded
+from worlds import World, batch_rng, real
 
 from adlm.diffusion.masking import mask_tokens, posterior, remasking_ceiling, reveal_chance
 
@@ -12,7 +12,7 @@ every_step = pytest.mark.parametrize(("alpha_s", "alpha_t"), [[real(a) for a in 
 
 def test_each_token_is_masked_independently_with_the_probability_of_its_row():
     x = torch.arange(4).repeat(2, 20_000)
-    z = mask_tokens(x, torch.tensor([[0.2], [0.7]]), mask_id=9, generator=seeded())
+    z = mask_tokens(x, torch.tensor([[0.2], [0.7]]), mask_id=9, rng=batch_rng())
     masked = z == 9
     assert (z[~masked] == x[~masked]).all()
     for row, probability in zip(masked.float(), (0.2, 0.7), strict=True):
@@ -22,8 +22,8 @@ def test_each_token_is_masked_independently_with_the_probability_of_its_row():
 
 def test_everything_or_nothing_is_masked_at_the_ends():
     x = torch.arange(1000)[None]
-    assert (mask_tokens(x, torch.tensor([[1.0]]), 1000, seeded()) == 1000).all()
-    assert (mask_tokens(x, torch.tensor([[0.0]]), 1000, seeded()) == x).all()
+    assert (mask_tokens(x, torch.tensor([[1.0]]), 1000, batch_rng()) == 1000).all()
+    assert (mask_tokens(x, torch.tensor([[0.0]]), 1000, batch_rng()) == x).all()
 
 
 @every_step

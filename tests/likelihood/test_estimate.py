@@ -18,8 +18,9 @@ from adlm.errors import UserError
 from adlm.likelihood import estimate as likelihood
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
-from adlm.methods import METHODS, method_of
+from adlm.methods import method_of
 from adlm.methods.noising import NoisedBatch, schedule_of
+from adlm.registry import METHODS
 
 MASK, LENGTH = 4, 4
 Once = partial(PerplexitySettings, repeats=1)  # every row once in a replicate, however short the text

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from worlds import seeded, wake
 
 from adlm.config.schema import Model
-from adlm.models import anchored
-from adlm.models.anchored import AnchoredTransformer, LogitsBridge, MixtureBridge
+from adlm.models import bridges
+from adlm.models.anchored import AnchoredTransformer
+from adlm.models.bridges import LogitsBridge, MixtureBridge
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -55,7 +56,7 @@ def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch)
     plain = head(hidden).softmax(dim=-1) @ bridge.table
     leaves = (hidden, head.weight, head.bias, bridge.table)
     expected = [plain, *torch.autograd.grad((plain**2).sum(), leaves)]
-    monkeypatch.setattr(anchored, "MAX_LOGITS", 3 * 40)
+    monkeypatch.setattr(bridges, "MAX_LOGITS", 3 * 40)
     chunked = bridge(hidden, head)
     for ours, oracle in zip([chunked, *torch.autograd.grad((chunked**2).sum(), leaves)], expected, strict=True):
         torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)

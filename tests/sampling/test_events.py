@@ -18,9 +18,11 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.masking import transition
 from adlm.diffusion.schedules import LogLinear
 from adlm.sampling.events import draw_events, sample_positions_first
+from adlm.sampling.frame import SamplingRun
 from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng, categorical
-from adlm.sampling.steps import Steps, steps_of
+from adlm.sampling.samplers import steps_of
+from adlm.sampling.steps import Steps
 
 UNIFORMS = [0.125, 0.375, 0.625, 0.875]
 RUNS = [
@@ -52,7 +54,7 @@ def sample_frames(world, beliefs, sampling, canvas, seed=0):
     """All Frames of a sampling run with a table for a network."""
     steps, rng = steps_of(LogLinear(), sampling), RowRng(seed, range(len(canvas)))
     table = beliefs if isinstance(beliefs, Table) else Table(world, beliefs)
-    return list(sample_positions_first(table, canvas, world.mask_id, steps, sampling, rng))
+    return list(sample_positions_first(SamplingRun(table, canvas, world.mask_id, steps, sampling, rng)))
 
 
 def enumerate_runs(world: World, steps: Steps):
@@ -111,7 +113,7 @@ def test_positions_first_samples_the_same_distribution_as_the_full_posterior(sam
     assert weights.sum() == pytest.approx(1.0)
     canvas = torch.full((len(weights), length), world.mask_id)
     *_, last = sample_positions_first(
-        Table(world, beliefs), canvas, world.mask_id, steps, sampling, FixedRng(positions, tokens)
+        SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, FixedRng(positions, tokens))
     )
     ours = text_distribution(world, last.ids, weights)
     assert (ours - chain_distribution(world, beliefs, steps, sampling.final)).abs().sum() / 2 < 1e-12  # total variation
@@ -125,7 +127,7 @@ def test_positions_first_is_exact_for_arbitrary_step_probabilities():
     positions, tokens, weights = enumerate_runs(world, steps)
     canvas = torch.full((len(weights), 2), world.mask_id)
     *_, last = sample_positions_first(
-        Table(world, beliefs), canvas, world.mask_id, steps, sampling, FixedRng(positions, tokens)
+        SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, FixedRng(positions, tokens))
     )
     ours = text_distribution(world, last.ids, weights)
     assert (ours - chain_distribution(world, beliefs, steps, "argmax")).abs().sum() / 2 < 1e-12
@@ -138,7 +140,9 @@ def test_reference_sampling_has_the_distribution_of_its_chain(sampler, options, 
     steps, log_beliefs = steps_of(LogLinear(), sampling), lookup(world, beliefs)
     one_step = reference_transition(log_beliefs, world.mask_id, steps, sampling)
     canvas, rng = torch.full((4000, length), world.mask_id), RowRng(0, range(4000))
-    *_, last = sample_reference(one_step, log_beliefs, canvas, world.mask_id, steps, sampling, rng)
+    *_, last = sample_reference(
+        SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, rng), one_step, log_beliefs
+    )
     counts = text_distribution(world, last.ids, torch.ones(4000, dtype=torch.float64))
     expected = 4000 * chain_distribution(world, beliefs, steps, sampling.final)
     assert chi_square(counts, expected) < 26  # 7 degrees of freedom at most: once in two thousand seeds
@@ -238,7 +242,9 @@ def test_skipping_steps_without_events_changes_nothing(sampler):
     steps, rows = steps_of(LogLinear(), sampling), 20
     canvas = torch.full((rows, 4), world.mask_id)
     canvas[::3, 1] = 0
-    frames = list(sample_positions_first(table, canvas, world.mask_id, steps, sampling, RowRng(0, range(rows))))
+    frames = list(
+        sample_positions_first(SamplingRun(table, canvas, world.mask_id, steps, sampling, RowRng(0, range(rows))))
+    )
     calls = table.calls
     for row in range(rows):
         rng, z = RowRng(0, [row]), canvas[row : row + 1].clone()
@@ -284,10 +290,12 @@ def test_rows_draw_the_same_alone_and_in_any_batch():
     steps = steps_of(LogLinear(), sampling)
     canvas = torch.full((9, 4), world.mask_id)
     canvas[1, :3], canvas[5, 0] = 0, 1
-    *_, together = sample_positions_first(table, canvas, world.mask_id, steps, sampling, RowRng(3, range(9)))
+    *_, together = sample_positions_first(
+        SamplingRun(table, canvas, world.mask_id, steps, sampling, RowRng(3, range(9)))
+    )
     for row in range(9):
         *_, alone = sample_positions_first(
-            table, canvas[row : row + 1], world.mask_id, steps, sampling, RowRng(3, [row])
+            SamplingRun(table, canvas[row : row + 1], world.mask_id, steps, sampling, RowRng(3, [row]))
         )
         assert torch.equal(alone.ids[0], together.ids[row])
 

@@ -8,9 +8,10 @@ from worlds import FixedRng, Table, World, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
-from adlm.sampling.ordered import anchor_first, confidence, entropy, margin, sample_ordered
+from adlm.sampling.frame import SamplingRun
+from adlm.sampling.ordered import anchor_first, confidence, entropy, margin
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import sampler_of, steps_of
 
 UNIFORMS = [0.125, 0.375, 0.625, 0.875]
 
@@ -69,7 +70,9 @@ def test_final_texts_have_the_distribution_of_the_order(sampler, num):
     canvas = torch.full((len(tokens), 3), world.mask_id)
     steps = steps_of(LogLinear(), sampling)
     rng = FixedRng([[]] * len(tokens), tokens)
-    *_, last = sample_ordered(Table(world, beliefs), canvas, world.mask_id, steps, sampling, rng)
+    *_, last = sampler_of(sampling).sample(
+        SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, rng)
+    )
     ours = torch.bincount((last.ids * torch.tensor([4, 2, 1])).sum(dim=1), minlength=8) / len(tokens)
     assert (ours - distribution(world, beliefs, sampler, num, 0.7)).abs().max() < 1e-12
 
@@ -88,13 +91,15 @@ def test_masks_are_spread_evenly_over_the_steps():
     canvas[1, 0] = 0
     sampling = Sampling("confidence", steps=3)
     frames = list(
-        sample_ordered(
-            Table(world, world.random_beliefs()),
-            canvas,
-            world.mask_id,
-            steps_of(LogLinear(), sampling),
-            sampling,
-            RowRng(0, range(2)),
+        sampler_of(sampling).sample(
+            SamplingRun(
+                Table(world, world.random_beliefs()),
+                canvas,
+                world.mask_id,
+                steps_of(LogLinear(), sampling),
+                sampling,
+                RowRng(0, range(2)),
+            )
         )
     )
     assert [frame.revealed.sum(dim=1).tolist() for frame in frames[1:]] == [[1, 1], [2, 1], [2, 2]]

@@ -9,9 +9,10 @@ from worlds import Table, World, chi_square, quarters, real
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
 from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.frame import SamplingRun
 from adlm.sampling.remdm_conf import confident_remasking, sample_remdm_conf
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import steps_of
 
 
 def distribution(world, beliefs, steps):
@@ -54,7 +55,9 @@ def test_final_texts_have_the_distribution_of_the_chain():
     steps, rows = steps_of(LogLinear(), sampling), 20_000
     canvas = torch.full((rows, 3), world.mask_id)
     frames = list(
-        sample_remdm_conf(Table(world, beliefs), canvas, world.mask_id, steps, sampling, RowRng(0, range(rows)))
+        sample_remdm_conf(
+            SamplingRun(Table(world, beliefs), canvas, world.mask_id, steps, sampling, RowRng(0, range(rows)))
+        )
     )
     position_values = 2 ** torch.arange(2, -1, -1)
     counts = torch.bincount((frames[-1].ids * position_values).sum(dim=1), minlength=8)
@@ -98,7 +101,7 @@ def test_the_host_waits_for_its_device_once_a_step():
     canvas = torch.full((2, 3), world.mask_id).as_subclass(Remote)
     Remote.waits = 0
     steps, rng = steps_of(LogLinear(), sampling), RowRng(0, range(2))
-    frames = list(sample_remdm_conf(table, canvas, world.mask_id, steps, sampling, rng))
+    frames = list(sample_remdm_conf(SamplingRun(table, canvas, world.mask_id, steps, sampling, rng)))
     assert Remote.waits == 1 + sum(bool(frame.revealed.any()) for frame in frames)  # 1 for the canvas
 
 
@@ -107,7 +110,9 @@ def test_steps_without_changes_need_no_network_call():
     table, sampling = Table(world, quarters(world)), Sampling("remdm-conf", steps=200)
     canvas = torch.full((1, 3), world.mask_id)
     frames = list(
-        sample_remdm_conf(table, canvas, world.mask_id, steps_of(LogLinear(), sampling), sampling, RowRng(0, [0]))
+        sample_remdm_conf(
+            SamplingRun(table, canvas, world.mask_id, steps_of(LogLinear(), sampling), sampling, RowRng(0, [0]))
+        )
     )
     assert table.calls <= len(frames) < 100
     assert (frames[-1].ids != world.mask_id).all()

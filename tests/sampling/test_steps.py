@@ -7,7 +7,7 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
 from adlm.diffusion.schedules import Cosine, LogLinear
 from adlm.errors import UserError
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import steps_of
 
 PRESERVING = ("ancestral", "remdm-cap", "remdm-rescale", "remdm-loop")
 

@@ -6,9 +6,9 @@ from worlds import Table, World, chi_square, seeded
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Frame, first_frame, last_frame
+from adlm.sampling.frame import Frame, SamplingRun, first_frame, last_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.steps import steps_of
+from adlm.sampling.samplers import steps_of
 from adlm.sampling.windows import sample_windows, with_boundaries
 
 MASK = 9
@@ -93,7 +93,7 @@ def test_windows_with_boundaries_sample_the_language_that_rows_are_cut_from():
     steps, table = steps_of(LogLinear(), sampling), Table(rows, rows.exact_beliefs())
 
     def ancestral(canvas):
-        return sample_positions_first(table, canvas, rows.mask_id, steps, sampling, rng)
+        return sample_positions_first(SamplingRun(table, canvas, rows.mask_id, steps, sampling, rng))
 
     canvas = torch.full((8000, 4), rows.mask_id)
     texts = last_frame(

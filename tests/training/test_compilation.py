@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import batch_rng, seeded, wake
 
 from adlm.config.schema import Schedule
 from adlm.methods import method_of
@@ -68,7 +68,7 @@ def test_on_a_gpu_compiled_loss_and_gradients_equal_eager_ones(tiny_config, name
         if compiled:
             assert compile_trunks(network) == ""
         torch.manual_seed(0)
-        loss = method.loss(network, x, None, 0.5, seeded(1))
+        loss = method.loss(network, x, None, 0.5, batch_rng(1))
         loss.mean.backward()
         results.append([loss.mean.detach(), *(weight.grad for weight in network.parameters())])
     for ours, eager in zip(*results, strict=True):

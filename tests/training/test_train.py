@@ -21,7 +21,7 @@ from small_runs import NEEDS, RecordingReporter, corpus, logged, run, start, wei
 from adlm import load
 from adlm.data.prepare.prepared import open_prepared
 from adlm.errors import UserError
-from adlm.methods import METHODS
+from adlm.registry import METHODS
 from adlm.training import checkpoint, stopping, train
 
 

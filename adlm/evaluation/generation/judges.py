@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Config
 from adlm.data.rows.packing import row_frame
+from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.evaluation.generation.mauve import FeaturiserInfo, check_finite
@@ -78,7 +79,7 @@ class OwnJudge:
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)
-        return self.method.bound(self.network, x, pad, torch.Generator())
+        return self.method.bound(self.network, x, pad, BatchRng(torch.Generator()))
 
 
 MINILM = "minilm"

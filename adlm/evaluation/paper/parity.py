@@ -20,6 +20,7 @@ from adlm.diffusion import schedules
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import remasking_ceiling, transition
+from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.evaluation.paper.golden import Golden
 from adlm.methods.adlm import Adlm
@@ -32,7 +33,7 @@ from adlm.methods.sedd import Sedd
 from adlm.models.anchored import AnchoredTransformer
 from adlm.sampling.reference import shape_everywhere
 from adlm.sampling.remdm_conf import confident_remasking
-from adlm.sampling.steps import steps_between
+from adlm.sampling.samplers import sampler_of
 
 EPS = 1e-3
 GAMMA = 3e-3
@@ -143,7 +144,8 @@ def _transitions(golden: Golden, network: AnchoredTransformer) -> Iterator[Parit
     log_beliefs = _output(network, z, mask_id, "log_prob")
     for entry in golden.transitions():
         sampling, t = _sampling(entry), torch.tensor(entry["t"]).double()  # rounded to float32, as theirs
-        steps = steps_between(schedules.LogLinear(), torch.stack([t, t - entry["dt"]]), sampling)
+        grid = torch.stack([t, t - entry["dt"]])
+        steps = sampler_of(sampling).steps(schedules.LogLinear(), grid, sampling)
         reveal, remask = steps.reveal[0], steps.remask[0]
         if sampling.sampler == "remdm-conf":
             minus_confidence, visible = golden.array(file, f"conf_{entry['t']}"), z != mask_id
@@ -241,7 +243,7 @@ def _ar(golden: Golden) -> Iterator[ParityRow]:
         network, x = network_of(method.config, published.weights), golden.ids(file, "x0")
         ours = subs(network(x), torch.full_like(x, golden.vocabulary().mask_id), golden.vocabulary().mask_id)
         yield _largest_error("ar log_prob", ours, golden.array(file, "log_prob"), LOGITS)
-        loss = method.loss(network, x, None, 1.0, torch.Generator())
+        loss = method.loss(network, x, None, 1.0, BatchRng(torch.Generator()))
         yield from _baseline(golden, "ar", file, loss, loss.nats[:, 1:])
 
 

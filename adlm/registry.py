@@ -1,0 +1,111 @@
+"""Everything a config chooses by name: methods, bridges, schedules and samplers, and where each is implemented.
+
+A built-in implementation is named by "module:attribute" and imported when first used, so that names can be checked
+before PyTorch is imported. Other packages add their own by `register`, or by an entry point in one of the groups
+adlm.methods, adlm.bridges, adlm.schedules, adlm.samplers and adlm.corpora (docs/extending.md).
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from adlm.errors import UserError
+
+
+class Registry(Mapping[str, Any]):
+    """Implementations of one kind by name: built-in ones, registered ones, and those of entry points."""
+
+    def __init__(self, kind: str, group: str, built_in: Mapping[str, Any]):
+        self.kind, self.group = kind, group
+        self.built_in = built_in
+        self._registered: dict[str, Any] = {}
+
+    def register(self, name: str, implementation: Any) -> None:
+        """Add an implementation for this process. Built-in names cannot be replaced."""
+        if name in self.built_in:
+            raise UserError(f"{self.kind} {name!r} is built in; register yours under another name")
+        self._registered[name] = implementation
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._registered:
+            return self._registered[name]
+        if name in self.built_in:
+            found = self.built_in[name]
+            if not isinstance(found, str):
+                return found
+            module, _, attribute = found.partition(":")
+            return getattr(import_module(module), attribute)
+        point = self._entry_points()[name]
+        self._registered[name] = point.load()
+        return self._registered[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self._registered or name in self._entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.built_in, *self._registered, *self._entry_points())))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group) if point.name not in self.built_in}
+
+
+METHODS = Registry(
+    "method",
+    "adlm.methods",
+    {
+        "adlm": "adlm.methods.adlm:Adlm",
+        "mdlm": "adlm.methods.mdlm:Mdlm",
+        "sedd": "adlm.methods.sedd:Sedd",
+        "d3pm": "adlm.methods.d3pm:D3pm",
+        "ar": "adlm.methods.ar:Ar",
+        "a2r": "adlm.methods.a2r:A2r",
+    },
+)
+
+SCHEDULES = Registry(
+    "schedule",
+    "adlm.schedules",
+    {
+        "log-linear": "adlm.diffusion.schedules:LogLinear",
+        "linear": "adlm.diffusion.schedules:Linear",
+        "cosine": "adlm.diffusion.schedules:Cosine",
+        "cosine-squared": "adlm.diffusion.schedules:CosineSquared",
+        "geometric": "adlm.diffusion.schedules:Geometric",
+    },
+)
+
+BRIDGES = Registry(
+    "bridge",
+    "adlm.bridges",
+    {
+        "logits": "adlm.models.bridges:LogitsBridge",
+        "hidden": "adlm.models.bridges:HiddenBridge",
+        "mixture": "adlm.models.bridges:MixtureBridge",
+    },
+)
+
+SAMPLERS = Registry(
+    "sampler",
+    "adlm.samplers",
+    {
+        "ancestral": "adlm.sampling.samplers:ANCESTRAL",
+        "remdm-cap": "adlm.sampling.samplers:REMDM_CAP",
+        "remdm-rescale": "adlm.sampling.samplers:REMDM_RESCALE",
+        "remdm-conf": "adlm.sampling.samplers:REMDM_CONF",
+        "remdm-loop": "adlm.sampling.samplers:REMDM_LOOP",
+        "forward-backward": "adlm.sampling.samplers:FORWARD_BACKWARD",
+        "dfm": "adlm.sampling.samplers:DFM",
+        "analytic": "adlm.sampling.samplers:ANALYTIC",
+        "semi-autoregressive": "adlm.sampling.samplers:SEMI_AUTOREGRESSIVE",
+        "left-to-right": "adlm.sampling.samplers:LEFT_TO_RIGHT",
+        "confidence": "adlm.sampling.samplers:CONFIDENCE",
+        "margin": "adlm.sampling.samplers:MARGIN",
+        "entropy": "adlm.sampling.samplers:ENTROPY",
+        "threshold": "adlm.sampling.samplers:THRESHOLD",
+        "anchor-first": "adlm.sampling.samplers:ANCHOR_FIRST",
+    },
+)

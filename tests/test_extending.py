@@ -1,0 +1,121 @@
+"""docs/extending.md, proved: the example plug-in adds one of each kind from outside the package, by entry points."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from worlds import batch_rng, wake
+
+from adlm.config.load import resolve
+from adlm.config.schema import Config, Model, Sampling, Vocabulary
+from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork
+from adlm.methods import method_of
+from adlm.methods.mdlm import Mdlm
+from adlm.models.anchored import AnchoredTransformer
+from adlm.registry import BRIDGES, METHODS, SAMPLERS, SCHEDULES
+from adlm.sampling.rng import RowRng
+from adlm.sampling.samplers import Sampler
+
+ROOT = Path(__file__).parent.parent
+PLUGIN = ROOT / "examples" / "plugin"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder for sys.path with the plug-in's metadata, as an installation of it would write them."""
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "site" / "adlm_plugin_example-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: adlm-plugin-example\nVersion: 0.1\n")
+    groups = project["entry-points"].items()
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{name} = {target}\n" for group, points in groups for name, target in points.items())
+    )
+    return info.parent
+
+
+def path_of(site: Path) -> str:
+    return os.pathsep.join(map(str, (site, PLUGIN, ROOT)))
+
+
+def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_end_to_end(site, tmp_path):
+    corpus = tmp_path / "data" / "haiku"
+    corpus.mkdir(parents=True)
+    for number in range(40):
+        (corpus / f"{number}.txt").write_text(f"an old silent pond {number}\na frog jumps into the pond\nsplash " * 8)
+    environment = {**os.environ, "PYTHONPATH": path_of(site), "ADLM_DATA": str(corpus.parent)}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "adlm", *words], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "Haiku, one text file each" in run("prepare", "--list")
+    words = ["method=unweighted", "model.bridge=residual", "schedule.name=quadratic", "data=haiku"]
+    quick = ["tokenizer=bpe-300", "train.steps=4", "train.batch_size=4", "train.valid_rows=4", "train.device=cpu"]
+    report = json.loads(run("train", "own", *words, *quick, "sampling.sampler=remask-late", "--out", "run", "--json"))
+    assert report["step"] == 4
+    assert 0 < report["nats"] < 20
+    samples = run("sample", "run", "--num", "2", "sampling.sampler=remask-late", "sampling.eta=0.1", "sampling.steps=8")
+    assert len(samples) > 20
+    assert "haiku" in run("perplexity", "run", "--data", "haiku", "--max-tokens", "200")
+
+
+def test_unknown_names_list_those_of_other_packages(site, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "adlm", "presets", "own", "method=unwieghted"],
+        env={**os.environ, "PYTHONPATH": path_of(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted; did you mean 'unweighted'?" in done.stderr
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN)
+    return __import__("adlm_plugin_example")
+
+
+def test_what_is_registered_in_python_works_like_what_is_built_in(example, monkeypatch):
+    for registry in (METHODS, SAMPLERS, BRIDGES, SCHEDULES):
+        monkeypatch.setattr(registry, "_registered", {})
+    METHODS.register("twin", Mdlm)
+    SCHEDULES.register("quadratic", example.Quadratic)
+    SAMPLERS.register("late", Sampler(example.REMASK_LATE.sample, example.late_steps))
+    config = resolve(["method=twin", "schedule.name=quadratic", "model=tiny", "sampling.sampler=late", "length=8"])
+    method = method_of(Config(**{**vars(config), "vocabulary": Vocabulary(12, 11)}))
+    network = wake(method.build())
+    nats = method.bound(network, torch.randint(11, (256, 8)), None, batch_rng())
+    assert nats.isfinite().all()
+    *_, last = method.generate(network, torch.full((2, 8), 11), Sampling("late", steps=5, eta=0.2), RowRng(0, range(2)))
+    assert (last.ids != 11).all()
+
+
+def test_the_default_frozen_form_of_a_bridge_equals_it(example, monkeypatch):
+    monkeypatch.setattr(BRIDGES, "_registered", {"residual": example.ResidualBridge})
+    model = Model(hidden=16, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, bridge="residual")
+    network = wake(AnchoredTransformer(model, 12)).double().eval()
+    ids = torch.randint(12, (2, 6))
+    frozen = FrozenNetwork(network)
+    rows = frozen.hidden(ids).last
+    torch.testing.assert_close(frozen.logits(rows.flatten(0, 1)), network(ids).flatten(0, 1))
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.zero_()
+    assert torch.equal(frozen.hidden(ids).last, rows), "a frozen network keeps its weights"
+
+
+def test_built_in_names_cannot_be_replaced():
+    with pytest.raises(UserError, match="method 'adlm' is built in; register yours under another name"):
+        METHODS.register("adlm", Mdlm)
