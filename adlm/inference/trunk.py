@@ -21,8 +21,7 @@ from torch import Tensor
 
 from adlm.inference.fused_ops import Norm, add_norm_, apply_rotary_, linear_gelu
 from adlm.inference.single_row import add_product_, is_single_row, normed_product
-from adlm.models.layers import Block, rotary_angles
-from adlm.models.transformer import Trunk, attendable
+from adlm.models.transformer import Block, Trunk, attendable, rotary_angles
 
 
 class RotaryTable:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
 from adlm.models.heads import Positions, Scored, plain_linear_cross_entropy, score_positions
-from adlm.models.layers import zero_linear
-from adlm.models.transformer import Transformer, Trunk
+from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
 

@@ -1,6 +1,9 @@
-"""One transformer, bidirectional or causal, with or without time conditioning. Independent of masks and anchors.
+"""The transformer of SEDD and ADLM: its layers, bidirectional or causal, with or without time conditioning.
 
-Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
+Independent of masks and anchors.
+
+Shapes: B sequences, L tokens, d wide, H heads of d / H each, V symbols, c wide time condition. `pad` is True
+at padding.
 """
 
 import hashlib
@@ -8,19 +11,159 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.heads import Positions, Scored, nats_at_positions, score_positions
-from adlm.models.layers import (
-    Block,
-    LayerNorm,
-    TimeCondition,
-    attend_neighbours,
-    modulate,
-    rotary_angles,
-    zero_linear,
-)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with a weight and no bias, computed in float32 or float64 even under autocast."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        precise = h if h.dtype == torch.float64 else h.float()
+        return F.layer_norm(precise, self.weight.shape, eps=1e-5).to(self.weight.dtype) * self.weight
+
+
+class TimeCondition(nn.Module):
+    """Embedding (B, c) of the noise level sigma (B,): 128 cosines, then 128 sines, through two linear layers."""
+
+    FREQUENCIES = 128
+    LONGEST_PERIOD = 10_000.0
+
+    def __init__(self, condition: int):
+        super().__init__()
+        self.inner = nn.Linear(2 * self.FREQUENCIES, condition)
+        self.outer = nn.Linear(condition, condition)
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        steps = torch.arange(self.FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
+        angles = sigma[:, None] * torch.exp(-math.log(self.LONGEST_PERIOD) / self.FREQUENCIES * steps)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return F.silu(self.outer(F.silu(self.inner(waves.to(self.inner.weight.dtype)))))
+
+
+def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or float64."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    angles = torch.outer(
+        torch.arange(length, device=like.device, dtype=dtype), rotary_frequencies(head_width, like.device, dtype)
+    )
+    return angles.cos(), angles.sin()
+
+
+def rotary_frequencies(head_width: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """10000^(-2i / head_width), (head_width / 2,), in radians per token."""
+    return 10_000.0 ** (-torch.arange(0, head_width, 2, device=device, dtype=dtype) / head_width)
+
+
+def apply_rotary(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding: rotates coordinates i and i + head_width / 2 of q (..., head_width) by the same angle.
+
+    cos and sin broadcast over q: (L, head_width / 2) for q (B, H, L, head_width).
+    """
+    cos, sin = angles
+    first, second = q.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(q.dtype)
+
+
+def modulate(h: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
+    """h (1 + scale) + shift: adaLN, the identity at shift = scale = 0."""
+    return h * (1 + scale) + shift
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each applied to a modulated LayerNorm and added to the residual stream through a gate.
+
+    With `condition` None there is no adaLN (the autoregressive networks): shift and scale are 0 and the gates 1.
+    """
+
+    def __init__(self, width: int, heads: int, condition: int | None, dropout: float, causal: bool):
+        super().__init__()
+        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.norm1 = LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm2 = LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.modulation = None if condition is None else zero_linear(condition, 6 * width)
+
+    def forward(
+        self, h: Tensor, angles: tuple[Tensor, Tensor], condition: Tensor | None, visible: Tensor | None
+    ) -> Tensor:
+        """angles are cos and sin (L, head_width / 2), condition (1, c) or (B, c), visible a mask of attendable keys."""
+        parts: tuple[Tensor | float, ...] = (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
+        if self.modulation is not None:
+            parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        h = h + self._attend(modulate(self.norm1(h), shift1, scale1), gate1, angles, visible)
+        return h + self._mlp(modulate(self.norm2(h), shift2, scale2), gate2)
+
+    def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
+        angles = angles[0][:, None], angles[1][:, None]
+        q, k, v = (part.transpose(1, 2) for part in (apply_rotary(q, angles), apply_rotary(k, angles), v))
+        if visible is not None and self.causal:
+            visible = visible & torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
+        return self._gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
+
+    def _mlp(self, h: Tensor, gate: Tensor | float) -> Tensor:
+        return self._gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
+
+    def _gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
+        """gate * dropout(layer(h)).
+
+        A gate shared by all sequences, (1, 1, d), is multiplied into the layer's weights instead:
+        gate (W h + b) = (gate W) h + gate b. This costs one multiplication per weight instead of one per activation,
+        and the gate's gradient is a sum over weights instead of over tokens.
+        """
+        if isinstance(gate, float) or len(gate) > 1:
+            return gate * F.dropout(layer(h), self.dropout, self.training)
+        gate = gate[0, 0]
+        bias = None if layer.bias is None else gate * layer.bias
+        return F.dropout(F.linear(h, gate[:, None] * layer.weight, bias), self.dropout, self.training)
+
+
+@torch.no_grad()
+def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.05) -> None:
+    """Initialize heads to attend to the previous and the next token: model.start "neighbours".
+
+    Sets the gates to 1 and q_i . k_j = sharpness * sum_f cos(f (i - j - offset)) + a term of the tokens, with offset 1
+    for even heads and -1 for odd ones.
+
+    Queries and keys have no bias, so a purely positional score needs an input component that all tokens share. Here
+    this is the shift of the modulation, set to ones: the norm's output sums to 0, so a weight row that sums to 0
+    depends on the tokens only, and a constant added to a row depends on the shift only. `f` are the rotary frequencies
+    of at least `slowest` radians per token: lower ones do not distinguish adjacent positions.
+    """
+    assert block.modulation is not None
+    width = block.norm1.weight.numel()
+    shift, _, gate1, _, _, gate2 = block.modulation.bias.view(6, width)
+    for part in (shift, gate1, gate2):
+        part.fill_(1.0)
+    weight = block.qkv.weight.view(3, block.heads, -1, width)
+    weight -= weight.mean(dim=-1, keepdim=True)
+    frequencies = rotary_frequencies(width // block.heads)
+    amplitude = (sharpness * (frequencies >= slowest)).sqrt()
+    for head in range(block.heads):
+        angle = frequencies if head % 2 == 0 else -frequencies
+        weight[0, head] += torch.cat([amplitude * angle.cos(), -amplitude * angle.sin()])[:, None] / width
+        weight[1, head] += torch.cat([amplitude, torch.zeros_like(amplitude)])[:, None] / width
+
+
+def zero_linear(width_in: int, width_out: int) -> nn.Linear:
+    """A linear layer initialized to zero, as every adaLN and every head in the released code."""
+    layer = nn.Linear(width_in, width_out)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class Trunk(nn.Module):

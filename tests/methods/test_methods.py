@@ -17,7 +17,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.methods.noising import NoisedBatch, conditioning_sigma_of
-from adlm.models.layers import TimeCondition
+from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
 from adlm.training.step import MicroBatch, train_step

@@ -10,8 +10,7 @@ from worlds import seeded, wake
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.methods import method_of
-from adlm.models.layers import TimeCondition, apply_rotary, rotary_angles
-from adlm.models.transformer import Transformer, num_parameters
+from adlm.models.transformer import TimeCondition, Transformer, apply_rotary, num_parameters, rotary_angles
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
