@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from adlm.diffusion.masking import remasking_ceiling, reveal_chance
-from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.schedules import NoiseSchedule
 
 
-def continuous_weight(schedule: Schedule, t: Tensor) -> Tensor:
+def continuous_weight(schedule: NoiseSchedule, t: Tensor) -> Tensor:
     """w(t) = -alpha'_t / (1 - alpha_t), 1/t for the log-linear schedule; for t > 0.  [ADLM Eq. 4]
 
     E over t uniform in (0, 1] of w(t) * (cross-entropy at masked positions) is the NELBO without the ends of the
@@ -34,7 +34,7 @@ def discrete_weight(alpha_s: Tensor, alpha_t: Tensor, steps: int, sigma: float =
     return steps * reveal_chance(alpha_s, alpha_t, torch.clamp(remasking_ceiling(alpha_s, alpha_t), max=sigma))
 
 
-def prior_nats(schedule: Schedule, num_clean: int) -> float:
+def prior_nats(schedule: NoiseSchedule, num_clean: int) -> float:
     """alpha_1 log V: the cost per token of t = 1, where sampling starts from masks but q leaves alpha_1 visible.
 
     KL(q(z_1 | x) || p(z_1)) for a p that reveals each token with probability alpha_1, uniform over V clean tokens.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Schedule(Protocol):
+class NoiseSchedule(Protocol):
     def alpha(self, t: Tensor) -> Tensor:
         """P(a token is visible at t), decreasing."""
         ...
@@ -116,7 +116,7 @@ class Geometric:
         return -torch.expm1(-self._sigma(t))
 
 
-def sigma(schedule: Schedule, t: Tensor) -> Tensor:
+def sigma(schedule: NoiseSchedule, t: Tensor) -> Tensor:
     """sigma_t = -log alpha_t, the input of time-conditioned networks; finite where alpha_t > 0.
 
     Computed from 1 - alpha_t where alpha_t is large and from alpha_t where it is small: each is precise there.
@@ -125,6 +125,6 @@ def sigma(schedule: Schedule, t: Tensor) -> Tensor:
     return torch.where(alpha > 0.5, -torch.log1p(-mask_chance), -torch.log(alpha))
 
 
-def sigma_prime(schedule: Schedule, t: Tensor) -> Tensor:
+def sigma_prime(schedule: NoiseSchedule, t: Tensor) -> Tensor:
     """d sigma_t / dt = -alpha'_t / alpha_t."""
     return -schedule.alpha_prime(t) / schedule.alpha(t)

@@ -12,7 +12,7 @@ from adlm.config.schema import Config
 from adlm.diffusion import schedules
 from adlm.diffusion.masking import mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight
-from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times
 from adlm.methods.inputs import attention_pad, not_pad, vocabulary_of
 from adlm.registry import SCHEDULES
@@ -30,7 +30,7 @@ class NoisedBatch:
     """(B,), the end of the step from t in discrete time; None in continuous time."""
 
 
-def schedule_of(config: Config) -> Schedule:
+def schedule_of(config: Config) -> NoiseSchedule:
     """The schedule that the config names; its fields are the options of the same names."""
     schedule = SCHEDULES[config.schedule.name]
     return schedule(*(getattr(config.schedule, field.name) for field in fields(schedule)))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from adlm.config.schema import Sampling
-from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import grid
 from adlm.registry import SAMPLERS
 from adlm.sampling.events import sample_positions_first
@@ -46,7 +46,7 @@ def sampler_of(sampling: Sampling) -> Sampler:
     return SAMPLERS[sampling.sampler]  # type: ignore[no-any-return]
 
 
-def steps_of(schedule: Schedule, sampling: Sampling) -> Steps:
+def steps_of(schedule: NoiseSchedule, sampling: Sampling) -> Steps:
     """The steps of the sampler that `sampling` names."""
     return sampler_of(sampling).steps(schedule, grid(sampling.steps, sampling.t_end), sampling)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling, reveal_chance
-from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.schedules import NoiseSchedule
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,29 @@ class Steps:
         return torch.cat([self.t[1:], self.t[-1:]])
 
 
-StepsFunction = Callable[[Schedule, Tensor, Sampling], Steps]
+StepsFunction = Callable[[NoiseSchedule, Tensor, Sampling], Steps]
 """(schedule, time grid (K + 1,), options) -> the steps of a sampler."""
 
 
-def ancestral_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def ancestral_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """No token is remasked."""
     return _remasking_steps(schedule, t, lambda alpha_s, alpha_t: torch.zeros_like(alpha_t))
 
 
-def cap_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def cap_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """sigma = min(eta, sigma_max).  [ReMDM]"""
     eta = sampling.strength
     return _remasking_steps(schedule, t, lambda alpha_s, alpha_t: remasking_ceiling(alpha_s, alpha_t).clamp(max=eta))
 
 
-def rescale_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def rescale_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """sigma = eta * sigma_max.  [ReMDM]"""
     return _remasking_steps(
         schedule, t, lambda alpha_s, alpha_t: sampling.strength * remasking_ceiling(alpha_s, alpha_t)
     )
 
 
-def forward_backward_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def forward_backward_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """sigma = (alpha_s - alpha_t) / alpha_t, at most 1."""
     return _remasking_steps(
         schedule,
@@ -74,7 +74,7 @@ def forward_backward_steps(schedule: Schedule, t: Tensor, sampling: Sampling) ->
     )
 
 
-def loop_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def loop_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """ReMDM's loop: ancestral until a share alpha_on is visible, remasking at that share, then ancestral to the end.
 
     The time at which a step begins decides which part it belongs to, as published.
@@ -92,7 +92,7 @@ def loop_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
     return _steps(t, alpha(start), alpha(end), sigma)
 
 
-def corrector_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def corrector_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """Discrete flow matching with a corrector: reveal a times as fast as ancestral, and remask the surplus.
 
     a = 10 t^.25 (1 - t)^.25 + 1, b = a - 1. A step has length 1/T, or less where the two probabilities would sum to
@@ -116,7 +116,7 @@ def corrector_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
     return Steps(grid_times, alpha_t, alpha_s, reveal.clamp(0, 1), remask.clamp(0, 1))
 
 
-def _remasking_steps(schedule: Schedule, t: Tensor, sigma: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+def _remasking_steps(schedule: NoiseSchedule, t: Tensor, sigma: Callable[[Tensor, Tensor], Tensor]) -> Steps:
     """Steps with the remasking probability sigma(alpha_s, alpha_t)."""
     alpha = schedule.alpha(t)
     return _steps(t, alpha[:-1], alpha[1:], sigma(alpha[1:], alpha[:-1]))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adlm.config.schema import Sampling
 from adlm.data.sources.corpora import Corpus
 from adlm.diffusion.masking import reveal_chance
-from adlm.diffusion.schedules import Schedule
+from adlm.diffusion.schedules import NoiseSchedule
 from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import vocabulary_of
@@ -72,7 +72,7 @@ class Quadratic:
         return t**2
 
 
-def late_steps(schedule: Schedule, t: Tensor, sampling: Sampling) -> Steps:
+def late_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
     """Tokens are remasked with probability sampling.eta, but only in the second half: before, there is little text."""
     alpha_t, alpha_s = schedule.alpha(t[:-1]), schedule.alpha(t[1:])
     sigma = torch.where(t[:-1] <= 0.5, sampling.strength, 0.0).to(t).minimum((1 - alpha_s) / alpha_t.clamp(min=1e-12))

@@ -52,7 +52,7 @@ MUTANTS = [
     ("models/transformer.py", "is_causal=self.causal and visible is None", "is_causal=False"),
     ("models/transformer.py", "(~pad | pad.all", "(pad | pad.all"),
     ("models/transformer.py", "shift, scale = self.modulation", "scale, shift = self.modulation"),
-    ("models/anchored.py", "self.weight @ head.bias + self.bias", "self.weight @ head.bias - self.bias"),
+    ("models/bridges.py", "self.weight @ head.bias + self.bias", "self.weight @ head.bias - self.bias"),
     ("models/anchored.py", "self.denoiser.trunk(bridged, sigma, pad)", "self.denoiser.trunk(bridged, None, pad)"),
     ("models/transformer.py", "LONGEST_PERIOD = 10_000.0", "LONGEST_PERIOD = 1_000.0"),
     ("methods/adlm.py", "if anchor.gamma > 0:", "if anchor.gamma > 0 and noised.s is None:"),
@@ -97,7 +97,19 @@ def killer_of(file: str, old: str, new: str) -> str | None:
         assert text.count(old) >= 1, f"{file} has no {old!r}"
         source.write_text(text.replace(old, new, 1))
         suite = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not processes"]
-        rooms = [f"tests/{room}" for room in ("diffusion", "sampling", "models", "methods", "evaluation", "training")]
+        rooms = [
+            f"tests/{room}"
+            for room in (
+                "diffusion",
+                "sampling",
+                "models",
+                "inference",
+                "methods",
+                "likelihood",
+                "evaluation",
+                "training",
+            )
+        ]
         environment = {**os.environ, "PYTHONPATH": folder}
         result = subprocess.run(suite + rooms, cwd=copy, env=environment, capture_output=True, text=True, check=False)
         failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

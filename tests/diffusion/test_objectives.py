@@ -14,19 +14,19 @@ from worlds import World, quadrature, real
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.masking import posterior, remasking_ceiling
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight, continuous_weight, discrete_weight, prior_nats
-from adlm.diffusion.schedules import Cosine, CosineSquared, Geometric, Linear, LogLinear, Schedule
+from adlm.diffusion.schedules import Cosine, CosineSquared, Geometric, Linear, LogLinear, NoiseSchedule
 from adlm.diffusion.times import grid
 
 SCHEDULES = [LogLinear(), LogLinear(1e-3), Cosine(), CosineSquared(), Linear(0.0, 3.0), Geometric(1e-2, 2.0)]
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 
 
-def alphas(schedule: Schedule, steps: int) -> Tensor:
+def alphas(schedule: NoiseSchedule, steps: int) -> Tensor:
     """alpha at 1, ..., 0."""
     return schedule.alpha(grid(steps))
 
 
-def chain_likelihood(world: World, beliefs: Tensor, schedule: Schedule, steps: int, sigma: float) -> Tensor:
+def chain_likelihood(world: World, beliefs: Tensor, schedule: NoiseSchedule, steps: int, sigma: float) -> Tensor:
     """p(x) of the sampling chain for every text, (X,)."""
     alpha = alphas(schedule, steps)
     state = world.prior(alpha[0])
@@ -36,7 +36,7 @@ def chain_likelihood(world: World, beliefs: Tensor, schedule: Schedule, steps: i
     return state @ world.final_reveal(beliefs)
 
 
-def discrete_bound(world: World, beliefs: Tensor, schedule: Schedule, steps: int, sigma: float = 0.0) -> Tensor:
+def discrete_bound(world: World, beliefs: Tensor, schedule: NoiseSchedule, steps: int, sigma: float = 0.0) -> Tensor:
     """The discrete-time NELBO in nats per text, both ends included, (X,)."""
     alpha, nats = alphas(schedule, steps), world.nats(beliefs)
     total = (world.forward_probabilities(alpha[-1]) * nats).sum(dim=1) + world.length * prior_nats(
@@ -48,7 +48,7 @@ def discrete_bound(world: World, beliefs: Tensor, schedule: Schedule, steps: int
     return total
 
 
-def continuous_bound(world: World, beliefs: Tensor, schedule: Schedule) -> Tensor:
+def continuous_bound(world: World, beliefs: Tensor, schedule: NoiseSchedule) -> Tensor:
     """The continuous-time NELBO in nats per text, both ends included, (X,)."""
     nats, total = world.nats(beliefs), torch.zeros(len(world.texts), dtype=torch.float64)
     for t, share in zip(*quadrature(200), strict=True):

@@ -30,7 +30,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Puzzle:
+class ClaimQuestion:
     """A parsed question: its facts in order, and the claim to decide."""
 
     facts: tuple[Fact, ...]
@@ -63,17 +63,19 @@ def read_fact(text: str) -> Fact:
     return Fact(subject, concept or word, bool(concept), bool(negated))
 
 
-def parse(question: str) -> Puzzle:
+def parse(question: str) -> ClaimQuestion:
     """The facts and the claim of a question; every character must belong to one."""
     *facts, claim = re.findall(r"[^.]+\.", question) or [""]
     if "".join([*facts, claim]) != question or not claim.strip().startswith(CLAIM_PREFIX):
         raise UserError(
             f"the question {question[:60]!r} is not facts and 'True or false: Alex is happy.', as ProntoQA's"
         )
-    return Puzzle(tuple(read_fact(text.strip()) for text in facts), read_fact(claim.strip().removeprefix(CLAIM_PREFIX)))
+    return ClaimQuestion(
+        tuple(read_fact(text.strip()) for text in facts), read_fact(claim.strip().removeprefix(CLAIM_PREFIX))
+    )
 
 
-def proved(puzzle: Puzzle) -> set[Fact]:
+def proved(puzzle: ClaimQuestion) -> set[Fact]:
     """All facts that can be proved about the subject of the claim."""
     name = puzzle.claim.subject
     rules: dict[str, list[Fact]] = {}

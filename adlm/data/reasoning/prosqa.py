@@ -21,7 +21,7 @@ Fact = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Puzzle:
+class ChoiceQuestion:
     """A parsed question: its facts in order, the entity it asks about, and the two options in order."""
 
     facts: tuple[Fact, ...]
@@ -48,7 +48,7 @@ def read_fact(text: str) -> Fact:
     return match[1] or match[2], match[3]
 
 
-def parse(question: str) -> Puzzle:
+def parse(question: str) -> ChoiceQuestion:
     """The facts and the choice of a question; every character must belong to one."""
     sentences = [text.strip() for text in SENTENCE.findall(question)]
     if " ".join(sentences) != question or not sentences:
@@ -56,7 +56,7 @@ def parse(question: str) -> Puzzle:
     match = CHOICE.fullmatch(sentences[-1])
     if match is None:
         raise UserError(f"{sentences[-1]!r} is no choice of ProsQA; expected 'Is Tom a lempus or scrompus?'")
-    return Puzzle(tuple(map(read_fact, sentences[:-1])), match[1], (match[2], match[3]))
+    return ChoiceQuestion(tuple(map(read_fact, sentences[:-1])), match[1], (match[2], match[3]))
 
 
 def distances(facts: Iterable[Fact], start: str) -> dict[str, int]:
