@@ -28,14 +28,7 @@ class A2r(Causal):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 
-    def loss(
-        self,
-        network: AnchoredTransformer,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-    ) -> Loss:
+    def loss(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         """Draws no random numbers. The reported perplexity is that of `nats`, which leaves the anchor term out."""
         vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
         predicted = self.predicted(x, pad)

@@ -22,14 +22,7 @@ class Ar(Causal):
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 
-    def loss(
-        self,
-        network: Transformer,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-    ) -> Loss:
+    def loss(self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         """The cross-entropy of every next token. Draws no random numbers."""
         predicted = self.predicted(x, pad)
         weight = predicted[:, 1:].float()

@@ -55,24 +55,11 @@ class Causal:
         counted[:, 0] = False
         return counted
 
-    def loss(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-    ) -> Loss:
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         raise NotImplementedError
 
     @torch.no_grad()
-    def bound(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        rng: BatchRng,
-    ) -> Tensor:
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         with eval_mode(network):
             return self.loss(network, x, pad, 1.0, rng).nats
 
@@ -84,12 +71,7 @@ class Causal:
             return clean_log_beliefs(network(z), mask_id)
 
     def generate(
-        self,
-        network: nn.Module | FrozenNetwork,
-        canvas: Tensor,
-        sampling: Sampling,
-        rng: RowRng,
-        pad: Tensor | None = None,
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
         vocabulary, method = vocabulary_of(self.config), self.config.method

@@ -5,17 +5,16 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
@@ -63,13 +62,7 @@ class D3pm(MaskedDiffusion):
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
     @torch.no_grad()
-    def bound(
-        self,
-        network: Transformer,
-        x: Tensor,
-        pad: Tensor | None,
-        rng: BatchRng,
-    ) -> Tensor:
+    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         with eval_mode(network):
             return super().bound(network, x, pad, rng) + self._last_nats(network, x, pad)
 
@@ -112,12 +105,7 @@ class D3pm(MaskedDiffusion):
         return self.logits(network, z, alpha).log_softmax(dim=-1)
 
     def generate(
-        self,
-        network: nn.Module | FrozenNetwork,
-        canvas: Tensor,
-        sampling: Sampling,
-        rng: RowRng,
-        pad: Tensor | None = None,
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         check_sampler(self, sampling)
         run, logits = (

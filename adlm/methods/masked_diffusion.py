@@ -47,14 +47,7 @@ class MaskedDiffusion:
     def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
         return not_pad(x, pad)
 
-    def loss(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-    ) -> Loss:
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         noised = noising.noise(self.config, x, pad, rng, self.config.time.t_min)
         return self.loss_at(network, x, noised, pad, progress)
 
@@ -65,13 +58,7 @@ class MaskedDiffusion:
         raise NotImplementedError
 
     @torch.no_grad()
-    def bound(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        rng: BatchRng,
-    ) -> Tensor:
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         """nats (B, L) whose expectation is the NELBO, both ends of the schedule included.
 
         Times cover all of (0, 1], with importance weights. A schedule with alpha_0 < 1 adds the cross-entropy of what
@@ -113,12 +100,7 @@ class MaskedDiffusion:
             return network(z, noising.conditioning_sigma_of(self.config, z, alpha))  # type: ignore[no-any-return]
 
     def generate(
-        self,
-        network: nn.Module | FrozenNetwork,
-        canvas: Tensor,
-        sampling: Sampling,
-        rng: RowRng,
-        pad: Tensor | None = None,
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Samples with SUBS beliefs."""
         check_sampler(self, sampling)

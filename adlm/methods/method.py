@@ -75,24 +75,11 @@ class Method(Protocol):
         """(B, L), True at the tokens whose nats count: all of the text, or all but the first for causal methods."""
         ...
 
-    def loss(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        progress: float,
-        rng: BatchRng,
-    ) -> Loss:
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         """The training objective on clean ids x (B, L), after a share `progress` of training."""
         ...
 
-    def bound(
-        self,
-        network: Any,
-        x: Tensor,
-        pad: Tensor | None,
-        rng: BatchRng,
-    ) -> Tensor:
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
         ...
 

@@ -8,17 +8,16 @@ Shapes: B sequences, L tokens, V symbols.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.scores import log_scores, score_entropy, score_step
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import vocabulary_of
@@ -71,12 +70,7 @@ class Sedd(MaskedDiffusion):
         return rate * network.nats_at_positions(noised.z, masked, entropy_at, *self.conditioning(noised, pad))
 
     def generate(
-        self,
-        network: nn.Module | FrozenNetwork,
-        canvas: Tensor,
-        sampling: Sampling,
-        rng: RowRng,
-        pad: Tensor | None = None,
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Most samplers use the SUBS beliefs of the logits, the normalised scores; `analytic` uses the scores."""
         if sampling.sampler != "analytic":
