@@ -108,11 +108,8 @@ class D3pm(MaskedDiffusion):
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         check_sampler(self, sampling)
-        run, logits = (
-            self.sampling_run(network, canvas, sampling, rng, pad),
-            logits_everywhere(self.config, network, pad),
-        )
-        steps, mask_id = run.steps, run.mask_id
+        run = self.sampling_run(network, canvas, sampling, rng, pad)
+        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(self.config, network, pad)
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)
