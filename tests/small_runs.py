@@ -44,7 +44,7 @@ SMALL = (
     "train.valid_every=10",
     "train.valid_rows=6",
     "train.sample_every=0",
-    "train.snapshot_every=1000",
+    "train.checkpoint_every=1000",
     "sampling.steps=4",
 )
 
@@ -199,4 +199,4 @@ def logged(out: Path) -> list[dict[str, Any]]:
 
 
 def card(out: Path, step: int) -> dict[str, Any]:
-    return json.loads((out / "snapshots" / f"step-{step:08}" / "snapshot.json").read_text())
+    return json.loads((out / "checkpoints" / f"step-{step:08}" / "checkpoint.json").read_text())

@@ -272,7 +272,7 @@ class Train:
     shard: Count = 1
     """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 does not shard."""
     recompute: bool = False
-    """Activation checkpointing of the blocks: less memory, about a third more computation."""
+    """Recompute the activations of the blocks in the backward pass: less memory, about a third more computation."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Autocast dtype; weights stay float32. auto is bfloat16 on a GPU, else float32; float64 is for tests."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -291,7 +291,7 @@ class Train:
     """Steps between files of sampled texts in the run's samples/; 0 writes none."""
     samples: Annotated[int, Ge(1), Le(1024)] = 2
     """Number of texts in each of these files."""
-    snapshot_every: Count = 1_000
+    checkpoint_every: Count = 1_000
     """Steps between checkpoints to resume from; one is also written at the end and when the run is stopped."""
     keep: Count = 2
     """Number of latest checkpoints kept, besides the one with the lowest bound on held-out rows."""

@@ -1,7 +1,7 @@
 """Training checkpoints: weights, EMA and optimizer moments as sharded tensors, counters and config as JSON.
 
-RUN/snapshots/step-00001000/ holds files of torch.distributed.checkpoint and snapshot.json, which is written last and
-has the run's config, the size and checksum of every other file, and a checksum of its own content. A checkpoint is
+RUN/checkpoints/step-00001000/ holds files of torch.distributed.checkpoint and checkpoint.json, which is written last
+and has the run's config, the size and checksum of every other file, and a checksum of its own content. A checkpoint is
 written under a temporary name and renamed, so it is complete or absent. Every rank writes its own shards; any number of
 ranks can read them.
 
@@ -77,7 +77,7 @@ class TensorReader(FileSystemReader):
         return metadata
 
 
-MANIFEST = "snapshot.json"
+MANIFEST = "checkpoint.json"
 FORMAT = 2
 
 
@@ -167,7 +167,7 @@ def save_checkpoint(
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """snapshot.json, with the checksum of its content."""
+    """checkpoint.json, with the checksum of its content."""
     with path.open("w", encoding="utf-8") as file:
         json.dump({**manifest, "sha256": _checksum(manifest)}, file, indent=1, allow_nan=False)
         file.flush()
@@ -255,7 +255,7 @@ def _validation_nats(path: Path) -> float | None:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """The content of snapshot.json; ValueError if its checksum differs."""
+    """The content of checkpoint.json; ValueError if its checksum differs."""
     if not (path / MANIFEST).is_file():
         raise ValueError(f"{MANIFEST} is missing")
     try:

@@ -230,7 +230,7 @@ def _cpu_times() -> dict[int, tuple[int, int]]:
 
 
 def recompute_blocks(network: nn.Module) -> None:
-    """Activation checkpointing: each block stores its input only and is recomputed in the backward pass."""
+    """Each block stores its input only and is recomputed in the backward pass."""
     for block in blocks_of(network):
         block.forward = _with_recomputation(block.forward)
 

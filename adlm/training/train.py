@@ -145,7 +145,7 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
                 run_folder.save_run(run, config, data.fingerprint)
                 if latest is not None:
                     checkpoint.set_damaged_aside(latest)
-                    checkpoint.prune_checkpoints(run.snapshots, config.train.keep)
+                    checkpoint.prune_checkpoints(run.checkpoints, config.train.keep)
             logger = open_metrics(out, config, counters.step, reporter) if main else None
             try:
                 with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
@@ -193,7 +193,7 @@ def _find_checkpoint(
     run: RunFolder, processes: Processes, report: Callable[[str], None]
 ) -> checkpoint.Checkpoint | None:
     """The checkpoint to resume from, the same on every process."""
-    latest = checkpoint.find_checkpoint(run.snapshots, report) if processes.is_main_process else None
+    latest = checkpoint.find_checkpoint(run.checkpoints, report) if processes.is_main_process else None
     return cast(checkpoint.Checkpoint | None, processes.broadcast(latest))
 
 
@@ -297,7 +297,7 @@ def _step(context: TrainContext, counters: Counters, batch: Batch, tokens: int) 
     parts = _micro_batches(context, batch)
     set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    resume_hint = checkpoint.describe_last(context.run.snapshots)
+    resume_hint = checkpoint.describe_last(context.run.checkpoints)
     with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
         report = train_step(
             state.method,
@@ -327,7 +327,7 @@ def _count_step(counters: Counters, batch: Batch, tokens: int) -> Counters:
 def _add_pending(context: TrainContext, counters: Counters, pending: PendingReport | None) -> Counters:
     if pending is None:
         return counters
-    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.snapshots))
+    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.checkpoints))
 
 
 def _is_multiple(step: int, interval: int) -> bool:
@@ -337,7 +337,7 @@ def _is_multiple(step: int, interval: int) -> bool:
 def _is_due(config: Config, step: int) -> bool:
     """Whether logging, validation, sampling or a checkpoint is due after this step."""
     train = config.train
-    intervals = (train.log_every, train.valid_every, train.sample_every, train.snapshot_every)
+    intervals = (train.log_every, train.valid_every, train.sample_every, train.checkpoint_every)
     return step == train.steps or any(_is_multiple(step, interval) for interval in intervals)
 
 
@@ -357,7 +357,7 @@ def _validate_and_checkpoint(
         counters = replace(counters, window={})
     if is_last or _is_multiple(step, train.sample_every):
         write_samples(context.state, context.data, context.run.samples, step, context.processes)
-    if is_last or _is_multiple(step, train.snapshot_every):
+    if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured
 
@@ -388,14 +388,14 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
     """Write a checkpoint and RUN/model of this step."""
-    state, processes, snapshots = context.state, context.processes, context.run.snapshots
+    state, processes, checkpoints = context.state, context.processes, context.run.checkpoints
     if context.logger is not None:
         context.logger.metrics.sync()
     tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
     nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
-    checkpoint.save_checkpoint(snapshots, tensors, counters, nats, config, processes)
+    checkpoint.save_checkpoint(checkpoints, tensors, counters, nats, config, processes)
     if processes.is_main_process:
-        checkpoint.prune_checkpoints(snapshots, context.config.train.keep)
+        checkpoint.prune_checkpoints(checkpoints, context.config.train.keep)
     _save_model(context, context.run.path / "model")
 
 
@@ -411,7 +411,7 @@ def _stop_early(
     context: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
     """Checkpoint and stop, after a signal or because the data cannot be read."""
-    path = context.run.snapshots / checkpoint.checkpoint_name(counters.step)
+    path = context.run.checkpoints / checkpoint.checkpoint_name(counters.step)
     if counters.step and not context.processes.broadcast(path.is_dir()):
         _save_checkpoint(context, counters, None)
     elif counters.step and counters.step == first_step:

@@ -26,7 +26,7 @@ from adlm.training.metrics import read_metrics
 from adlm.training.sharding import Processes
 
 KNOBS = """owt/adlm data.name= data.packing=packed train.batch_size=32 train.warm_up_steps=20 train.log_every=20
-train.valid_every=60 train.valid_rows=64 train.snapshot_every=1000 train.sample_every=120 train.samples=1
+train.valid_every=60 train.valid_rows=64 train.checkpoint_every=1000 train.sample_every=120 train.samples=1
 sampling.steps=16 train.keep=1""".split()  # noqa: SIM905
 
 

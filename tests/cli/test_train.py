@@ -101,7 +101,7 @@ SHORT = ("model.blocks=1", "train.steps=4", "train.log_every=1", "train.valid_ev
 def test_a_run_with_closed_standard_streams_trains_to_the_end(tmp_path):
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert forked(without_reader, words) == 0
-    assert (tmp_path / "run" / "snapshots" / "step-00000004").is_dir()
+    assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
     assert (tmp_path / "run" / "model").is_dir()
 
 
@@ -111,7 +111,7 @@ def test_a_run_whose_terminal_is_closed_saves_a_checkpoint_and_stops(signals, tm
     """The kernel sends SIGHUP, and writing to standard error fails; a shell may send more signals."""
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "--out", str(tmp_path / "run")]
     assert forked(with_closed_terminal, [*words, "train.steps=5000"], signals) == 128 + signal.SIGHUP
-    saved = list((tmp_path / "run" / "snapshots").glob("step-*"))
+    saved = list((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert len(saved) == 1
     assert 3 <= int(saved[0].name[5:]) < 5000
     assert (tmp_path / "run" / "model").is_dir()

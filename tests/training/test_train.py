@@ -70,7 +70,7 @@ def test_a_run_with_unigram_start_begins_at_the_unigram_cross_entropy(name, prep
     )
 
 
-RESUMED = ("train.snapshot_every=3", "train.valid_every=4", "train.keep=2")
+RESUMED = ("train.checkpoint_every=3", "train.valid_every=4", "train.keep=2")
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,14 @@ def assert_same_run(out: Path, uninterrupted: Path) -> None:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert logged(out) == logged(uninterrupted)
     manifests = [
-        json.loads((path / "snapshots/step-00000020/snapshot.json").read_text()) for path in (out, uninterrupted)
+        json.loads((path / "checkpoints/step-00000020/checkpoint.json").read_text()) for path in (out, uninterrupted)
     ]
     assert manifests[0]["counters"] == manifests[1]["counters"]
     assert manifests[0]["files"] == manifests[1]["files"]
 
 
 def newest(out: Path) -> str:
-    return max((path.name for path in out.glob("snapshots/step-*")), default="")
+    return max((path.name for path in out.glob("checkpoints/step-*")), default="")
 
 
 @pytest.mark.processes
@@ -128,7 +128,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_bits(number, pr
     os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == 128 + number
-    stopped = checkpoint.find_checkpoint(tmp_path / "snapshots", lambda message: None)
+    stopped = checkpoint.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
     assert stopped is not None
     assert 4 <= stopped.counters.step < 20
     assert (tmp_path / "model" / "model.safetensors").is_file()
@@ -140,7 +140,7 @@ def copy_of(uninterrupted: Path, tmp_path: Path) -> Path:
     """A copy of the finished run, whose checkpoints may be damaged."""
     out = tmp_path / "run"
     shutil.copytree(uninterrupted, out)
-    assert [path.name for path in sorted((out / "snapshots").iterdir())][-2:] == ["step-00000018", "step-00000020"]
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())][-2:] == ["step-00000018", "step-00000020"]
     return out
 
 
@@ -162,15 +162,15 @@ def flip(path: Path) -> None:
         ("__0_0.distcp", Path.unlink, "__0_0.distcp is missing"),
         (".metadata", Path.unlink, ".metadata is missing"),
         (".metadata", flip, "its checksum differs"),
-        ("snapshot.json", Path.unlink, "snapshot.json is missing"),
-        ("snapshot.json", cut, "snapshot.json cannot be read"),
+        ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
+        ("checkpoint.json", cut, "checkpoint.json cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     file, damage, problem, prepared, uninterrupted, tmp_path
 ):
     out, reporter = copy_of(uninterrupted, tmp_path), RecordingReporter()
-    damage(out / "snapshots" / "step-00000020" / file)
+    damage(out / "checkpoints" / "step-00000020" / file)
     outcome = run(prepared, out, *RESUMED, reporter=reporter)
     assert any("step-00000020 is damaged" in message and problem in message for message in reporter.messages)
     assert any("resuming from step 18" in message for message in reporter.messages)
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
 
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again(prepared, uninterrupted, tmp_path):
     out = copy_of(uninterrupted, tmp_path)
-    for path in (out / "snapshots").iterdir():
+    for path in (out / "checkpoints").iterdir():
         cut(path / "__0_0.distcp")
     with pytest.raises(UserError, match="all of them damaged; restore one, or move"):
         run(prepared, out, *RESUMED)
@@ -194,12 +194,12 @@ class Attack:
 def test_a_checkpoint_cannot_run_code(prepared, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = copy_of(uninterrupted, tmp_path)
-    path = out / "snapshots" / "step-00000020"
+    path = out / "checkpoints" / "step-00000020"
     (path / ".metadata").write_bytes(pickle.dumps(Attack()))
-    manifest = json.loads((path / "snapshot.json").read_text())
+    manifest = json.loads((path / "checkpoint.json").read_text())
     manifest["files"][".metadata"] = checkpoint._size_and_checksum(path / ".metadata")
     manifest.pop("sha256")
-    checkpoint.write_manifest(path / "snapshot.json", manifest)
+    checkpoint.write_manifest(path / "checkpoint.json", manifest)
     with pytest.raises(UserError, match=r"does not fit this run: .*system is not allowed in tensor metadata"):
         run(prepared, out, *RESUMED)
     assert not (tmp_path / "attacked").exists()
@@ -216,14 +216,14 @@ def test_a_full_disk_is_a_user_error_and_loses_nothing(where, prepared, uninterr
     original = getattr(checkpoint, name)
 
     def full(*values, **named):
-        return no_space() if (tmp_path / "snapshots/step-00000006").exists() else original(*values, **named)
+        return no_space() if (tmp_path / "checkpoints/step-00000006").exists() else original(*values, **named)
 
     monkeypatch.setattr(checkpoint, name, full)
     with pytest.raises(
         UserError, match=r"step-00000009 cannot be written: No space left.*last checkpoint is .*step-00000006"
     ):
         run(prepared, tmp_path, *RESUMED)
-    assert not list(tmp_path.glob("snapshots/.*"))
+    assert not list(tmp_path.glob("checkpoints/.*"))
     monkeypatch.undo()
     run(prepared, tmp_path, *RESUMED)
     assert_same_run(tmp_path, uninterrupted)
@@ -257,7 +257,7 @@ def test_a_file_size_limit_is_a_user_error(prepared, tmp_path):
     process = start(prepared, tmp_path, "model.hidden=64", "train.steps=3", "limit=100000")
     process.join(30)
     assert process.exitcode == 2
-    assert not list(tmp_path.glob("snapshots/step-*"))
+    assert not list(tmp_path.glob("checkpoints/step-*"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -279,7 +279,7 @@ def test_a_shard_deleted_during_a_run_stops_it_after_saving(prepared, uninterrup
     original = train.train_step
 
     def step(*values):
-        if (out / "snapshots" / "step-00000006").exists():
+        if (out / "checkpoints" / "step-00000006").exists():
             (text / "train" / "tokens-00000.bin").unlink(missing_ok=True)
         return original(*values)
 
@@ -366,7 +366,7 @@ def test_too_many_consecutive_skipped_steps_are_a_user_error(prepared, tmp_path,
     make_gradients_infinite(monkeypatch, {7, 8, 9})
     error = r"not finite at 3 steps in a row, the last of them step 10 .*The last checkpoint is .*step-00000005"
     with pytest.raises(UserError, match=error):
-        run(prepared, tmp_path, "train.skip_limit=2", "train.snapshot_every=5")
+        run(prepared, tmp_path, "train.skip_limit=2", "train.checkpoint_every=5")
 
 
 def test_out_of_memory_names_the_options_to_change(tiny_config):
