@@ -19,11 +19,9 @@ from adlm.config.schema import Config
 from adlm.distributed import device_name
 from adlm.methods import method_of
 from adlm.methods.method import Method
-from adlm.training.compilation import compile_trunks
-from adlm.training.ema import EMA
-from adlm.training.optimizer import build_optimizer
-from adlm.training.step import MicroBatch, StepReport, count_tokens, train_step
+from adlm.training.step import EMA, MicroBatch, StepReport, build_optimizer, count_tokens, train_step
 from adlm.training.throughput import count_flops, datasheet_flops, zipf
+from adlm.training.train_state import compile_trunks
 
 WARM_UP_STEPS = 5
 PROFILED_STEPS = 3

@@ -13,13 +13,13 @@ from adlm.benchmark.training_speed import TrainingSpeed, fresh_network, measure_
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
+from adlm.distributed import default_threads
 from adlm.errors import UserError
 from adlm.evaluation.generation.draw_samples import sampling_config
 from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
 from adlm.tokens import bpe_size, load_tokenizer
-from adlm.training.sharding import default_threads
 
 TRAIN = "adlm bench train owt/adlm --batch 32 --profile"
 SAMPLE = """adlm bench sample owt/adlm --batch 1 sampling.steps=1024

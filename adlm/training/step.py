@@ -1,10 +1,12 @@
-"""One optimizer step over micro-batches. Independent of the method, the data source and the rank.
+"""One optimizer step: loss and gradient over micro-batches, clipping, AdamW with its learning rate, EMA.
 
-Nothing here synchronizes with the GPU: the results of a step are returned as tensors on the device.
+Independent of the method, the data source and the rank. Nothing here synchronizes with the GPU: the results of a step
+are returned as tensors on the device.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,11 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
+from adlm.config.schema import Train
 from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean, check_once
 from adlm.methods.method import Method
-from adlm.training.ema import EMA
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,20 @@ class StepReport:
             )
 
 
+def micro_batches(train: Train, num_ranks: int) -> tuple[int, int]:
+    """(number of micro-batches per process and step, rows in each)."""
+    size = train.micro_batch or max(1, train.batch_size // num_ranks)
+    if train.batch_size % (num_ranks * size):
+        multiple = num_ranks * size
+        nearest = max(1, round(train.batch_size / multiple)) * multiple
+        processes = "1 process" if num_ranks == 1 else f"{num_ranks} processes"
+        raise UserError(
+            f"train.batch_size {train.batch_size} is not a multiple of {processes} x {size} sequences; "
+            f"try train.batch_size={nearest}"
+        )
+    return train.batch_size // (num_ranks * size), size
+
+
 def count_tokens(method: Method, batches: Sequence[MicroBatch]) -> int:
     """The number of predicted tokens: the nats per token of these batches are means over them."""
     return sum(int(method.predicted(batch.x, batch.pad).sum()) for batch in batches)
@@ -68,7 +84,7 @@ def train_step(
     method: Method,
     network: nn.Module,
     optimizer: AdamW,
-    ema: EMA | None,
+    ema: "EMA | None",
     batches: Sequence[MicroBatch],
     num_tokens: float,
     progress: float,
@@ -109,25 +125,6 @@ def train_step(
     return StepReport(means.pop("total"), means.pop("nats"), means, norm, finite)
 
 
-def gradient_norm(network: nn.Module) -> Tensor:
-    """The Euclidean norm of all gradients together, over all shards."""
-    gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None:
-    """AdamW on gradients divided by max(1, norm / clip); no update at all if they are not finite.
-
-    Scale and flag are passed to the fused kernel as tensors, through the two attributes that torch's GradScaler uses:
-    no extra pass over the gradients, and no synchronization with the device.
-    """
-    scale = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
-    optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-
-
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to the device, through pinned memory so that the copy is asynchronous."""
     if device.type == "cuda" and tensor.device.type == "cpu":
@@ -153,3 +150,122 @@ def fast_attention(device: torch.device) -> Iterator[None]:
     ]
     with sdpa_kernel(order, set_priority=True):
         yield
+
+
+def gradient_norm(network: nn.Module) -> Tensor:
+    """The Euclidean norm of all gradients together, over all shards."""
+    gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None:
+    """AdamW on gradients divided by max(1, norm / clip); no update at all if they are not finite.
+
+    Scale and flag are passed to the fused kernel as tensors, through the two attributes that torch's GradScaler uses:
+    no extra pass over the gradients, and no synchronization with the device.
+    """
+    scale = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
+    optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class EMA:
+    """a <- d a + (1 - d) w after the n-th update, n = 1, 2, ..., with d = min(max_decay, (1 + n) / (10 + n)).
+
+    As in the published code, the first update keeps 2/11 of the initial weights. Steps that were skipped because their
+    loss or gradient was not finite change neither a nor n. The average has the dtype and the sharding (DTensor) of the
+    weights. With max_decay 0 it equals the weights.
+    """
+
+    def __init__(self, network: nn.Module, max_decay: float):
+        self.max_decay = max_decay
+        self.weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, finite: Tensor | bool = True) -> None:
+        """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
+        self.num_updates += finite
+        decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
+        averages = [_local(weight) for weight in self.weights.values()]
+        weights = [_local(weight) for weight in network.parameters()]
+        share = ((1 - decay) * finite).to(averages[0].dtype)
+        torch._foreach_lerp_(averages, weights, [share] * len(weights))
+
+    @contextmanager
+    def in_place_of_weights(self, network: nn.Module) -> Iterator[None]:
+        """Inside, the network has the averaged weights; on exit its own are restored exactly."""
+        self._swap(network)
+        try:
+            yield
+        finally:
+            self._swap(network)
+
+    @torch.no_grad()
+    def _swap(self, network: nn.Module) -> None:
+        for name, weight in network.named_parameters():
+            own = weight.clone()
+            weight.copy_(self.weights[name])
+            self.weights[name].copy_(own)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """This process's shard of a sharded weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "trapezoid": lambda progress: min(1.0, (1 - progress) / 0.4),
+}
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The learning rate after `step` updates: a linear warm-up from 0, then the schedule `train.decay`.
+
+    cosine, linear and trapezoid reach 0 at `train.steps`. The rate of the very first update is 0, as in the published
+    code.
+    """
+    warm_up = train.num_warm_up_steps
+    if step < warm_up:
+        return train.learning_rate * step / warm_up
+    decaying = max(1, train.steps - warm_up)
+    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - warm_up) / decaying))
+
+
+def check_warm_up(train: Train) -> None:
+    """UserError if the warm-up does not end within the run. Checked by training only: a model loads regardless."""
+    if train.num_warm_up_steps >= train.steps:
+        raise UserError(
+            f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
+            f"learning rate would never reach train.learning_rate; try train.warm_up_steps={train.steps // 10}"
+        )
+
+
+def build_optimizer(network: nn.Module, train: Train) -> AdamW:
+    """AdamW over all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
+
+    The fused kernel also clips the gradients, and skips the update if they are not finite (see `_update`).
+    """
+    bridge = [weight for name, weight in network.named_parameters() if "bridge" in name.split(".")]
+    in_bridge = set(bridge)
+    rest = [weight for weight in network.parameters() if weight not in in_bridge]
+    groups = [{"params": rest, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=train.learning_rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+
+
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    """Set `rate` times the group's multiple in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]

@@ -18,7 +18,7 @@ from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
-from adlm.distributed import device_name
+from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
@@ -34,16 +34,22 @@ from adlm.training.metrics import (
     metrics_line,
     open_metrics,
 )
-from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
-from adlm.training.rng import generator_of, reseed_dropout
 from adlm.training.run_folder import RunFolder
-from adlm.training.samples import write_samples
-from adlm.training.sharding import Processes, default_threads, micro_batches, training_processes
-from adlm.training.step import MicroBatch, count_tokens, train_step
+from adlm.training.seeds import generator_of, reseed_dropout
+from adlm.training.sharding import training_processes
+from adlm.training.step import (
+    MicroBatch,
+    check_warm_up,
+    count_tokens,
+    learning_rate,
+    micro_batches,
+    set_learning_rate,
+    train_step,
+)
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
 from adlm.training.throughput import ThroughputMeter
 from adlm.training.train_state import TrainState, build_train_state
-from adlm.training.validation import ValidationResult, validate
+from adlm.training.validation import ValidationResult, validate, write_samples
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ class RunStart:
 class Reporter(Protocol):
     """Receives the progress of a run."""
 
-    def say(self, sentence: str) -> None:
-        """One message, as a line of text."""
+    def info(self, message: str) -> None:
+        """A message of one line."""
         ...
 
     def start(self, start: RunStart) -> None: ...
@@ -117,9 +123,9 @@ class TrainContext:
 
 def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
     """Train `config` into the folder `out`, resuming the run there if there is one."""
-    with training_processes(config.train) as processes:
+    with training_processes(config.train, reporter.info) as processes:
         main = processes.is_main_process
-        report = reporter.say if main else _ignore
+        report = reporter.info if main else _ignore
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batches(config.train, processes.num_ranks)
             check_warm_up(config.train)
@@ -138,7 +144,7 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
                 run_folder.check_steps(run, config, latest.counters.step)
             frequencies = log_frequencies(data, processes) if config.train.unigram_start else None
             state = build_train_state(config, processes, report, frequencies)
-            counters = _resume(latest, state, processes, report)
+            counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
                 for change in changes:
                     report(change)
@@ -205,14 +211,12 @@ def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Ma
     return None if saved is None else run_folder.config_as_json(saved)
 
 
-def _resume(
-    latest: checkpoint.Checkpoint | None, state: TrainState, processes: Processes, report: Callable[[str], None]
-) -> Counters:
+def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Callable[[str], None]) -> Counters:
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
         return Counters()
     tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
-    checkpoint.load_tensors(latest, tensors, processes)
+    checkpoint.load_tensors(latest, tensors)
     if state.ema is not None:
         state.ema.num_updates.fill_(latest.counters.num_updates)
     report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
@@ -345,7 +349,7 @@ def _validate_and_checkpoint(
     context: TrainContext, counters: Counters, meter: ThroughputMeter
 ) -> tuple[Counters, ValidationResult | None]:
     """Validate, log, sample and checkpoint, each if due. The checkpoint comes last, so that it includes the others."""
-    train, step = context.config.train, counters.step
+    train, state, step = context.config.train, context.state, counters.step
     timings = meter.read(counters)
     is_last, measured = step == train.steps, None
     if is_last or _is_multiple(step, train.valid_every):
@@ -356,7 +360,8 @@ def _validate_and_checkpoint(
             context.logger.write(metrics_line(counters, context.config, measured, timings))
         counters = replace(counters, window={})
     if is_last or _is_multiple(step, train.sample_every):
-        write_samples(context.state, context.data, context.run.samples, step, context.processes)
+        with state.with_ema():
+            write_samples(state.method, state.network, context.data, context.run.samples, step, context.processes)
     if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured
@@ -377,7 +382,7 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
         return counters
     if not math.isfinite(measured.nats):
         if context.reporter is not None:
-            context.reporter.say(
+            context.reporter.info(
                 f"the bound on the held-out rows is {measured.nats} at step {counters.step:,}, so RUN/best is not "
                 "updated; training continues"
             )
@@ -401,7 +406,7 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
 
 def _save_model(context: TrainContext, path: Path) -> None:
     """Write a model folder. Model folders are shared, so its config leaves out the local path `data.prepared`."""
-    weights = context.state.model_weights()
+    weights = context.state.model_weights(context.processes)
     if context.processes.is_main_process:
         config = replace(context.config, data=replace(context.config.data, prepared=""))
         replace_model_folder(ModelFolder(config, weights, context.data.tokenizer), path)

@@ -73,7 +73,10 @@ def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_pa
         ),
         (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
         (["train.shard=2", "data.path=x.txt", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),
-        (["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"], "train.device cuda is not available"),
+        (
+            ["train.device=cuda", "data.path=x.txt", "--out", "{tmp}/run"],
+            "train.device 'cuda' is not one that torch",
+        ),
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
     ],
 )
@@ -142,15 +145,18 @@ def test_repeated_ctrl_c_prints_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x in the environment is not a number; unset RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x in the environment is not a number"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "the environment variable RANK 'x' must be a whole number from 0; start"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "the environment variable WORLD_SIZE 'x' must be a whole number"),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "\u00b2"},
-            "LOCAL_RANK=\u00b2 in the environment is not a number",
+            "the environment variable LOCAL_RANK '\u00b2' must be a whole number",
         ),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "no MASTER_ADDR; start the command with torchrun, or unset RANK"),
-        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 in the environment does not fit WORLD_SIZE=2"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot be reached"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set; start several processes with torchrun, or unset"),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK 3 must be from 0 to 1, since WORLD_SIZE is 2"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
+            "the environment variable MASTER_PORT 'x' must be a whole number from 1",
+        ),
     ],
 )
 def test_an_invalid_torchrun_environment_is_a_one_line_error(environment, sentence, tmp_path, monkeypatch, capsys):

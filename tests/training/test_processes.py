@@ -6,7 +6,8 @@ from small_runs import NEEDS, corpus, logged, run, run_on_two, weights
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
-from adlm.training.sharding import mesh_shape, micro_batches
+from adlm.training.sharding import mesh_shape
+from adlm.training.step import micro_batches
 
 EXACT = (
     "model.blocks=1",

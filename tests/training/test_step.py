@@ -17,9 +17,7 @@ from adlm.diffusion.times import BatchSlice
 from adlm.errors import UserError
 from adlm.methods import METHODS, method_of
 from adlm.methods.noising import NoisedBatch
-from adlm.training.ema import EMA
-from adlm.training.optimizer import build_optimizer
-from adlm.training.step import MicroBatch, count_tokens, train_step
+from adlm.training.step import EMA, MicroBatch, build_optimizer, count_tokens, train_step
 
 MASK = 7
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])

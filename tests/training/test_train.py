@@ -1,6 +1,7 @@
 """Properties of a training run: every method learns, no step is lost, and errors are reported to the user."""
 
 import errno
+import io
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from small_models import mostly_slow
 from small_runs import NEEDS, RecordingReporter, corpus, logged, run, start, weights
 
@@ -91,7 +93,7 @@ def assert_same_run(out: Path, uninterrupted: Path) -> None:
         json.loads((path / "checkpoints/step-00000020/checkpoint.json").read_text()) for path in (out, uninterrupted)
     ]
     assert manifests[0]["counters"] == manifests[1]["counters"]
-    assert manifests[0]["files"] == manifests[1]["files"]
+    assert manifests[0]["tensors"] == manifests[1]["tensors"]
 
 
 def newest(out: Path) -> str:
@@ -157,11 +159,9 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "problem"),
     [
-        ("__0_0.distcp", cut, "bytes instead of"),
-        ("__0_0.distcp", flip, "its checksum differs"),
-        ("__0_0.distcp", Path.unlink, "__0_0.distcp is missing"),
-        (".metadata", Path.unlink, ".metadata is missing"),
-        (".metadata", flip, "its checksum differs"),
+        ("tensors.safetensors", cut, "bytes instead of"),
+        ("tensors.safetensors", flip, "its checksum differs"),
+        ("tensors.safetensors", Path.unlink, "tensors.safetensors is missing"),
         ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
         ("checkpoint.json", cut, "checkpoint.json cannot be read"),
     ],
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again(prepared, uninterrupted, tmp_path):
     out = copy_of(uninterrupted, tmp_path)
     for path in (out / "checkpoints").iterdir():
-        cut(path / "__0_0.distcp")
+        cut(path / "tensors.safetensors")
     with pytest.raises(UserError, match="all of them damaged; restore one, or move"):
         run(prepared, out, *RESUMED)
 
@@ -191,28 +191,51 @@ class Attack:
         return (os.system, ("touch attacked",))
 
 
+def replace_tensors(path: Path, content: bytes) -> None:
+    """Replace the tensors of a checkpoint and correct its checksums."""
+    (path / "tensors.safetensors").write_bytes(content)
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    manifest["tensors"] = checkpoint._size_and_checksum(path / "tensors.safetensors")
+    manifest.pop("sha256")
+    checkpoint.write_manifest(path / "checkpoint.json", manifest)
+
+
 def test_a_checkpoint_cannot_run_code(prepared, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = copy_of(uninterrupted, tmp_path)
+    for attack in (pickle.dumps(Attack()), torch_file(Attack())):
+        replace_tensors(out / "checkpoints" / "step-00000020", attack)
+        with pytest.raises(UserError, match=r"step-00000020 does not fit this run: .*header"):
+            run(prepared, out, *RESUMED)
+        assert not (tmp_path / "attacked").exists()
+
+
+def torch_file(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("shape", "error"), [(None, "weights.*"), ((), "has shape"), ((1, 1, 1), "has shape")])
+def test_tensors_of_another_model_are_a_user_error(shape, error, prepared, uninterrupted, tmp_path):
+    """Without one of the tensors, or with one of another shape, even one that would broadcast."""
+    out = copy_of(uninterrupted, tmp_path)
     path = out / "checkpoints" / "step-00000020"
-    (path / ".metadata").write_bytes(pickle.dumps(Attack()))
-    manifest = json.loads((path / "checkpoint.json").read_text())
-    manifest["files"][".metadata"] = checkpoint._size_and_checksum(path / ".metadata")
-    manifest.pop("sha256")
-    checkpoint.write_manifest(path / "checkpoint.json", manifest)
-    with pytest.raises(UserError, match=r"does not fit this run: .*system is not allowed in tensor metadata"):
+    tensors = load_file(path / "tensors.safetensors")
+    name = min(tensor for tensor in tensors if tensor.startswith("weights."))
+    del tensors[name]
+    replace_tensors(path, save(tensors if shape is None else {**tensors, name: torch.zeros(shape)}))
+    with pytest.raises(UserError, match=rf"step-00000020 does not fit this run: .*{error}.*another version of adlm"):
         run(prepared, out, *RESUMED)
-    assert not (tmp_path / "attacked").exists()
 
 
 def no_space(*values, **named):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["shards", "manifest"])
-def test_a_full_disk_is_a_user_error_and_loses_nothing(where, prepared, uninterrupted, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["write_tensors", "write_manifest"])
+def test_a_full_disk_is_a_user_error_and_loses_nothing(name, prepared, uninterrupted, tmp_path, monkeypatch):
     """The checkpoint of step 9 does not fit; that of step 6 is intact, and with free space the run ends the same."""
-    name = {"shards": "save", "manifest": "write_manifest"}[where]
     original = getattr(checkpoint, name)
 
     def full(*values, **named):
