@@ -267,10 +267,8 @@ class Train:
     """Seed of all random numbers of the run."""
     micro_batch: Count | None = None
     """Sequences per forward pass of a process (gradient accumulation); null is the process's whole share."""
-    replicate: Count | None = None
-    """Number of data-parallel replicas of the weights; null is the number of processes divided by `shard`."""
     shard: Count = 1
-    """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 does not shard."""
+    """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 only replicates them."""
     recompute: bool = False
     """Recompute the activations of the blocks in the backward pass: less memory, about a third more computation."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -288,7 +286,7 @@ class Train:
     valid_rows: Count = 512
     """Maximum number of held-out rows per evaluation; the rows and random numbers are the same every time."""
     sample_every: CountOrZero = 5_000
-    """Steps between files of sampled texts in the run's samples/; 0 writes none."""
+    """Steps between files of sampled texts in the run's samples/; one is also written at the end; 0 is the end only."""
     samples: Annotated[int, Ge(1), Le(1024)] = 2
     """Number of texts in each of these files."""
     checkpoint_every: Count = 1_000

@@ -14,10 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
-from torch.optim import AdamW
+from torch import Tensor
 
 from adlm.checkpoints.model_folder import write_tensors
 from adlm.distributed import Processes
@@ -25,7 +23,6 @@ from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, remove_folder, replacing_folder
 from adlm.training.metrics import Counters, parse_counters
 from adlm.training.sharding import gather_tensors, load_tensor
-from adlm.training.step import EMA
 
 MANIFEST, TENSORS = "checkpoint.json", "tensors.safetensors"
 FORMAT = 3
@@ -41,22 +38,6 @@ class Checkpoint:
     """Of the run when the checkpoint was saved, as nested dicts."""
     damaged: tuple[Path, ...] = ()
     """Later checkpoints, which are damaged."""
-
-
-def named_tensors(network: nn.Module, optimizer: AdamW, ema: EMA | None) -> dict[str, Tensor]:
-    """All tensors of a run by name, to save or to load into; creates the optimizer state if there is none yet."""
-    tensors = {}
-    for name, weight in network.named_parameters():
-        if weight not in optimizer.state:  # as AdamW creates it in its first step
-            step = torch.zeros((), dtype=torch.float32, device=weight.device)
-            moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[weight] = {"step": step, **moments}
-        tensors[f"weights.{name}"] = weight.detach()
-        for kind, value in optimizer.state[weight].items():
-            tensors[f"optimizer.{name}.{kind}"] = value
-    if ema is not None:
-        tensors |= {f"ema.{name}": weight for name, weight in ema.weights.items()}
-    return tensors
 
 
 def save_checkpoint(

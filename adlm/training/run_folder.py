@@ -29,7 +29,6 @@ CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
 MAY_CHANGE = {
     "train.steps",
     "train.micro_batch",
-    "train.replicate",
     "train.shard",
     "train.recompute",
     "train.precision",

@@ -35,19 +35,14 @@ def training_processes(train: Train, report: Callable[[str], None]) -> Iterator[
 
 
 def mesh_shape(train: Train, num_ranks: int) -> tuple[int, int]:
-    """(replicate, shard) of the config; without train.replicate, as many replicas as there are processes for."""
-    replicate = max(1, num_ranks // train.shard) if train.replicate is None else train.replicate
-    if replicate * train.shard != num_ranks:
-        options = f"train.shard {train.shard}"
-        if train.replicate is not None:
-            options = f"train.replicate {train.replicate} x {options}"
+    """(replicate, shard): `train.shard` processes share one replica of the weights."""
+    if num_ranks % train.shard:
         noun = "process" if num_ranks == 1 else "processes"
         raise UserError(
-            f"{options} does not fit {num_ranks} {noun}: the product must be the number of processes of torchrun; "
-            f"try {' or '.join(f'train.shard={n}' for n in sorted({num_ranks, 1}, reverse=True))}, and leave "
-            "train.replicate empty"
+            f"train.shard {train.shard} does not fit {num_ranks} {noun}: it must divide the number of processes of "
+            f"torchrun; try {' or '.join(f'train.shard={n}' for n in sorted({num_ranks, 1}, reverse=True))}"
         )
-    return replicate, train.shard
+    return num_ranks // train.shard, train.shard
 
 
 def shard_network(network: nn.Module, processes: Processes) -> None:

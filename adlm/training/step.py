@@ -61,7 +61,7 @@ class StepReport:
             )
 
 
-def micro_batches(train: Train, num_ranks: int) -> tuple[int, int]:
+def micro_batch_shape(train: Train, num_ranks: int) -> tuple[int, int]:
     """(number of micro-batches per process and step, rows in each)."""
     size = train.micro_batch or max(1, train.batch_size // num_ranks)
     if train.batch_size % (num_ranks * size):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -42,7 +42,7 @@ from adlm.training.step import (
     check_warm_up,
     count_tokens,
     learning_rate,
-    micro_batches,
+    micro_batch_shape,
     set_learning_rate,
     train_step,
 )
@@ -127,10 +127,11 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
         main = processes.is_main_process
         report = reporter.info if main else _ignore
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
-            micro_batches(config.train, processes.num_ranks)
+            micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
             config = _with_threads(_with_warm_up(config, run), run, processes)
-            latest = _find_checkpoint(run, processes, report)
+            found = processes.on_main_process(lambda: checkpoint.find_checkpoint(run.checkpoints, report))
+            latest: checkpoint.Checkpoint | None = processes.broadcast(found)
             previous = _previous_config(run, latest)
             if previous is not None:
                 run_folder.check_options(run, previous, config, include_data_options=False)
@@ -195,14 +196,6 @@ def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Confi
     return replace(config, train=replace(config.train, threads=threads))
 
 
-def _find_checkpoint(
-    run: RunFolder, processes: Processes, report: Callable[[str], None]
-) -> checkpoint.Checkpoint | None:
-    """The checkpoint to resume from, the same on every process."""
-    latest = checkpoint.find_checkpoint(run.checkpoints, report) if processes.is_main_process else None
-    return cast(checkpoint.Checkpoint | None, processes.broadcast(latest))
-
-
 def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Mapping[str, Any] | None:
     """The config of the checkpoint, else of the run folder; None for a new run."""
     if latest is not None:
@@ -215,8 +208,7 @@ def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Cal
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
         return Counters()
-    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
-    checkpoint.load_tensors(latest, tensors)
+    checkpoint.load_tensors(latest, state.named_tensors())
     if state.ema is not None:
         state.ema.num_updates.fill_(latest.counters.num_updates)
     report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
@@ -234,13 +226,13 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         context.reporter.start(_run_start(context, counters.step))
     while counters.step < config.train.steps:
         batch = _next_batch(batches)
-        tokens, stopped, failed = processes.sum(
-            [_num_tokens(context, batch), context.stop.signal != 0, isinstance(batch, UserError)]
-        )
+        parts = [] if isinstance(batch, UserError) else _micro_batches(context, batch)
+        num_tokens = count_tokens(context.state.method, parts)
+        tokens, stopped, failed = processes.sum([num_tokens, context.stop.signal != 0, isinstance(batch, UserError)])
         if stopped or failed:
             return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
         assert isinstance(batch, Batch)
-        report = _step(context, counters, batch, int(tokens))
+        report = _step(context, counters, parts, int(tokens))
         counters = _add_pending(context, counters, pending)
         counters, pending = _count_step(counters, batch, int(tokens)), report
         if context.reporter is not None:
@@ -279,7 +271,7 @@ def _next_batch(batches: Iterator[Batch]) -> Batch | UserError:
 def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
     """This process's part of the global batch, split into micro-batches."""
     train, processes = context.config.train, context.processes
-    num, size = micro_batches(train, processes.num_ranks)
+    num, size = micro_batch_shape(train, processes.num_ranks)
     first_row = processes.rank * num * size
     return [
         MicroBatch(
@@ -291,14 +283,9 @@ def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def _num_tokens(context: TrainContext, batch: Batch | UserError) -> int:
-    return 0 if isinstance(batch, UserError) else count_tokens(context.state.method, _micro_batches(context, batch))
-
-
-def _step(context: TrainContext, counters: Counters, batch: Batch, tokens: int) -> PendingReport:
+def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], tokens: int) -> PendingReport:
     """One optimizer step. All its randomness is derived from the seed and the step number."""
     train, state, processes = context.config.train, context.state, context.processes
-    parts = _micro_batches(context, batch)
     set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
     resume_hint = checkpoint.describe_last(context.run.checkpoints)
@@ -371,7 +358,7 @@ def _validate(context: TrainContext) -> ValidationResult | None:
     """The bound on the held-out rows, with the EMA weights."""
     if not context.data.num_held_out:
         return None
-    _, size = micro_batches(context.config.train, context.processes.num_ranks)
+    _, size = micro_batch_shape(context.config.train, context.processes.num_ranks)
     with context.state.with_ema():
         return validate(context.state.method, context.state.network, context.data, size, context.processes)
 
@@ -393,12 +380,11 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
     """Write a checkpoint and RUN/model of this step."""
-    state, processes, checkpoints = context.state, context.processes, context.run.checkpoints
+    processes, checkpoints = context.processes, context.run.checkpoints
     if context.logger is not None:
         context.logger.metrics.sync()
-    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
     nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
-    checkpoint.save_checkpoint(checkpoints, tensors, counters, nats, config, processes)
+    checkpoint.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
     if processes.is_main_process:
         checkpoint.prune_checkpoints(checkpoints, context.config.train.keep)
     _save_model(context, context.run.path / "model")
@@ -407,9 +393,9 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
 def _save_model(context: TrainContext, path: Path) -> None:
     """Write a model folder. Model folders are shared, so its config leaves out the local path `data.prepared`."""
     weights = context.state.model_weights(context.processes)
-    if context.processes.is_main_process:
-        config = replace(context.config, data=replace(context.config.data, prepared=""))
-        replace_model_folder(ModelFolder(config, weights, context.data.tokenizer), path)
+    config = replace(context.config, data=replace(context.config.data, prepared=""))
+    model = ModelFolder(config, weights, context.data.tokenizer)
+    context.processes.on_main_process(lambda: replace_model_folder(model, path))
 
 
 def _stop_early(

@@ -56,6 +56,19 @@ class TrainState:
             finally:
                 reshard(self.network)
 
+    def named_tensors(self) -> dict[str, Tensor]:
+        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
+        tensors = {}
+        for name, weight in self.network.named_parameters():
+            if weight not in self.optimizer.state:  # as AdamW creates it in its first step
+                step = torch.zeros((), dtype=torch.float32, device=weight.device)
+                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[weight] = {"step": step, **moments}
+            tensors[f"weights.{name}"] = weight.detach()
+            tensors |= {f"optimizer.{name}.{kind}": value for kind, value in self.optimizer.state[weight].items()}
+        ema_weights = {} if self.ema is None else self.ema.weights
+        return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
+
     def model_weights(self, processes: Processes) -> dict[str, Tensor]:
         """The EMA weights, unsharded, on the CPU of rank 0. A collective call: every process must make it."""
         return gather_tensors(
@@ -81,8 +94,7 @@ def build_train_state(
     flops = flops_per_token(method, network, processes.device)
     if train.recompute:
         recompute_blocks(network)
-    compiled = train.compile == "on" or (train.compile == "auto" and processes.device.type == "cuda")
-    if compiled and (problem := compile_trunks(network)):
+    if should_compile(train, processes.device) and (problem := compile_trunks(network)):
         report(problem)
     shard_network(network, processes)
     ema = EMA(network, train.ema) if train.ema > 0 else None
@@ -106,6 +118,10 @@ def _with_recomputation(forward: Callable[..., Tensor]) -> Callable[..., Tensor]
         return recomputed_in_backward(forward, *args, use_reentrant=False)  # type: ignore[no-any-return]
 
     return recomputing_forward
+
+
+def should_compile(train: Train, device: torch.device) -> bool:
+    return train.compile == "on" or (train.compile == "auto" and device.type == "cuda")
 
 
 def compile_trunks(network: nn.Module, backend: str = "inductor") -> str:

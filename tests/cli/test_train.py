@@ -176,7 +176,7 @@ def test_a_single_torchrun_variable_is_ignored(name, tmp_path, monkeypatch, caps
 
 def test_the_remedy_for_a_wrong_mesh_names_each_option_once(tmp_path, capsys):
     assert main(["train", "train.shard=2", "data.path=x.txt", "--out", str(tmp_path / "run")]) == 2
-    assert "try train.shard=1, and leave" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("; try train.shard=1\n")
 
 
 @pytest.mark.parametrize(
