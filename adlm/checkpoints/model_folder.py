@@ -3,6 +3,8 @@
 A folder is written atomically. Loading one cannot execute code: safetensors and YAML hold plain values only.
 """
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +58,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
         save_file(contiguous, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        raise OSError(str(error)) from None
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
     path.chmod(0o644)  # safetensors makes it readable by its owner only
 
 

@@ -67,10 +67,7 @@ def save_checkpoint(
                 }
                 write_manifest(part / MANIFEST, manifest)
         except UserError as error:
-            raise UserError(
-                f"checkpoint {error}; free disk space or make the folder writable, then rerun the same command: "
-                f"{describe_last(folder)}"
-            ) from None
+            raise UserError(f"checkpoint {error}; {describe_last(folder)}") from None
 
     processes.on_main_process(write)
 
