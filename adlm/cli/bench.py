@@ -20,7 +20,7 @@ from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
 from adlm.tokens import bpe_size, load_tokenizer
-from adlm.training.train_state import should_compile
+from adlm.training.build import should_compile
 
 TRAIN = "adlm bench train owt/adlm --batch 32 --profile"
 SAMPLE = """adlm bench sample owt/adlm --batch 1 sampling.steps=1024

@@ -1,4 +1,4 @@
-"""One optimizer step: loss and gradient over micro-batches, clipping, AdamW with its learning rate, EMA.
+"""One optimizer step and what it changes: loss and gradient over micro-batches, clipping, AdamW, learning rate, EMA.
 
 Independent of the method, the data source and the rank. Nothing here synchronizes with the GPU: the results of a step
 are returned as tensors on the device.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,115 @@ from torch.optim import AdamW
 
 from adlm.config.schema import Train
 from adlm.diffusion.times import BatchSlice
+from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean, check_once
 from adlm.methods.method import Method
+from adlm.training.sharding import gather_tensors, reshard
+
+
+class EMA:
+    """a <- d a + (1 - d) w after the n-th update, n = 1, 2, ..., with d = min(max_decay, (1 + n) / (10 + n)).
+
+    As in the published code, the first update keeps 2/11 of the initial weights. Steps that were skipped because their
+    loss or gradient was not finite change neither a nor n. The average has the dtype and the sharding (DTensor) of the
+    weights. With max_decay 0 it equals the weights.
+    """
+
+    def __init__(self, network: nn.Module, max_decay: float):
+        self.max_decay = max_decay
+        self.weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, finite: Tensor | bool = True) -> None:
+        """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
+        self.num_updates += finite
+        decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
+        averages = [_local(weight) for weight in self.weights.values()]
+        weights = [_local(weight) for weight in network.parameters()]
+        share = ((1 - decay) * finite).to(averages[0].dtype)
+        torch._foreach_lerp_(averages, weights, [share] * len(weights))
+
+    @contextmanager
+    def in_place_of_weights(self, network: nn.Module) -> Iterator[None]:
+        """Inside, the network has the averaged weights; on exit its own are restored exactly."""
+        self._swap(network)
+        try:
+            yield
+        finally:
+            self._swap(network)
+
+    @torch.no_grad()
+    def _swap(self, network: nn.Module) -> None:
+        for name, weight in network.named_parameters():
+            own = weight.clone()
+            weight.copy_(self.weights[name])
+            self.weights[name].copy_(own)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """This process's shard of a sharded weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a step changes, and how it computes."""
+
+    method: Method
+    network: Any
+    optimizer: AdamW
+    ema: EMA | None
+    """None where `train.ema` is 0: then the model consists of the weights themselves."""
+    autocast_dtype: torch.dtype | None = None
+    """None computes in the dtype of the weights."""
+    flops_per_token: float | None = None
+    """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device  # type: ignore[no-any-return]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.autocast_dtype is None else torch.autocast(self.device.type, self.autocast_dtype)
+
+    @contextmanager
+    def with_ema(self) -> Iterator[None]:
+        """Inside, the network has the EMA weights and runs under training's autocast, for validation and sampling."""
+        with nullcontext() if self.ema is None else self.ema.in_place_of_weights(self.network):
+            try:
+                with self.autocast():
+                    yield
+            finally:
+                reshard(self.network)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
+        tensors = {}
+        for name, weight in self.network.named_parameters():
+            if weight not in self.optimizer.state:  # as AdamW creates it in its first step
+                step = torch.zeros((), dtype=torch.float32, device=weight.device)
+                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[weight] = {"step": step, **moments}
+            tensors[f"weights.{name}"] = weight.detach()
+            tensors |= {f"optimizer.{name}.{kind}": value for kind, value in self.optimizer.state[weight].items()}
+        ema_weights = {} if self.ema is None else self.ema.weights
+        return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
+
+    def model_weights(self, processes: Processes) -> dict[str, Tensor]:
+        """The EMA weights, unsharded, on the CPU of rank 0. A collective call: every process must make it."""
+        weights = dict(self.network.named_parameters()) if self.ema is None else self.ema.weights
+        return gather_tensors(weights, processes)
+
+
+def new_train_state(
+    method: Method, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
+) -> TrainState:
+    """The state before the first step, with the optimizer and the EMA of the config."""
+    train = method.config.train
+    ema = EMA(network, train.ema) if train.ema > 0 else None
+    return TrainState(method, network, build_optimizer(network, train), ema, autocast_dtype, flops_per_token)
 
 
 @dataclass(frozen=True)
@@ -81,26 +188,22 @@ def count_tokens(method: Method, batches: Sequence[MicroBatch]) -> int:
 
 
 def train_step(
-    method: Method,
-    network: nn.Module,
-    optimizer: AdamW,
-    ema: "EMA | None",
+    state: TrainState,
     batches: Sequence[MicroBatch],
     num_tokens: float,
     progress: float,
     generator: torch.Generator,
-    autocast_dtype: torch.dtype | None = None,
     mean_over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> StepReport:
     """Sum loss and gradient over the micro-batches, divide once by `num_tokens`, clip, apply AdamW, update the EMA.
 
     `num_tokens` is `count_tokens` of the whole step. Where gradients are averaged over P processes, as FSDP2 does, it
-    is 1/P of the tokens of all processes. `autocast_dtype` None computes in the dtype of the weights. The learning rate
-    is the one set in the optimizer's parameter groups. `mean_over_processes` averages the loss sums of all processes,
-    so that they all report the same values and agree on whether these are finite.
+    is 1/P of the tokens of all processes. The learning rate is the one set in the optimizer's parameter groups.
+    `mean_over_processes` averages the loss sums of all processes, so that they all report the same values and agree on
+    whether these are finite.
     """
-    optimizer.zero_grad(set_to_none=True)
-    device = next(network.parameters()).device
+    method, network, device = state.method, state.network, state.device
+    state.optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
     start = generator.get_state()
     for number, batch in enumerate(batches, 1):
@@ -110,7 +213,7 @@ def train_step(
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
         x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
-        with _autocast(device, autocast_dtype), fast_attention(device), check_once():
+        with state.autocast(), fast_attention(device), check_once():
             loss = method.loss(network, x, pad, progress, generator, batch.batch_slice)
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
@@ -118,9 +221,9 @@ def train_step(
     sums = dict(zip(sums, mean_over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
     norm = gradient_norm(network)
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
-    _update(optimizer, norm, finite, method.config.train.clip)
-    if ema is not None:
-        ema.update(network, finite)
+    _update(state.optimizer, norm, finite, method.config.train.clip)
+    if state.ema is not None:
+        state.ema.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
     return StepReport(means.pop("total"), means.pop("nats"), means, norm, finite)
 
@@ -130,10 +233,6 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _autocast(device: torch.device, autocast_dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
 
 @contextmanager
@@ -169,51 +268,6 @@ def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None
     optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-
-
-class EMA:
-    """a <- d a + (1 - d) w after the n-th update, n = 1, 2, ..., with d = min(max_decay, (1 + n) / (10 + n)).
-
-    As in the published code, the first update keeps 2/11 of the initial weights. Steps that were skipped because their
-    loss or gradient was not finite change neither a nor n. The average has the dtype and the sharding (DTensor) of the
-    weights. With max_decay 0 it equals the weights.
-    """
-
-    def __init__(self, network: nn.Module, max_decay: float):
-        self.max_decay = max_decay
-        self.weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-        self.num_updates = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
-
-    @torch.no_grad()
-    def update(self, network: nn.Module, finite: Tensor | bool = True) -> None:
-        """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
-        self.num_updates += finite
-        decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
-        averages = [_local(weight) for weight in self.weights.values()]
-        weights = [_local(weight) for weight in network.parameters()]
-        share = ((1 - decay) * finite).to(averages[0].dtype)
-        torch._foreach_lerp_(averages, weights, [share] * len(weights))
-
-    @contextmanager
-    def in_place_of_weights(self, network: nn.Module) -> Iterator[None]:
-        """Inside, the network has the averaged weights; on exit its own are restored exactly."""
-        self._swap(network)
-        try:
-            yield
-        finally:
-            self._swap(network)
-
-    @torch.no_grad()
-    def _swap(self, network: nn.Module) -> None:
-        for name, weight in network.named_parameters():
-            own = weight.clone()
-            weight.copy_(self.weights[name])
-            self.weights[name].copy_(own)
-
-
-def _local(weight: Tensor) -> Tensor:
-    """This process's shard of a sharded weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 DECAYS: dict[str, Callable[[float], float]] = {

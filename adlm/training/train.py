@@ -24,6 +24,7 @@ from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint, run_folder
+from adlm.training.build import build_train_state
 from adlm.training.data import TrainingData, log_frequencies, open_training_data
 from adlm.training.metrics import (
     Counters,
@@ -39,6 +40,7 @@ from adlm.training.seeds import generator_of, reseed_dropout
 from adlm.training.sharding import training_processes
 from adlm.training.step import (
     MicroBatch,
+    TrainState,
     check_warm_up,
     count_tokens,
     learning_rate,
@@ -48,7 +50,6 @@ from adlm.training.step import (
 )
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
 from adlm.training.throughput import ThroughputMeter
-from adlm.training.train_state import TrainState, build_train_state
 from adlm.training.validation import ValidationResult, validate, write_samples
 
 
@@ -291,15 +292,11 @@ def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], to
     resume_hint = checkpoint.describe_last(context.run.checkpoints)
     with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
         report = train_step(
-            state.method,
-            state.network,
-            state.optimizer,
-            state.ema,
+            state,
             parts,
             tokens / processes.num_ranks,
             counters.step / train.steps,
             generator_of(train.seed, "noise", counters.step),
-            state.autocast_dtype,
             processes.mean,
         )
     return PendingReport(report, tokens)

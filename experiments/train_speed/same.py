@@ -14,9 +14,9 @@ from adlm.diffusion.anchors import anchor_mask
 from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
+from adlm.training.build import compile_trunks
 from adlm.training.step import fast_attention
 from adlm.training.throughput import zipf
-from adlm.training.train_state import compile_trunks
 
 MASK = 50_257
 

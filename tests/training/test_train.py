@@ -363,10 +363,10 @@ def make_gradients_infinite(monkeypatch: pytest.MonkeyPatch, steps: set[int]) ->
     """At these steps."""
     original, count = train.train_step, iter(range(1000))
 
-    def step(method, network, *rest):
-        weight = next(network.parameters())
+    def step(state, *rest):
+        weight = next(state.network.parameters())
         hook = weight.register_hook(lambda gradient: gradient * torch.inf) if next(count) in steps else None
-        report = original(method, network, *rest)
+        report = original(state, *rest)
         if hook is not None:
             hook.remove()
         return report

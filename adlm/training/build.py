@@ -1,79 +1,28 @@
-"""TrainState: a method's network, compiled and sharded, with its optimizer and EMA. No data, steps or files."""
+"""Builds the TrainState of a run: a network that is initialized, compiled and sharded. No data, steps or files."""
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
 from adlm.config.schema import Config, Train
 from adlm.distributed import Processes
 from adlm.methods import method_of
-from adlm.methods.method import Method
 from adlm.models.heads import start_from_unigram
 from adlm.models.logit_gradients import why_no_triton
 from adlm.models.transformer import Trunk
 from adlm.training.seeds import seed_of
-from adlm.training.sharding import blocks_of, gather_tensors, reshard, shard_network
-from adlm.training.step import EMA, build_optimizer
+from adlm.training.sharding import blocks_of, shard_network
+from adlm.training.step import TrainState, new_train_state
 from adlm.training.throughput import flops_per_token
 
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-
-
-@dataclass(frozen=True)
-class TrainState:
-    method: Method
-    network: Any
-    optimizer: AdamW
-    ema: EMA | None
-    """None where `train.ema` is 0: then the model consists of the weights themselves."""
-    autocast_dtype: torch.dtype | None
-    """None computes in the dtype of the weights."""
-    flops_per_token: float | None = None
-    """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
-
-    @contextmanager
-    def with_ema(self) -> Iterator[None]:
-        """Inside, the network has the EMA weights and runs under training's autocast, for validation and sampling."""
-        device = next(self.network.parameters()).device
-        autocast: AbstractContextManager[Any] = nullcontext()
-        if self.autocast_dtype is not None:
-            autocast = torch.autocast(device.type, self.autocast_dtype)
-        ema_weights = nullcontext() if self.ema is None else self.ema.in_place_of_weights(self.network)
-        with ema_weights:
-            try:
-                with autocast:
-                    yield
-            finally:
-                reshard(self.network)
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
-        tensors = {}
-        for name, weight in self.network.named_parameters():
-            if weight not in self.optimizer.state:  # as AdamW creates it in its first step
-                step = torch.zeros((), dtype=torch.float32, device=weight.device)
-                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[weight] = {"step": step, **moments}
-            tensors[f"weights.{name}"] = weight.detach()
-            tensors |= {f"optimizer.{name}.{kind}": value for kind, value in self.optimizer.state[weight].items()}
-        ema_weights = {} if self.ema is None else self.ema.weights
-        return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
-
-    def model_weights(self, processes: Processes) -> dict[str, Tensor]:
-        """The EMA weights, unsharded, on the CPU of rank 0. A collective call: every process must make it."""
-        return gather_tensors(
-            dict(self.network.named_parameters()) if self.ema is None else self.ema.weights, processes
-        )
 
 
 def build_train_state(
@@ -97,9 +46,7 @@ def build_train_state(
     if should_compile(train, processes.device) and (problem := compile_trunks(network)):
         report(problem)
     shard_network(network, processes)
-    ema = EMA(network, train.ema) if train.ema > 0 else None
-    autocast_dtype = _autocast_dtype(train, processes.device)
-    return TrainState(method, network.train(), build_optimizer(network, train), ema, autocast_dtype, flops)
+    return new_train_state(method, network.train(), _autocast_dtype(train, processes.device), flops)
 
 
 def _autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
