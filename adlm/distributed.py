@@ -102,7 +102,7 @@ def process_group(
 
     `report` is called with one line if joining takes long. `timeout` None is torch's default of the backend.
     """
-    rank, world_size = environment_rank_and_size()
+    rank, world_size = _environment_rank_and_size()
     if world_size == 1:
         yield True
         return
@@ -118,7 +118,7 @@ def process_group(
         dist.destroy_process_group()
 
 
-def environment_rank_and_size() -> tuple[int, int]:
+def _environment_rank_and_size() -> tuple[int, int]:
     """RANK and WORLD_SIZE of the environment, as torchrun sets them; (0, 1) if WORLD_SIZE is not set."""
     world_size = _environment_number("WORLD_SIZE", 1) if "WORLD_SIZE" in os.environ else 1
     if world_size < 2:

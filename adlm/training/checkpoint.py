@@ -83,7 +83,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-    """Load the checkpoint into the tensors. Every process reads its own part."""
+    """Load the checkpoint into the tensors. Every process reads the file, and keeps its own shards."""
     try:
         with safe_open(checkpoint.folder / TENSORS, framework="pt") as file:
             for name, tensor in tensors.items():
@@ -91,7 +91,7 @@ def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
                 if saved.shape != tensor.shape:
                     raise ValueError(f"{name} has shape {tuple(saved.shape)} instead of {tuple(tensor.shape)}")
                 load_tensor(tensor, saved)
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:  # AttributeError: a dtype that torch lacks
         raise UserError(
             f"{checkpoint.folder} does not fit this run: {error}; was it written by another version of adlm?"
         ) from None
