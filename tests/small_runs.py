@@ -1,7 +1,6 @@
 """Small runs for the tests of training: a corpus of word pairs, options for a tiny network, child processes."""
 
 import fcntl
-import json
 import multiprocessing
 import os
 import pty
@@ -44,7 +43,7 @@ SMALL = (
     "train.valid_every=10",
     "train.valid_rows=6",
     "train.sample_every=0",
-    "train.snapshot_every=1000",
+    "train.checkpoint_every=1000",
     "sampling.steps=4",
 )
 
@@ -71,8 +70,8 @@ class RecordingReporter:
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def say(self, sentence: str) -> None:
-        self.messages.append(sentence)
+    def info(self, message: str) -> None:
+        self.messages.append(message)
 
     def start(self, start: Any) -> None:
         pass
@@ -196,7 +195,3 @@ def logged(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without timings."""
     lines = read_metrics(out / "metrics.jsonl")
     return [{name: value for name, value in line.items() if name not in TIMING_METRICS} for line in lines]
-
-
-def card(out: Path, step: int) -> dict[str, Any]:
-    return json.loads((out / "snapshots" / f"step-{step:08}" / "snapshot.json").read_text())

@@ -20,7 +20,7 @@ from adlm.distributed import local_device
 )
 def test_a_process_uses_the_gpu_of_its_local_rank_unless_one_is_named(name, local_rank, expected, current, monkeypatch):
     made_current = []
-    monkeypatch.setattr(distributed, "device_of", torch.device)  # there may be no GPU here
+    monkeypatch.setattr(distributed, "device_of", lambda name, option="": torch.device(name))  # there may be no GPU
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made_current.append(str(device)))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:

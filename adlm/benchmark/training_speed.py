@@ -19,10 +19,8 @@ from adlm.config.schema import Config
 from adlm.distributed import device_name
 from adlm.methods import method_of
 from adlm.methods.method import Method
-from adlm.training.compilation import compile_trunks
-from adlm.training.ema import EMA
-from adlm.training.optimizer import build_optimizer
-from adlm.training.step import MicroBatch, StepReport, count_tokens, train_step
+from adlm.training.build import compile_trunks
+from adlm.training.step import MicroBatch, StepReport, count_tokens, new_train_state, train_step
 from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
@@ -127,16 +125,14 @@ def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable
     """A function that makes a step on the first `rows` rows and `length` tokens of a random batch; and the network."""
     method = method_of(config)
     network = fresh_network(method, device).train()
-    optimizer = build_optimizer(network, config.train)
-    ema = EMA(network, config.train.ema) if config.train.ema > 0 else None
+    state = new_train_state(method, network, torch.bfloat16 if device.type == "cuda" else None)
     x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
-    autocast_dtype = torch.bfloat16 if device.type == "cuda" else None
 
     def make_step(rows: int, length: int) -> Step:
         batches = [MicroBatch(x[:rows, :length])]
         tokens = count_tokens(method, batches)
         generator = torch.Generator(device).manual_seed(config.train.seed)
-        return lambda: train_step(method, network, optimizer, ema, batches, tokens, 1.0, generator, autocast_dtype)
+        return lambda: train_step(state, batches, tokens, 1.0, generator)
 
     return make_step, network
 

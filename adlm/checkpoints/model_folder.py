@@ -3,6 +3,8 @@
 A folder is written atomically. Loading one cannot execute code: safetensors and YAML hold plain values only.
 """
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +46,21 @@ def save_model_folder(model: ModelFolder, folder: Path) -> None:
 def replace_model_folder(model: ModelFolder, folder: Path) -> None:
     """Write the folder atomically, replacing an existing one without a check."""
     with replacing_folder(folder) as part:
-        weights = {name: value.detach().contiguous() for name, value in model.weights.items()}
-        try:
-            save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise UserError(f"{folder} cannot be written: {error}") from None
-        (part / WEIGHTS).chmod(0o644)  # safetensors makes it readable by its owner only
+        write_tensors(model.weights, part / WEIGHTS)
         save_config(model.config, part / CONFIG)
         if model.tokenizer is not None:
             model.tokenizer.save(part)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file; OSError if that is not possible."""
+    try:
+        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
+        save_file(contiguous, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
+    path.chmod(0o644)  # safetensors makes it readable by its owner only
 
 
 def load_model_folder(folder: Path) -> ModelFolder:

@@ -13,13 +13,14 @@ from adlm.benchmark.training_speed import TrainingSpeed, fresh_network, measure_
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
+from adlm.distributed import default_threads, device_of
 from adlm.errors import UserError
 from adlm.evaluation.generation.draw_samples import sampling_config
 from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
 from adlm.tokens import bpe_size, load_tokenizer
-from adlm.training.sharding import default_threads
+from adlm.training.build import should_compile
 
 TRAIN = "adlm bench train owt/adlm --batch 32 --profile"
 SAMPLE = """adlm bench sample owt/adlm --batch 1 sampling.steps=1024
@@ -123,8 +124,7 @@ def _train(arguments: argparse.Namespace) -> int:
     config, device = _with_vocabulary(resolve(arguments.overrides)), _device(arguments.device)
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads or default_threads())
-    config_compiles = config.train.compile == "on" or (config.train.compile == "auto" and device.type == "cuda")
-    compiled = config_compiles if arguments.compile is None else arguments.compile
+    compiled = should_compile(config.train, device) if arguments.compile is None else arguments.compile
     train_config = dataclasses.replace(config.train, batch_size=arguments.batch, micro_batch=None, shard=1, samples=1)
     check_training(dataclasses.replace(config, train=train_config), device, batch_option="--batch")
     with BenchmarkProgress(device) as progress:
@@ -175,13 +175,9 @@ def _with_vocabulary(config: Config) -> Config:
 
 
 def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cuda", "cpu"):
+    if name not in (None, "cuda", "cpu"):
         raise UserError(f"--device {name} is not supported by adlm bench; use cuda or cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no CUDA device; use cpu")
-    return torch.device(name)
+    return device_of(name or "auto", "--device")
 
 
 def _format_training_speed(speed: TrainingSpeed) -> str:

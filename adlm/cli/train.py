@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_rank_zero = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
     source = config.data.prepared or config.data.name or config.data.path or config.data.hub
     if is_rank_zero and source:
-        reporter.say(f"training {config.method} on {source}, output in {out}")
+        reporter.info(f"training {config.method} on {source}, output in {out}")
     from adlm.training.train import train
 
     try:
@@ -162,7 +162,7 @@ class TrainReporter:
         self.start_time, self.start_step = 0.0, 0
         self.exact = False
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         if self.progress is not None:
             self.progress.print(message, style="yellow")
         else:
@@ -170,7 +170,7 @@ class TrainReporter:
 
     def start(self, start: "RunStart") -> None:
         self.exact, self.start_step = start.exact, start.step
-        self.say(describe_start(start, self.config))
+        self.info(describe_start(start, self.config))
         self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
         self.start_time = time.monotonic()
 
@@ -179,7 +179,7 @@ class TrainReporter:
         self.progress.update(step)
         if step == self.start_step + 1:
             took = duration(time.monotonic() - self.start_time)
-            self.say(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
+            self.info(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
 
     def write(self, line: MetricsLine) -> None:
         assert self.progress is not None

@@ -252,12 +252,10 @@ class Train:
     """Seed of all random numbers of the run."""
     micro_batch: Count | None = None
     """Sequences per forward pass of a process (gradient accumulation); null is the process's whole share."""
-    replicate: Count | None = None
-    """Number of data-parallel replicas of the weights; null is the number of processes divided by `shard`."""
     shard: Count = 1
-    """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 does not shard."""
+    """Number of processes that shard one replica of weights, EMA and moments (FSDP); 1 only replicates them."""
     recompute: bool = False
-    """Activation checkpointing of the blocks: less memory, about a third more computation."""
+    """Recompute the activations of the blocks in the backward pass: less memory, about a third more computation."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Autocast dtype; weights stay float32. auto is bfloat16 on a GPU, else float32; float64 is for tests."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -273,10 +271,10 @@ class Train:
     valid_rows: Count = 512
     """Maximum number of held-out rows per evaluation; the rows and random numbers are the same every time."""
     sample_every: CountOrZero = 5_000
-    """Steps between files of sampled texts in the run's samples/; 0 writes none."""
+    """Steps between files of sampled texts in the run's samples/; one is also written at the end; 0 is the end only."""
     samples: Annotated[int, Ge(1), Le(1024)] = 2
     """Number of texts in each of these files."""
-    snapshot_every: Count = 1_000
+    checkpoint_every: Count = 1_000
     """Steps between checkpoints to resume from; one is also written at the end and when the run is stopped."""
     keep: Count = 2
     """Number of latest checkpoints kept, besides the one with the lowest bound on held-out rows."""

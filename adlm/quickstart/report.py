@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adlm.files import PLOT_METADATA, replacing, write_file
+from adlm.files import write_file
+from adlm.training.plots import new_figure, save_figure
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,7 @@ Curves = dict[str, list[dict[str, Any]]]
 def write_report(folder: Path, report: QuickstartReport, curves: Curves) -> None:
     figure = _plot_curves(report, curves)
     for name in CURVES:
-        suffix = Path(name).suffix
-        with replacing(folder / name) as part:
-            figure.savefig(part, format=suffix[1:], dpi=120, metadata=PLOT_METADATA[suffix])
+        save_figure(figure, folder / name)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     svg = buffer.getvalue()
@@ -87,12 +86,9 @@ def write_report(folder: Path, report: QuickstartReport, curves: Curves) -> None
 
 
 def _plot_curves(report: QuickstartReport, curves: Curves) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure = Figure(figsize=(5, 4), layout="constrained")  # narrow enough to be read on a phone
-    FigureCanvasAgg(figure)
+    figure = new_figure((5, 4))  # narrow enough to be read on a phone
     axes = figure.subplots()
     for name, colour in (("adlm", "tab:orange"), ("mdlm", "tab:blue")):
         lines = curves[name]

@@ -25,11 +25,11 @@ from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path
 from adlm.diffusion.times import BatchSlice
+from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer, load_tokenizer
-from adlm.training.rng import seed_of
 from adlm.training.run_folder import RunFolder
-from adlm.training.sharding import Processes
+from adlm.training.seeds import seed_of
 
 LARGE = 10**9  # bytes of shards: verifying more than this is reported
 UNIGRAM_TOKENS = 2**20  # about how many tokens unigram frequencies are estimated from

@@ -24,8 +24,7 @@ from adlm.data.rows.loader import Position
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, write_file, writing
-from adlm.training.optimizer import learning_rate
-from adlm.training.step import StepReport
+from adlm.training.step import StepReport, learning_rate
 from adlm.training.validation import ValidationResult
 
 
@@ -172,7 +171,7 @@ class MetricsLogger:
 class MessageSink(MetricsSink, Protocol):
     """A sink that also takes messages."""
 
-    def say(self, sentence: str) -> None: ...
+    def info(self, message: str) -> None: ...
 
 
 def open_metrics(folder: Path, config: Config, step: int, reporter: MessageSink) -> MetricsLogger:
@@ -182,7 +181,7 @@ def open_metrics(folder: Path, config: Config, step: int, reporter: MessageSink)
         sinks.append(TensorBoard(folder / "tensorboard", step))
     if config.train.wandb != "off":
         sinks.append(Wandb(folder, config))
-    return MetricsLogger(Metrics(folder / "metrics.jsonl", step, reporter.say), sinks)
+    return MetricsLogger(Metrics(folder / "metrics.jsonl", step, reporter.info), sinks)
 
 
 def _require_package(package: str, option: str) -> None:

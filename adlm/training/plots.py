@@ -23,9 +23,14 @@ def plot_runs(runs: Sequence[Path], report: Callable[[str], None] = lambda messa
         name, figure = "curves", _plot_run(curves[str(runs[0])], runs[0].name)
     paths = [runs[0] / f"{name}.png", runs[0] / f"{name}.svg"]
     for path in paths:
-        with replacing(path) as part:
-            figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=PLOT_METADATA[path.suffix])
+        save_figure(figure, path)
     return paths
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write the figure atomically, in the format of the suffix."""
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:], dpi=120, metadata=PLOT_METADATA[path.suffix])
 
 
 def _read_lines(run: Path, report: Callable[[str], None]) -> Lines:
@@ -42,7 +47,7 @@ def _read_lines(run: Path, report: Callable[[str], None]) -> Lines:
 
 def _plot_comparison(curves: Mapping[str, Lines]) -> Any:
     """Nats of all runs in one plot, one color each: validation as points, training as a faint line."""
-    figure = _figure((9, 5.5))
+    figure = new_figure((9, 5.5))
     axes = figure.subplots()
     for number, (name, lines) in enumerate(curves.items()):
         color = f"C{number % 10}"
@@ -56,7 +61,8 @@ def _plot_comparison(curves: Mapping[str, Lines]) -> Any:
     return figure
 
 
-def _figure(size: tuple[float, float]) -> Any:
+def new_figure(size: tuple[float, float]) -> Any:
+    """A matplotlib figure of this size in inches, without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -80,7 +86,7 @@ def _plot_validation(axes: Any, lines: Lines, label: str, color: str) -> None:
 
 
 def _plot_run(lines: Lines, title: str) -> Any:
-    figure = _figure((11, 7))
+    figure = new_figure((11, 7))
     figure.suptitle(title)
     (nats, anchor), (norm, speed) = figure.subplots(2, 2)
     _plot_metric(nats, lines, "nats", "in training")

@@ -2,7 +2,7 @@
 
 RUN/config.yaml     the resolved config, usable as a preset
 RUN/model           model folder with the EMA weights of the last checkpoint; RUN/best of the lowest validation bound
-RUN/snapshots       checkpoints
+RUN/checkpoints     training checkpoints to resume from
 RUN/metrics.jsonl   metrics of the logged steps
 RUN/samples         generated texts
 RUN/data            prepared data, if the run prepared its own
@@ -29,7 +29,6 @@ CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
 MAY_CHANGE = {
     "train.steps",
     "train.micro_batch",
-    "train.replicate",
     "train.shard",
     "train.recompute",
     "train.precision",
@@ -41,7 +40,7 @@ MAY_CHANGE = {
     "train.valid_rows",
     "train.sample_every",
     "train.samples",
-    "train.snapshot_every",
+    "train.checkpoint_every",
     "train.keep",
     "train.skip_limit",
     "train.tensorboard",
@@ -60,8 +59,8 @@ class RunFolder:
     path: Path
 
     @property
-    def snapshots(self) -> Path:
-        return self.path / "snapshots"
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
 
     @property
     def samples(self) -> Path:
@@ -90,7 +89,7 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
         except OSError:
             raise UserError(f"another process is training in {path}; wait for it, or stop it") from None
         run = RunFolder(path)
-        for folder in (path, run.snapshots, run.samples, path / "data"):
+        for folder in (path, run.checkpoints, run.samples, path / "data"):
             remove_parts(folder)
         try:
             yield run

@@ -1,13 +1,16 @@
-"""One optimizer step over micro-batches. Independent of the method, the data source and the rank.
+"""One optimizer step and what it changes: loss and gradient over micro-batches, clipping, AdamW, learning rate, EMA.
 
-Nothing here synchronizes with the GPU: the results of a step are returned as tensors on the device.
+Independent of the method, the data source and the rank. Nothing here synchronizes with the GPU: the results of a step
+are returned as tensors on the device.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +19,117 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
+from adlm.config.schema import Train
 from adlm.diffusion.times import BatchRng, BatchSlice
+from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Method
-from adlm.training.ema import EMA
+from adlm.training.sharding import gather_tensors, reshard
+
+
+class EMA:
+    """a <- d a + (1 - d) w after the n-th update, n = 1, 2, ..., with d = min(max_decay, (1 + n) / (10 + n)).
+
+    As in the published code, the first update keeps 2/11 of the initial weights. Steps that were skipped because their
+    loss or gradient was not finite change neither a nor n. The average has the dtype and the sharding (DTensor) of the
+    weights. With max_decay 0 it equals the weights.
+    """
+
+    def __init__(self, network: nn.Module, max_decay: float):
+        self.max_decay = max_decay
+        self.weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, finite: Tensor | bool = True) -> None:
+        """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
+        self.num_updates += finite
+        decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
+        averages = [_local(weight) for weight in self.weights.values()]
+        weights = [_local(weight) for weight in network.parameters()]
+        share = ((1 - decay) * finite).to(averages[0].dtype)
+        torch._foreach_lerp_(averages, weights, [share] * len(weights))
+
+    @contextmanager
+    def in_place_of_weights(self, network: nn.Module) -> Iterator[None]:
+        """Inside, the network has the averaged weights; on exit its own are restored exactly."""
+        self._swap(network)
+        try:
+            yield
+        finally:
+            self._swap(network)
+
+    @torch.no_grad()
+    def _swap(self, network: nn.Module) -> None:
+        for name, weight in network.named_parameters():
+            own = weight.clone()
+            weight.copy_(self.weights[name])
+            self.weights[name].copy_(own)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """This process's shard of a sharded weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a step changes, and how it computes."""
+
+    method: Method
+    network: Any
+    optimizer: AdamW
+    ema: EMA | None
+    """None where `train.ema` is 0: then the model consists of the weights themselves."""
+    autocast_dtype: torch.dtype | None = None
+    """None computes in the dtype of the weights."""
+    flops_per_token: float | None = None
+    """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device  # type: ignore[no-any-return]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.autocast_dtype is None else torch.autocast(self.device.type, self.autocast_dtype)
+
+    @contextmanager
+    def with_ema(self) -> Iterator[None]:
+        """Inside, the network has the EMA weights and runs under training's autocast, for validation and sampling."""
+        with nullcontext() if self.ema is None else self.ema.in_place_of_weights(self.network):
+            try:
+                with self.autocast():
+                    yield
+            finally:
+                reshard(self.network)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
+        tensors = {}
+        for name, weight in self.network.named_parameters():
+            if weight not in self.optimizer.state:  # as AdamW creates it in its first step
+                step = torch.zeros((), dtype=torch.float32, device=weight.device)
+                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[weight] = {"step": step, **moments}
+            tensors[f"weights.{name}"] = weight.detach()
+            tensors |= {f"optimizer.{name}.{kind}": value for kind, value in self.optimizer.state[weight].items()}
+        ema_weights = {} if self.ema is None else self.ema.weights
+        return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
+
+    def model_weights(self, processes: Processes) -> dict[str, Tensor]:
+        """The EMA weights, unsharded, on the CPU of rank 0. A collective call: every process must make it."""
+        weights = dict(self.network.named_parameters()) if self.ema is None else self.ema.weights
+        return gather_tensors(weights, processes)
+
+
+def new_train_state(
+    method: Method, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
+) -> TrainState:
+    """The state before the first step, with the optimizer and the EMA of the config."""
+    train = method.config.train
+    ema = EMA(network, train.ema) if train.ema > 0 else None
+    return TrainState(method, network, build_optimizer(network, train), ema, autocast_dtype, flops_per_token)
 
 
 @dataclass(frozen=True)
@@ -59,34 +168,44 @@ class StepReport:
             )
 
 
+def micro_batch_shape(train: Train, num_ranks: int) -> tuple[int, int]:
+    """(number of micro-batches per process and step, rows in each)."""
+    size = train.micro_batch or max(1, train.batch_size // num_ranks)
+    if train.batch_size % (num_ranks * size):
+        multiple = num_ranks * size
+        nearest = max(1, round(train.batch_size / multiple)) * multiple
+        processes = "1 process" if num_ranks == 1 else f"{num_ranks} processes"
+        raise UserError(
+            f"train.batch_size {train.batch_size} is not a multiple of {processes} x {size} sequences; "
+            f"try train.batch_size={nearest}"
+        )
+    return train.batch_size // (num_ranks * size), size
+
+
 def count_tokens(method: Method, batches: Sequence[MicroBatch]) -> int:
     """The number of predicted tokens: the nats per token of these batches are means over them."""
     return sum(int(method.predicted(batch.x, batch.pad).sum()) for batch in batches)
 
 
 def train_step(
-    method: Method,
-    network: nn.Module,
-    optimizer: AdamW,
-    ema: EMA | None,
+    state: TrainState,
     batches: Sequence[MicroBatch],
     num_tokens: float,
     progress: float,
     generator: torch.Generator,
-    autocast_dtype: torch.dtype | None = None,
     mean_over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> StepReport:
     """Sum loss and gradient over the micro-batches, divide once by `num_tokens`, clip, apply AdamW, update the EMA.
 
     `num_tokens` is `count_tokens` of the whole step. Where gradients are averaged over P processes, as FSDP2 does, it
-    is 1/P of the tokens of all processes. `autocast_dtype` None computes in the dtype of the weights. The learning rate
-    is the one set in the optimizer's parameter groups. `mean_over_processes` averages the loss sums of all processes,
-    so that they all report the same values and agree on whether these are finite.
+    is 1/P of the tokens of all processes. The learning rate is the one set in the optimizer's parameter groups.
+    `mean_over_processes` averages the loss sums of all processes, so that they all report the same values and agree on
+    whether these are finite.
     """
     if not 0 <= progress <= 1:
         raise UserError(f"progress {progress} must be from 0 to 1: the share of training completed")
-    optimizer.zero_grad(set_to_none=True)
-    device = next(network.parameters()).device
+    method, network, device = state.method, state.network, state.device
+    state.optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
     start = generator.get_state()
     for number, batch in enumerate(batches, 1):
@@ -96,7 +215,7 @@ def train_step(
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad)
         x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
-        with _autocast(device, autocast_dtype), fast_attention(device):
+        with state.autocast(), fast_attention(device):
             loss = method.loss(network, x, pad, progress, BatchRng(generator, batch.batch_slice))
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
@@ -104,11 +223,34 @@ def train_step(
     sums = dict(zip(sums, mean_over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
     norm = gradient_norm(network)
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
-    _update(optimizer, norm, finite, method.config.train.clip)
-    if ema is not None:
-        ema.update(network, finite)
+    _update(state.optimizer, norm, finite, method.config.train.clip)
+    if state.ema is not None:
+        state.ema.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
     return StepReport(means.pop("total"), means.pop("nats"), means, norm, finite)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, through pinned memory so that the copy is asynchronous."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@contextmanager
+def fast_attention(device: torch.device) -> Iterator[None]:
+    """Prefer cuDNN attention on Hopper: forward and backward take a third less time than in torch's default order."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        yield
+        return
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    with sdpa_kernel(order, set_priority=True):
+        yield
 
 
 def gradient_norm(network: nn.Module) -> Tensor:
@@ -130,28 +272,56 @@ def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device, through pinned memory so that the copy is asynchronous."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "trapezoid": lambda progress: min(1.0, (1 - progress) / 0.4),
+}
 
 
-def _autocast(device: torch.device, autocast_dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
+def learning_rate(train: Train, step: int) -> float:
+    """The learning rate after `step` updates: a linear warm-up from 0, then the schedule `train.decay`.
+
+    cosine, linear and trapezoid reach 0 at `train.steps`. The rate of the very first update is 0, as in the published
+    code.
+    """
+    warm_up = train.num_warm_up_steps
+    if step < warm_up:
+        return train.learning_rate * step / warm_up
+    decaying = max(1, train.steps - warm_up)
+    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - warm_up) / decaying))
 
 
-@contextmanager
-def fast_attention(device: torch.device) -> Iterator[None]:
-    """Prefer cuDNN attention on Hopper: forward and backward take a third less time than in torch's default order."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        yield
-        return
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    with sdpa_kernel(order, set_priority=True):
-        yield
+def check_warm_up(train: Train) -> None:
+    """UserError if the warm-up does not end within the run. Checked by training only: a model loads regardless."""
+    if train.num_warm_up_steps >= train.steps:
+        raise UserError(
+            f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
+            f"learning rate would never reach train.learning_rate; try train.warm_up_steps={train.steps // 10}"
+        )
+
+
+def build_optimizer(network: nn.Module, train: Train) -> AdamW:
+    """AdamW over all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
+
+    The fused kernel also clips the gradients, and skips the update if they are not finite (see `_update`).
+    """
+    bridge = [weight for name, weight in network.named_parameters() if "bridge" in name.split(".")]
+    in_bridge = set(bridge)
+    rest = [weight for weight in network.parameters() if weight not in in_bridge]
+    groups = [{"params": rest, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=train.learning_rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+
+
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    """Set `rate` times the group's multiple in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]

@@ -18,7 +18,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
 from adlm.training.metrics import Counters
-from adlm.training.rng import generator_of
+from adlm.training.seeds import generator_of
 
 DATASHEET_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bf16 FLOP/s, by part of the device name
 ROWS = 8  # enough that their antithetic times mask about half of the tokens

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -18,12 +18,13 @@ from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
-from adlm.distributed import device_name
+from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint, run_folder
+from adlm.training.build import build_train_state
 from adlm.training.data import TrainingData, log_frequencies, open_training_data
 from adlm.training.metrics import (
     Counters,
@@ -34,16 +35,22 @@ from adlm.training.metrics import (
     metrics_line,
     open_metrics,
 )
-from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
-from adlm.training.rng import generator_of, reseed_dropout
 from adlm.training.run_folder import RunFolder
-from adlm.training.samples import write_samples
-from adlm.training.sharding import Processes, default_threads, micro_batches, training_processes
-from adlm.training.step import MicroBatch, count_tokens, train_step
+from adlm.training.seeds import generator_of, reseed_dropout
+from adlm.training.sharding import training_processes
+from adlm.training.step import (
+    MicroBatch,
+    TrainState,
+    check_warm_up,
+    count_tokens,
+    learning_rate,
+    micro_batch_shape,
+    set_learning_rate,
+    train_step,
+)
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
 from adlm.training.throughput import ThroughputMeter
-from adlm.training.train_state import TrainState, build_train_state
-from adlm.training.validation import ValidationResult, validate
+from adlm.training.validation import ValidationResult, validate, write_samples
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class RunStart:
 class Reporter(Protocol):
     """Receives the progress of a run."""
 
-    def say(self, sentence: str) -> None:
-        """One message, as a line of text."""
+    def info(self, message: str) -> None:
+        """A message of one line."""
         ...
 
     def start(self, start: RunStart) -> None: ...
@@ -117,14 +124,15 @@ class TrainContext:
 
 def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
     """Train `config` into the folder `out`, resuming the run there if there is one."""
-    with training_processes(config.train) as processes:
+    with training_processes(config.train, reporter.info) as processes:
         main = processes.is_main_process
-        report = reporter.say if main else _ignore
+        report = reporter.info if main else _ignore
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
-            micro_batches(config.train, processes.num_ranks)
+            micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
             config = _with_threads(_with_warm_up(config, run), run, processes)
-            latest = _find_checkpoint(run, processes, report)
+            found = processes.on_main_process(lambda: checkpoint.find_checkpoint(run.checkpoints, report))
+            latest: checkpoint.Checkpoint | None = processes.broadcast(found)
             previous = _previous_config(run, latest)
             if previous is not None:
                 run_folder.check_options(run, previous, config, include_data_options=False)
@@ -138,14 +146,14 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
                 run_folder.check_steps(run, config, latest.counters.step)
             frequencies = log_frequencies(data, processes) if config.train.unigram_start else None
             state = build_train_state(config, processes, report, frequencies)
-            counters = _resume(latest, state, processes, report)
+            counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
                 for change in changes:
                     report(change)
                 run_folder.save_run(run, config, data.fingerprint)
                 if latest is not None:
                     checkpoint.set_damaged_aside(latest)
-                    checkpoint.prune_checkpoints(run.snapshots, config.train.keep)
+                    checkpoint.prune_checkpoints(run.checkpoints, config.train.keep)
             logger = open_metrics(out, config, counters.step, reporter) if main else None
             try:
                 with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
@@ -189,14 +197,6 @@ def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Confi
     return replace(config, train=replace(config.train, threads=threads))
 
 
-def _find_checkpoint(
-    run: RunFolder, processes: Processes, report: Callable[[str], None]
-) -> checkpoint.Checkpoint | None:
-    """The checkpoint to resume from, the same on every process."""
-    latest = checkpoint.find_checkpoint(run.snapshots, report) if processes.is_main_process else None
-    return cast(checkpoint.Checkpoint | None, processes.broadcast(latest))
-
-
 def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Mapping[str, Any] | None:
     """The config of the checkpoint, else of the run folder; None for a new run."""
     if latest is not None:
@@ -205,14 +205,11 @@ def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Ma
     return None if saved is None else run_folder.config_as_json(saved)
 
 
-def _resume(
-    latest: checkpoint.Checkpoint | None, state: TrainState, processes: Processes, report: Callable[[str], None]
-) -> Counters:
+def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Callable[[str], None]) -> Counters:
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
         return Counters()
-    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
-    checkpoint.load_tensors(latest, tensors, processes)
+    checkpoint.load_tensors(latest, state.named_tensors())
     if state.ema is not None:
         state.ema.num_updates.fill_(latest.counters.num_updates)
     report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
@@ -230,13 +227,13 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         context.reporter.start(_run_start(context, counters.step))
     while counters.step < config.train.steps:
         batch = _next_batch(batches)
-        tokens, stopped, failed = processes.sum(
-            [_num_tokens(context, batch), context.stop.signal != 0, isinstance(batch, UserError)]
-        )
+        parts = [] if isinstance(batch, UserError) else _micro_batches(context, batch)
+        num_tokens = count_tokens(context.state.method, parts)
+        tokens, stopped, failed = processes.sum([num_tokens, context.stop.signal != 0, isinstance(batch, UserError)])
         if stopped or failed:
             return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
         assert isinstance(batch, Batch)
-        report = _step(context, counters, batch, int(tokens))
+        report = _step(context, counters, parts, int(tokens))
         counters = _add_pending(context, counters, pending)
         counters, pending = _count_step(counters, batch, int(tokens)), report
         if context.reporter is not None:
@@ -275,7 +272,7 @@ def _next_batch(batches: Iterator[Batch]) -> Batch | UserError:
 def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
     """This process's part of the global batch, split into micro-batches."""
     train, processes = context.config.train, context.processes
-    num, size = micro_batches(train, processes.num_ranks)
+    num, size = micro_batch_shape(train, processes.num_ranks)
     first_row = processes.rank * num * size
     return [
         MicroBatch(
@@ -287,28 +284,19 @@ def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def _num_tokens(context: TrainContext, batch: Batch | UserError) -> int:
-    return 0 if isinstance(batch, UserError) else count_tokens(context.state.method, _micro_batches(context, batch))
-
-
-def _step(context: TrainContext, counters: Counters, batch: Batch, tokens: int) -> PendingReport:
+def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], tokens: int) -> PendingReport:
     """One optimizer step. All its randomness is derived from the seed and the step number."""
     train, state, processes = context.config.train, context.state, context.processes
-    parts = _micro_batches(context, batch)
     set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    resume_hint = checkpoint.describe_last(context.run.snapshots)
+    resume_hint = checkpoint.describe_last(context.run.checkpoints)
     with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
         report = train_step(
-            state.method,
-            state.network,
-            state.optimizer,
-            state.ema,
+            state,
             parts,
             tokens / processes.num_ranks,
             counters.step / train.steps,
             generator_of(train.seed, "noise", counters.step),
-            state.autocast_dtype,
             processes.mean,
         )
     return PendingReport(report, tokens)
@@ -327,7 +315,7 @@ def _count_step(counters: Counters, batch: Batch, tokens: int) -> Counters:
 def _add_pending(context: TrainContext, counters: Counters, pending: PendingReport | None) -> Counters:
     if pending is None:
         return counters
-    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.snapshots))
+    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.checkpoints))
 
 
 def _is_multiple(step: int, interval: int) -> bool:
@@ -337,7 +325,7 @@ def _is_multiple(step: int, interval: int) -> bool:
 def _is_due(config: Config, step: int) -> bool:
     """Whether logging, validation, sampling or a checkpoint is due after this step."""
     train = config.train
-    intervals = (train.log_every, train.valid_every, train.sample_every, train.snapshot_every)
+    intervals = (train.log_every, train.valid_every, train.sample_every, train.checkpoint_every)
     return step == train.steps or any(_is_multiple(step, interval) for interval in intervals)
 
 
@@ -345,7 +333,7 @@ def _validate_and_checkpoint(
     context: TrainContext, counters: Counters, meter: ThroughputMeter
 ) -> tuple[Counters, ValidationResult | None]:
     """Validate, log, sample and checkpoint, each if due. The checkpoint comes last, so that it includes the others."""
-    train, step = context.config.train, counters.step
+    train, state, step = context.config.train, context.state, counters.step
     timings = meter.read(counters)
     is_last, measured = step == train.steps, None
     if is_last or _is_multiple(step, train.valid_every):
@@ -356,8 +344,9 @@ def _validate_and_checkpoint(
             context.logger.write(metrics_line(counters, context.config, measured, timings))
         counters = replace(counters, window={})
     if is_last or _is_multiple(step, train.sample_every):
-        write_samples(context.state, context.data, context.run.samples, step, context.processes)
-    if is_last or _is_multiple(step, train.snapshot_every):
+        with state.with_ema():
+            write_samples(state.method, state.network, context.data, context.run.samples, step, context.processes)
+    if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured
 
@@ -366,7 +355,7 @@ def _validate(context: TrainContext) -> ValidationResult | None:
     """The bound on the held-out rows, with the EMA weights."""
     if not context.data.num_held_out:
         return None
-    _, size = micro_batches(context.config.train, context.processes.num_ranks)
+    _, size = micro_batch_shape(context.config.train, context.processes.num_ranks)
     with context.state.with_ema():
         return validate(context.state.method, context.state.network, context.data, size, context.processes)
 
@@ -377,7 +366,7 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
         return counters
     if not math.isfinite(measured.nats):
         if context.reporter is not None:
-            context.reporter.say(
+            context.reporter.info(
                 f"the bound on the held-out rows is {measured.nats} at step {counters.step:,}, so RUN/best is not "
                 "updated; training continues"
             )
@@ -388,30 +377,29 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
     """Write a checkpoint and RUN/model of this step."""
-    state, processes, snapshots = context.state, context.processes, context.run.snapshots
+    processes, checkpoints = context.processes, context.run.checkpoints
     if context.logger is not None:
         context.logger.metrics.sync()
-    tensors = checkpoint.named_tensors(state.network, state.optimizer, state.ema)
     nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
-    checkpoint.save_checkpoint(snapshots, tensors, counters, nats, config, processes)
+    checkpoint.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
     if processes.is_main_process:
-        checkpoint.prune_checkpoints(snapshots, context.config.train.keep)
+        checkpoint.prune_checkpoints(checkpoints, context.config.train.keep)
     _save_model(context, context.run.path / "model")
 
 
 def _save_model(context: TrainContext, path: Path) -> None:
     """Write a model folder. Model folders are shared, so its config leaves out the local path `data.prepared`."""
-    weights = context.state.model_weights()
-    if context.processes.is_main_process:
-        config = replace(context.config, data=replace(context.config.data, prepared=""))
-        replace_model_folder(ModelFolder(config, weights, context.data.tokenizer), path)
+    weights = context.state.model_weights(context.processes)
+    config = replace(context.config, data=replace(context.config.data, prepared=""))
+    model = ModelFolder(config, weights, context.data.tokenizer)
+    context.processes.on_main_process(lambda: replace_model_folder(model, path))
 
 
 def _stop_early(
     context: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
     """Checkpoint and stop, after a signal or because the data cannot be read."""
-    path = context.run.snapshots / checkpoint.checkpoint_name(counters.step)
+    path = context.run.checkpoints / checkpoint.checkpoint_name(counters.step)
     if counters.step and not context.processes.broadcast(path.is_dir()):
         _save_checkpoint(context, counters, None)
     elif counters.step and counters.step == first_step:

@@ -1,21 +1,27 @@
-"""The validation bound with its standard error, computed by all processes together. Independent of the method.
+"""What is computed of a network during training: the validation bound and a few samples. Independent of the method.
 
-Rows and noise are the same every time, so two validations of a run differ only in the weights.
+All processes take part, because gathering sharded weights is a collective operation. Rows and noise of the validation
+are the same every time, so two validations of a run differ only in the weights.
 """
 
 import math
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from adlm.diffusion.times import BatchRng
+from adlm.distributed import Processes
+from adlm.files import write_file, writing
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
+from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
 from adlm.training.data import TrainingData
-from adlm.training.rng import generator_of
-from adlm.training.sharding import Processes
+from adlm.training.seeds import generator_of, seed_of
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,8 @@ class ValidationResult:
 def validate(method: Method, network: Any, data: TrainingData, size: int, processes: Processes) -> ValidationResult:
     """The mean bound per token over all held-out rows, `size` rows per process at a time.
 
-    Every process takes part in every round, because gathering sharded weights is a collective operation; a process
-    without rows in the last round evaluates the last batch again and discards the result.
+    Every process takes part in every round; one without rows in the last round evaluates the last batch again and
+    discards the result.
     """
     seed, estimator = method.config.train.seed, ESTIMATORS[default_estimator(method)].of(method)
     nats, tokens, nats_squared, nats_tokens, tokens_squared, rows = (
@@ -71,3 +77,22 @@ def _ratio_of_sums(
     correction = rows / (rows - 1) if rows > 1 else math.inf
     stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
     return ValidationResult(mean, stderr, int(tokens), int(rows))
+
+
+def write_samples(
+    method: Method, network: Any, data: TrainingData, folder: Path, step: int, processes: Processes
+) -> None:
+    """Write folder/step-00005000.txt with `train.samples` texts."""
+    config = method.config
+    vocabulary, train = vocabulary_of(config), config.train
+    canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
+    if vocabulary.bos_id is None and data.num_held_out:
+        canvas[:, 0] = data.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
+    rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
+    frame = last_frame(method.generate(network, canvas, config.sampling, rng))
+    if processes.is_main_process:
+        texts = [data.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
+        content = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / f"step-{step:08}.txt", content)

@@ -19,7 +19,7 @@ from pathlib import Path
 COMMON = [
     *("train.learning_rate=1.5e-3", "train.warm_up_steps=80", "train.decay=cosine", "train.ema=0.995"),
     *("train.log_every=50", "train.valid_every=0", "train.sample_every=0", "train.keep=1"),
-    *("train.snapshot_every=100000", "model.dropout=0.0", "train.unigram_start=true"),
+    *("train.checkpoint_every=100000", "model.dropout=0.0", "train.unigram_start=true"),
 ]
 DIFFUSION = ["schedule.eps=0", "model.start=neighbours"]
 ADLM = ["owt/adlm", "model=tiny", "model.bridge=hidden", "anchor.gamma=0.1", "anchor.warm_up=false", *DIFFUSION]

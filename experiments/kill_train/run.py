@@ -71,13 +71,13 @@ def main() -> int:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
         kills += 1
-        there = ", ".join(sorted(place.name for place in killed.glob("snapshots/*"))) or "none"
-        print(f"kill {kills:2}: last line step {step_of(killed):3}, snapshots {there}", flush=True)
+        there = ", ".join(sorted(place.name for place in killed.glob("checkpoints/*"))) or "none"
+        print(f"kill {kills:2}: last line step {step_of(killed):3}, checkpoints {there}", flush=True)
     subprocess.run(command(source, killed), check=True, capture_output=True)
     same = {
         "weights that are kept": _equal(whole / "model", killed / "model"),
         "best weights": _equal(whole / "best", killed / "best"),
-        "all trained tensors (checksums of the last snapshot)": _shards(whole) == _shards(killed),
+        "all trained tensors (checksum of the last checkpoint)": _checksum(whole) == _checksum(killed),
         "metrics.jsonl, clocks and rates aside": logged(whole) == logged(killed),
         "no gap and no repeat": [line["step"] for line in logged(killed)] == [line["step"] for line in logged(whole)],
         "sample texts": _texts(whole) == _texts(killed),
@@ -93,10 +93,9 @@ def _equal(one: Path, other: Path) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def _shards(out: Path) -> list[str]:
-    place = max((out / "snapshots").glob("step-*"))
-    files = json.loads((place / "snapshot.json").read_text())["files"]
-    return [entry["sha256"] for name, entry in files.items() if name != ".metadata"]
+def _checksum(out: Path) -> str:
+    place = max((out / "checkpoints").glob("step-*"))
+    return str(json.loads((place / "checkpoint.json").read_text())["tensors"]["sha256"])
 
 
 def _texts(out: Path) -> dict[str, str]:

@@ -21,12 +21,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.distributed.device_mesh import init_device_mesh
 
 from adlm.cli.main import main as adlm
+from adlm.distributed import Processes
 from adlm.training import train
 from adlm.training.metrics import read_metrics
-from adlm.training.sharding import Processes
 
 KNOBS = """owt/adlm data.name= data.packing=packed train.batch_size=32 train.warm_up_steps=20 train.log_every=20
-train.valid_every=60 train.valid_rows=64 train.snapshot_every=1000 train.sample_every=120 train.samples=1
+train.valid_every=60 train.valid_rows=64 train.checkpoint_every=1000 train.sample_every=120 train.samples=1
 sampling.steps=16 train.keep=1""".split()  # noqa: SIM905
 
 
@@ -47,7 +47,7 @@ def made_up(folder: Path) -> Path:
 
 
 @contextmanager
-def one_process_of_fsdp(knobs):
+def one_process_of_fsdp(knobs, report):
     """A mesh of one GPU, which the program itself would not bother to make."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo,cuda:nccl")

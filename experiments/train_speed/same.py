@@ -15,7 +15,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
-from adlm.training.compilation import compile_trunks
+from adlm.training.build import compile_trunks
 from adlm.training.step import fast_attention
 from adlm.training.throughput import zipf
 

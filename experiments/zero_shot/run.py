@@ -17,7 +17,7 @@ SETS = ["ptb", "wikitext2", "lambada", "ag_news"]
 COMMON = [
     *("train.batch_size=64", "train.learning_rate=1e-3", "train.warm_up_steps=50", "train.decay=cosine"),
     *("train.ema=0.995", "train.log_every=50", "train.valid_every=0", "train.sample_every=0", "train.keep=1"),
-    *("train.snapshot_every=100000", "model.dropout=0.0", "train.unigram_start=true"),
+    *("train.checkpoint_every=100000", "model.dropout=0.0", "train.unigram_start=true"),
 ]
 DIFFUSION = ["schedule.eps=0", "model.start=neighbours"]
 MODELS = {

@@ -48,7 +48,7 @@ def test_a_user_error_is_one_line(capsys, words, sentence):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_a_user_error(capsys):
     assert main(["bench", "train", "owt/adlm", *SMALL, "--device", "cuda"]) == 2
-    assert "torch finds no CUDA device; use cpu" in capsys.readouterr().err
+    assert "--device 'cuda' is not one that torch sees here; try cpu" in capsys.readouterr().err
 
 
 def sampling_speed(capsys, *words):

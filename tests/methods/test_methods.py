@@ -20,7 +20,7 @@ from adlm.methods.noising import NoisedBatch, conditioning_sigma_of
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
-from adlm.training.step import MicroBatch, train_step
+from adlm.training.step import MicroBatch, new_train_state, train_step
 
 MASK, BOS = 7, 3
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -62,8 +62,7 @@ def model(name: str) -> LanguageModel:
 
 def step_on(lm: LanguageModel, batch: MicroBatch, progress: float = 1.0) -> None:
     """One training step on a batch."""
-    optimizer = torch.optim.AdamW(lm.network.parameters())
-    train_step(lm.method, lm.network, optimizer, None, [batch], 1.0, progress, seeded())
+    train_step(new_train_state(lm.method, lm.network), [batch], 1.0, progress, seeded())
 
 
 def noising(x: torch.Tensor, discrete: bool = False) -> NoisedBatch:

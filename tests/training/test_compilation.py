@@ -9,8 +9,8 @@ from worlds import batch_rng, seeded, wake
 from adlm.config.schema import Schedule
 from adlm.methods import method_of
 from adlm.models import logit_gradients
-from adlm.training import compilation
-from adlm.training.compilation import compile_trunks, why_not_compile
+from adlm.training import build
+from adlm.training.build import compile_trunks, why_not_compile
 
 
 def test_without_a_compiler_the_network_is_unchanged_and_a_message_says_why(tiny_config, monkeypatch):
@@ -25,7 +25,7 @@ def test_a_failing_compiler_is_detected_on_a_small_function(monkeypatch):
     def failing(function):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compilation, "_why_no_cpp", lambda: "")
+    monkeypatch.setattr(build, "_why_no_cpp", lambda: "")
     monkeypatch.setattr("torch.compile", failing)
     assert "failed on a small function (RuntimeError)" in why_not_compile(torch.device("cpu"))
 
@@ -35,7 +35,7 @@ def test_triton_needs_a_c_compiler(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setenv("CC", "no-such-compiler")
     try:
-        assert "no C compiler (no-such-compiler)" in compilation.why_not_compile(torch.device("cuda"))
+        assert "no C compiler (no-such-compiler)" in build.why_not_compile(torch.device("cuda"))
     finally:
         logit_gradients.why_no_triton.cache_clear()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from worlds import real
 
-from adlm.training.ema import EMA
+from adlm.training.step import EMA
 
 
 def one_weight(value: float) -> torch.nn.Module:

@@ -10,7 +10,7 @@ from worlds import seeded, wake
 from adlm.config.schema import Train
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.training.optimizer import DECAYS, build_optimizer, check_warm_up, learning_rate, set_learning_rate
+from adlm.training.step import DECAYS, build_optimizer, check_warm_up, learning_rate, set_learning_rate
 
 SCHEDULE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
 

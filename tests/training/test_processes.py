@@ -6,7 +6,8 @@ from small_runs import NEEDS, corpus, logged, run, run_on_two, weights
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
-from adlm.training.sharding import mesh_shape, micro_batches
+from adlm.training.sharding import mesh_shape
+from adlm.training.step import micro_batch_shape
 
 EXACT = (
     "model.blocks=1",
@@ -21,12 +22,12 @@ UNIGRAMS = ("train.unigram_start=true", "model.start=neighbours", "train.steps=4
 
 # On two processes: the options, and the single-process run that the result must equal.
 CASES = {
-    "replicate": (("train.replicate=2", "train.micro_batch=2"), "single"),
+    "replicate": (("train.micro_batch=2",), "single"),
     "shard": (("train.shard=2", "train.micro_batch=2", "train.recompute=true"), "single"),
     "float32": (("train.shard=2", "train.precision=float32"), "single in float32"),
     "sedd": (("train.shard=2", *SEDD), "single with sedd"),
     "d3pm": (("train.shard=2", *D3PM), "single with d3pm"),
-    "unigrams": (("train.replicate=2", "train.micro_batch=2", *UNIGRAMS), "single from unigrams"),
+    "unigrams": (("train.micro_batch=2", *UNIGRAMS), "single from unigrams"),
     "two then one": (("train.shard=2", "train.steps=10"), "single"),
     "one then two": (("train.shard=2",), "single"),
 }
@@ -68,7 +69,6 @@ def test_two_processes_train_like_one(tmp_path):
         (Train(), 8, (8, 1)),
         (Train(shard=8), 8, (1, 8)),
         (Train(shard=4), 8, (2, 4)),
-        (Train(replicate=2, shard=4), 8, (2, 4)),
     ],
 )
 def test_the_mesh_shape_multiplies_to_the_number_of_processes(train, processes, shape):
@@ -79,7 +79,7 @@ def test_the_mesh_shape_multiplies_to_the_number_of_processes(train, processes, 
     ("train", "processes", "error"),
     [
         (Train(shard=3), 8, "train.shard 3 does not fit 8 processes"),
-        (Train(replicate=2, shard=2), 8, "train.replicate 2 x train.shard 2 does not fit 8 processes"),
+        (Train(shard=16), 8, "train.shard 16 does not fit 8 processes: .*try train.shard=8 or train.shard=1$"),
         (Train(shard=2), 1, "train.shard 2 does not fit 1 process:"),
     ],
 )
@@ -89,9 +89,9 @@ def test_a_mesh_that_does_not_fit_is_rejected(train, processes, error):
 
 
 def test_the_batch_size_is_a_multiple_of_the_micro_batch_on_every_process():
-    assert micro_batches(Train(batch_size=512, micro_batch=32), 8) == (2, 32)
-    assert micro_batches(Train(batch_size=512), 8) == (1, 64)
+    assert micro_batch_shape(Train(batch_size=512, micro_batch=32), 8) == (2, 32)
+    assert micro_batch_shape(Train(batch_size=512), 8) == (1, 64)
     with pytest.raises(
         UserError, match=r"train.batch_size 500 is not a multiple of 8 processes x 64 sequences; try.*512"
     ):
-        micro_batches(Train(batch_size=500, micro_batch=64), 8)
+        micro_batch_shape(Train(batch_size=500, micro_batch=64), 8)

@@ -18,7 +18,7 @@ from adlm.errors import UserError
 from adlm.training import checkpoint, run_folder, train
 from adlm.training.validation import ValidationResult
 
-SHORT = ("model.blocks=1", "train.steps=4", "train.snapshot_every=2", "train.valid_every=2")
+SHORT = ("model.blocks=1", "train.steps=4", "train.checkpoint_every=2", "train.valid_every=2")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_checkpoint(
     monkeypatch.setattr(train, "_save_model", recording_save_model)
     run(prepared, tmp_path / "uninterrupted", *SHORT)
     of_step_2 = next(model for name, model in models if name == "model")
-    shutil.rmtree(out / "snapshots" / "step-00000004")
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
     make_model_stale(out)
     monkeypatch.setattr(train, "_training_loop", stopped)
     outcome = run(prepared, out, *SHORT)
@@ -149,7 +149,7 @@ def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a run on another text: .* restore it"):
         run(Path(), tmp_path / "run", *stream)
     text.write_text(original)
-    latest = checkpoint.find_checkpoint(tmp_path / "run" / "snapshots", print)
+    latest = checkpoint.find_checkpoint(tmp_path / "run" / "checkpoints", print)
     assert latest is not None
     steps = latest.counters.step
     assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
@@ -163,7 +163,7 @@ def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nat
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
     assert sum(f"held-out rows is {nats} at step" in message for message in reporter.messages) == 2
-    manifest = json.loads((tmp_path / "run/snapshots/step-00000004/snapshot.json").read_text())
+    manifest = json.loads((tmp_path / "run/checkpoints/step-00000004/checkpoint.json").read_text())
     assert manifest["nats"] is None
     assert logged(tmp_path / "run")[-1]["valid_nats"] is None
     monkeypatch.setattr(train, "validate", validate)
@@ -191,21 +191,21 @@ def test_comparing_the_checksums_of_large_shards_is_reported(prepared, tmp_path,
 
 @pytest.mark.parametrize("change", [("row", 8), ("step", "x"), ("window", [])])
 def test_a_changed_number_in_a_checkpoint_is_detected(change, prepared, finished, out):
-    path, reporter = out / "snapshots" / "step-00000004" / "snapshot.json", RecordingReporter()
+    path, reporter = out / "checkpoints" / "step-00000004" / "checkpoint.json", RecordingReporter()
     manifest = json.loads(path.read_text())
     manifest["counters"][change[0]] = change[1]
     path.write_text(json.dumps(manifest, indent=1))
     run(prepared, out, *SHORT, reporter=reporter)
-    assert any("step-00000004 is damaged (snapshot.json was modified" in message for message in reporter.messages)
-    shutil.rmtree(out / "snapshots" / "step-00000004.damaged")
+    assert any("step-00000004 is damaged (checkpoint.json was modified" in message for message in reporter.messages)
+    shutil.rmtree(out / "checkpoints" / "step-00000004.damaged")
     assert files_of(out) == files_of(finished)
 
 
 @pytest.mark.parametrize("content", ["[" * 10**5, "[]", "null", "3", "", "\xff", '{"format": 2}'])
 def test_a_checkpoint_with_an_invalid_manifest_is_damaged(content, out):
-    (out / "snapshots" / "step-00000004" / "snapshot.json").write_bytes(content.encode("latin-1"))
+    (out / "checkpoints" / "step-00000004" / "checkpoint.json").write_bytes(content.encode("latin-1"))
     messages: list[str] = []
-    latest = checkpoint.find_checkpoint(out / "snapshots", messages.append)
+    latest = checkpoint.find_checkpoint(out / "checkpoints", messages.append)
     assert latest is not None
     assert latest.counters.step == 2
     assert "step-00000004 is damaged" in messages[0]
@@ -266,7 +266,7 @@ def test_temporary_files_of_killed_processes_are_deleted(prepared, finished, tmp
     for name in (
         ".text.sha256.new1",
         ".config.yaml.new12",
-        "snapshots/.step-00000002.new",
+        "checkpoints/.step-00000002.new",
         "samples/.step-00000004.txt.new5",
     ):
         (out / f"{name}.adlm-part").parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ def test_temporary_files_of_killed_processes_are_deleted(prepared, finished, tmp
     for name in (".best.new3", ".model.old4"):
         (out / f"{name}.adlm-part").mkdir()
         (out / f"{name}.adlm-part" / "config.yaml").write_text("half")
-    shutil.rmtree(out / "snapshots")
+    shutil.rmtree(out / "checkpoints")
     shutil.rmtree(out / "samples")
     run(prepared, out, *SHORT)
     assert files_of(out) == files_of(finished)

@@ -18,9 +18,7 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.noising import NoisedBatch
 from adlm.registry import METHODS
-from adlm.training.ema import EMA
-from adlm.training.optimizer import build_optimizer
-from adlm.training.step import MicroBatch, count_tokens, train_step
+from adlm.training.step import EMA, MicroBatch, TrainState, build_optimizer, count_tokens, train_step
 
 MASK = 7
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -54,10 +52,10 @@ def take_steps(config, batches, steps=3, fused=True):
     network = wake(method.build().double()).train()
     ema, generator = EMA(network, 0.9), seeded(5)
     if fused:
-        optimizer = build_optimizer(network, config.train)
+        state = TrainState(method, network, build_optimizer(network, config.train), ema)
         for _ in range(steps):
             tokens = count_tokens(method, batches)
-            report = train_step(method, network, optimizer, ema, batches, tokens, 0.5, generator)
+            report = train_step(state, batches, tokens, 0.5, generator)
             report.check()
         return network, ema, report
     optimizer = torch.optim.AdamW(
@@ -143,7 +141,7 @@ def test_the_reported_norm_is_before_clipping_and_the_clipped_gradient_has_the_n
     method = method_of(config)
     network = wake(method.build().double())
     optimizer = build_optimizer(network, config.train)
-    report = train_step(method, network, optimizer, None, [MicroBatch(text())], 48, 0.0, seeded())
+    report = train_step(TrainState(method, network, optimizer, None), [MicroBatch(text())], 48, 0.0, seeded())
     moments = [optimizer.state[weight]["exp_avg"] for weight in network.parameters()]
     assert report.gradient_norm > 0.01
     assert float(torch.nn.utils.get_total_norm(moments)) / 0.1 == pytest.approx(0.01, rel=1e-6)
@@ -154,30 +152,31 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name):
     config = config_of(name)
     method = method_of(config)
     network = wake(method.build())
-    optimizer = build_optimizer(network, config.train)
+    state = TrainState(method, network, build_optimizer(network, config.train), None)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
-    train_step(method, network, optimizer, None, *arguments).check()
+    train_step(state, *arguments).check()
     bias = next(weight for key, weight in network.named_parameters() if key.endswith("head.bias"))
     bias.data[2] = torch.nan
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    report = train_step(method, network, optimizer, None, *arguments)
+    report = train_step(state, *arguments)
     assert all(torch.equal(before[key], value) or key.endswith("bias") for key, value in network.state_dict().items())
     with pytest.raises(UserError, match=r"loss is nan.*train\.learning_rate"):
         report.check()
     bias.data[2] = 0.0
-    train_step(method, network, optimizer, None, *arguments).check()  # and training can continue
+    train_step(state, *arguments).check()  # and training can continue
 
 
 def test_a_skipped_step_leaves_the_ema_and_its_count_unchanged():
     config = config_of("mdlm")
     method = method_of(config)
     network = wake(method.build())
-    optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9999)
+    ema = EMA(network, 0.9999)
+    state = TrainState(method, network, build_optimizer(network, config.train), ema)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
-    train_step(method, network, optimizer, ema, *arguments).check()
+    train_step(state, *arguments).check()
     before = {key: value.clone() for key, value in ema.weights.items()}
     hook = next(network.parameters()).register_hook(lambda gradient: gradient * torch.inf)
-    assert not train_step(method, network, optimizer, ema, *arguments).finite
+    assert not train_step(state, *arguments).finite
     hook.remove()
     assert int(ema.num_updates) == 1
     assert all(torch.equal(before[key], value) for key, value in ema.weights.items())
@@ -187,10 +186,11 @@ def test_the_mask_in_the_text_is_rejected():
     config = config_of("mdlm")
     method = method_of(config)
     network = method.build()
+    state = TrainState(method, network, build_optimizer(network, config.train), None)
     x = text()
     x[1, 2] = MASK
     with pytest.raises(UserError, match="mask id 7"):
-        train_step(method, network, build_optimizer(network, config.train), None, [MicroBatch(x)], 48, 0.0, seeded())
+        train_step(state, [MicroBatch(x)], 48, 0.0, seeded())
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a warning of CPUs without bf16 support
@@ -198,10 +198,8 @@ def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
     config = config_of("adlm")
     method = method_of(config)
     network = wake(method.build())
-    optimizer = build_optimizer(network, config.train)
-    report = train_step(
-        method, network, optimizer, None, [MicroBatch(text())], 48, 0.5, seeded(), autocast_dtype=torch.bfloat16
-    )
+    state = TrainState(method, network, build_optimizer(network, config.train), None, torch.bfloat16)
+    report = train_step(state, [MicroBatch(text())], 48, 0.5, seeded())
     report.check()
     assert all(weight.dtype == torch.float32 == weight.grad.dtype for weight in network.parameters())
 
@@ -217,10 +215,11 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
         register_fsdp_forward_method(network, "score")
-        optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
+        ema = EMA(network, 0.9)
+        state = TrainState(method, network, build_optimizer(network, config.train), ema)
         rows = text()[3 * rank : 3 * rank + 3]
         for _ in range(3):
-            report = train_step(method, network, optimizer, ema, [MicroBatch(rows)], 42 / world, 0.5, seeded())
+            report = train_step(state, [MicroBatch(rows)], 42 / world, 0.5, seeded())
         torch.testing.assert_close(report.gradient_norm, norm, rtol=1e-9, atol=1e-12)
         for name, weight in network.named_parameters():
             assert isinstance(weight, DTensor)
@@ -254,9 +253,9 @@ def test_a_step_on_a_gpu_equals_the_step_on_the_cpu(name):
     method, steps = method_of(config), []
     for device in ("cpu", "cuda"):
         network = wake(method.build().double()).to(device)
-        optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
+        state = TrainState(method, network, build_optimizer(network, config.train), EMA(network, 0.9))
         for _ in range(3):
-            train_step(method, network, optimizer, ema, [MicroBatch(text())], 48, 0.5, seeded()).check()
+            train_step(state, [MicroBatch(text())], 48, 0.5, seeded()).check()
         steps.append({key: value.cpu() for key, value in network.state_dict().items()})
     assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-5)  # times and noise are float32
 
@@ -271,7 +270,7 @@ def test_on_a_gpu_a_step_of_adlm_does_not_synchronize():
     network = wake(method.build()).cuda()
     optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
     generator = torch.Generator("cuda").manual_seed(0)
-    step = [method, network, optimizer, ema, [MicroBatch(text())], 48, 0.5, generator, torch.bfloat16]
+    step = [TrainState(method, network, optimizer, ema, torch.bfloat16), [MicroBatch(text())], 48, 0.5, generator]
     train_step(*step)
     torch.cuda.set_sync_debug_mode("error")
     try:

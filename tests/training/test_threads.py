@@ -4,32 +4,32 @@ import pytest
 import torch
 from small_runs import corpus, run
 
+from adlm import distributed
 from adlm.config.load import load_config
-from adlm.training import sharding
 
 
 @pytest.fixture
 def all_threads(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(sharding, "MAX_THREADS", 8)
+    monkeypatch.setattr(distributed, "MAX_THREADS", 8)
 
 
 @pytest.mark.parametrize(("idle", "threads"), [(0.1, 1), (1.2, 1), (2.8, 3), (7.9, 8), (30.0, 8)])
 def test_there_are_as_many_threads_as_idle_cpus_and_at_least_one(idle, threads, all_threads, monkeypatch):
-    monkeypatch.setattr(sharding, "idle_cpus", lambda: idle)
-    assert sharding.default_threads() == threads
+    monkeypatch.setattr(distributed, "idle_cpus", lambda: idle)
+    assert distributed.default_threads() == threads
 
 
 def test_omp_num_threads_overrides_the_idle_cpus(all_threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setattr(sharding, "idle_cpus", lambda: 1.0)
-    assert sharding.default_threads() == 8
+    monkeypatch.setattr(distributed, "idle_cpus", lambda: 1.0)
+    assert distributed.default_threads() == 8
 
 
 def test_cpus_are_counted_as_idle_by_the_share_of_their_time(monkeypatch):
     times = iter([{0: (100, 200), 1: (50, 200)}, {0: (190, 300), 1: (50, 300)}])
-    monkeypatch.setattr(sharding, "_cpu_times", lambda: next(times))
-    assert sharding.idle_cpus(0) == pytest.approx(0.9)
+    monkeypatch.setattr(distributed, "_cpu_times", lambda: next(times))
+    assert distributed.idle_cpus(0) == pytest.approx(0.9)
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Properties of a training run: every method learns, no step is lost, and errors are reported to the user."""
 
 import errno
+import io
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 from small_models import mostly_slow
 from small_runs import NEEDS, RecordingReporter, corpus, logged, run, start, weights
 
@@ -70,7 +72,7 @@ def test_a_run_with_unigram_start_begins_at_the_unigram_cross_entropy(name, prep
     )
 
 
-RESUMED = ("train.snapshot_every=3", "train.valid_every=4", "train.keep=2")
+RESUMED = ("train.checkpoint_every=3", "train.valid_every=4", "train.keep=2")
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +90,14 @@ def assert_same_run(out: Path, uninterrupted: Path) -> None:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert logged(out) == logged(uninterrupted)
     manifests = [
-        json.loads((path / "snapshots/step-00000020/snapshot.json").read_text()) for path in (out, uninterrupted)
+        json.loads((path / "checkpoints/step-00000020/checkpoint.json").read_text()) for path in (out, uninterrupted)
     ]
     assert manifests[0]["counters"] == manifests[1]["counters"]
-    assert manifests[0]["files"] == manifests[1]["files"]
+    assert manifests[0]["tensors"] == manifests[1]["tensors"]
 
 
 def newest(out: Path) -> str:
-    return max((path.name for path in out.glob("snapshots/step-*")), default="")
+    return max((path.name for path in out.glob("checkpoints/step-*")), default="")
 
 
 @pytest.mark.processes
@@ -128,7 +130,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_bits(number, pr
     os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == 128 + number
-    stopped = checkpoint.find_checkpoint(tmp_path / "snapshots", lambda message: None)
+    stopped = checkpoint.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
     assert stopped is not None
     assert 4 <= stopped.counters.step < 20
     assert (tmp_path / "model" / "model.safetensors").is_file()
@@ -140,7 +142,7 @@ def copy_of(uninterrupted: Path, tmp_path: Path) -> Path:
     """A copy of the finished run, whose checkpoints may be damaged."""
     out = tmp_path / "run"
     shutil.copytree(uninterrupted, out)
-    assert [path.name for path in sorted((out / "snapshots").iterdir())][-2:] == ["step-00000018", "step-00000020"]
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())][-2:] == ["step-00000018", "step-00000020"]
     return out
 
 
@@ -157,20 +159,18 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "problem"),
     [
-        ("__0_0.distcp", cut, "bytes instead of"),
-        ("__0_0.distcp", flip, "its checksum differs"),
-        ("__0_0.distcp", Path.unlink, "__0_0.distcp is missing"),
-        (".metadata", Path.unlink, ".metadata is missing"),
-        (".metadata", flip, "its checksum differs"),
-        ("snapshot.json", Path.unlink, "snapshot.json is missing"),
-        ("snapshot.json", cut, "snapshot.json cannot be read"),
+        ("tensors.safetensors", cut, "bytes instead of"),
+        ("tensors.safetensors", flip, "its checksum differs"),
+        ("tensors.safetensors", Path.unlink, "tensors.safetensors is missing"),
+        ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
+        ("checkpoint.json", cut, "checkpoint.json cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     file, damage, problem, prepared, uninterrupted, tmp_path
 ):
     out, reporter = copy_of(uninterrupted, tmp_path), RecordingReporter()
-    damage(out / "snapshots" / "step-00000020" / file)
+    damage(out / "checkpoints" / "step-00000020" / file)
     outcome = run(prepared, out, *RESUMED, reporter=reporter)
     assert any("step-00000020 is damaged" in message and problem in message for message in reporter.messages)
     assert any("resuming from step 18" in message for message in reporter.messages)
@@ -180,8 +180,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
 
 def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again(prepared, uninterrupted, tmp_path):
     out = copy_of(uninterrupted, tmp_path)
-    for path in (out / "snapshots").iterdir():
-        cut(path / "__0_0.distcp")
+    for path in (out / "checkpoints").iterdir():
+        cut(path / "tensors.safetensors")
     with pytest.raises(UserError, match="all of them damaged; restore one, or move"):
         run(prepared, out, *RESUMED)
 
@@ -191,39 +191,62 @@ class Attack:
         return (os.system, ("touch attacked",))
 
 
+def replace_tensors(path: Path, content: bytes) -> None:
+    """Replace the tensors of a checkpoint and correct its checksums."""
+    (path / "tensors.safetensors").write_bytes(content)
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    manifest["tensors"] = checkpoint._size_and_checksum(path / "tensors.safetensors")
+    manifest.pop("sha256")
+    checkpoint.write_manifest(path / "checkpoint.json", manifest)
+
+
 def test_a_checkpoint_cannot_run_code(prepared, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = copy_of(uninterrupted, tmp_path)
-    path = out / "snapshots" / "step-00000020"
-    (path / ".metadata").write_bytes(pickle.dumps(Attack()))
-    manifest = json.loads((path / "snapshot.json").read_text())
-    manifest["files"][".metadata"] = checkpoint._size_and_checksum(path / ".metadata")
-    manifest.pop("sha256")
-    checkpoint.write_manifest(path / "snapshot.json", manifest)
-    with pytest.raises(UserError, match=r"does not fit this run: .*system is not allowed in tensor metadata"):
+    for attack in (pickle.dumps(Attack()), torch_file(Attack())):
+        replace_tensors(out / "checkpoints" / "step-00000020", attack)
+        with pytest.raises(UserError, match=r"step-00000020 does not fit this run: .*header"):
+            run(prepared, out, *RESUMED)
+        assert not (tmp_path / "attacked").exists()
+
+
+def torch_file(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("shape", "error"), [(None, "weights.*"), ((), "has shape"), ((1, 1, 1), "has shape")])
+def test_tensors_of_another_model_are_a_user_error(shape, error, prepared, uninterrupted, tmp_path):
+    """Without one of the tensors, or with one of another shape, even one that would broadcast."""
+    out = copy_of(uninterrupted, tmp_path)
+    path = out / "checkpoints" / "step-00000020"
+    tensors = load_file(path / "tensors.safetensors")
+    name = min(tensor for tensor in tensors if tensor.startswith("weights."))
+    del tensors[name]
+    replace_tensors(path, save(tensors if shape is None else {**tensors, name: torch.zeros(shape)}))
+    with pytest.raises(UserError, match=rf"step-00000020 does not fit this run: .*{error}.*another version of adlm"):
         run(prepared, out, *RESUMED)
-    assert not (tmp_path / "attacked").exists()
 
 
 def no_space(*values, **named):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["shards", "manifest"])
-def test_a_full_disk_is_a_user_error_and_loses_nothing(where, prepared, uninterrupted, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["write_tensors", "write_manifest"])
+def test_a_full_disk_is_a_user_error_and_loses_nothing(name, prepared, uninterrupted, tmp_path, monkeypatch):
     """The checkpoint of step 9 does not fit; that of step 6 is intact, and with free space the run ends the same."""
-    name = {"shards": "save", "manifest": "write_manifest"}[where]
     original = getattr(checkpoint, name)
 
     def full(*values, **named):
-        return no_space() if (tmp_path / "snapshots/step-00000006").exists() else original(*values, **named)
+        return no_space() if (tmp_path / "checkpoints/step-00000006").exists() else original(*values, **named)
 
     monkeypatch.setattr(checkpoint, name, full)
     with pytest.raises(
         UserError, match=r"step-00000009 cannot be written: No space left.*last checkpoint is .*step-00000006"
     ):
         run(prepared, tmp_path, *RESUMED)
-    assert not list(tmp_path.glob("snapshots/.*"))
+    assert not list(tmp_path.glob("checkpoints/.*"))
     monkeypatch.undo()
     run(prepared, tmp_path, *RESUMED)
     assert_same_run(tmp_path, uninterrupted)
@@ -257,7 +280,7 @@ def test_a_file_size_limit_is_a_user_error(prepared, tmp_path):
     process = start(prepared, tmp_path, "model.hidden=64", "train.steps=3", "limit=100000")
     process.join(30)
     assert process.exitcode == 2
-    assert not list(tmp_path.glob("snapshots/step-*"))
+    assert not list(tmp_path.glob("checkpoints/step-*"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -279,7 +302,7 @@ def test_a_shard_deleted_during_a_run_stops_it_after_saving(prepared, uninterrup
     original = train.train_step
 
     def step(*values):
-        if (out / "snapshots" / "step-00000006").exists():
+        if (out / "checkpoints" / "step-00000006").exists():
             (text / "train" / "tokens-00000.bin").unlink(missing_ok=True)
         return original(*values)
 
@@ -340,10 +363,10 @@ def make_gradients_infinite(monkeypatch: pytest.MonkeyPatch, steps: set[int]) ->
     """At these steps."""
     original, count = train.train_step, iter(range(1000))
 
-    def step(method, network, *rest):
-        weight = next(network.parameters())
+    def step(state, *rest):
+        weight = next(state.network.parameters())
         hook = weight.register_hook(lambda gradient: gradient * torch.inf) if next(count) in steps else None
-        report = original(method, network, *rest)
+        report = original(state, *rest)
         if hook is not None:
             hook.remove()
         return report
@@ -366,7 +389,7 @@ def test_too_many_consecutive_skipped_steps_are_a_user_error(prepared, tmp_path,
     make_gradients_infinite(monkeypatch, {7, 8, 9})
     error = r"not finite at 3 steps in a row, the last of them step 10 .*The last checkpoint is .*step-00000005"
     with pytest.raises(UserError, match=error):
-        run(prepared, tmp_path, "train.skip_limit=2", "train.snapshot_every=5")
+        run(prepared, tmp_path, "train.skip_limit=2", "train.checkpoint_every=5")
 
 
 def test_out_of_memory_names_the_options_to_change(tiny_config):

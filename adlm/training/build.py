@@ -1,8 +1,4 @@
-"""torch.compile of the transformer trunks, in place, where a compiler is available.
-
-Only trunks have static shapes: position selection and the chunked cross-entropy have data-dependent sizes and are not
-compiled.
-"""
+"""Builds the TrainState of a run: a network that is initialized, compiled and sharded. No data, steps or files."""
 
 import shutil
 import warnings
@@ -10,19 +6,75 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
+from adlm.config.schema import Config, Train
+from adlm.distributed import Processes
+from adlm.methods import method_of
+from adlm.models.heads import start_from_unigram
 from adlm.models.logit_gradients import why_no_triton
 from adlm.models.transformer import Trunk
+from adlm.training.seeds import seed_of
+from adlm.training.sharding import blocks_of, shard_network
+from adlm.training.step import TrainState, new_train_state
+from adlm.training.throughput import flops_per_token
 
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
 
 
+def build_train_state(
+    config: Config, processes: Processes, report: Callable[[str], None], log_frequencies: Tensor | None = None
+) -> TrainState:
+    """A new network, initialized identically on every process and for any number of them, then sharded.
+
+    The output heads start at `log_frequencies` (V,), if given.
+    """
+    train, method = config.train, method_of(config)
+    torch.manual_seed(seed_of(train.seed, "weights"))
+    network = method.build()
+    if log_frequencies is not None:
+        start_from_unigram(network, log_frequencies)
+    network = network.to(processes.device)
+    if train.precision == "float64":
+        network = network.double()
+    flops = flops_per_token(method, network, processes.device)
+    if train.recompute:
+        recompute_blocks(network)
+    if should_compile(train, processes.device) and (problem := compile_trunks(network)):
+        report(problem)
+    shard_network(network, processes)
+    return new_train_state(method, network.train(), _autocast_dtype(train, processes.device), flops)
+
+
+def _autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
+    precision = train.precision
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and device.type == "cuda") else None
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Each block stores its input only and is recomputed in the backward pass."""
+    for block in blocks_of(network):
+        block.forward = _with_recomputation(block.forward)
+
+
+def _with_recomputation(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recomputing_forward(*args: Any) -> Tensor:
+        return recomputed_in_backward(forward, *args, use_reentrant=False)  # type: ignore[no-any-return]
+
+    return recomputing_forward
+
+
+def should_compile(train: Train, device: torch.device) -> bool:
+    return train.compile == "on" or (train.compile == "auto" and device.type == "cuda")
+
+
 def compile_trunks(network: nn.Module, backend: str = "inductor") -> str:
     """Compile every trunk of the network in place. Returns "", or a message that says why that is not possible.
 
+    Only trunks have static shapes: position selection and the chunked cross-entropy have data-dependent sizes.
     Blocks are compiled one by one: they all share one graph, which compiles in seconds, and FSDP2 can gather the
     weights of a block around it (compile first, then shard). Whole trunks took seven times as long to compile and were
     not faster. With a backend other than inductor ("eager", to inspect the graphs), availability is not checked.
