@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, checks of output paths, and reading of JSON. Independent of other formats.
+"""Atomic writes of files and folders, locks, checks of output paths, and reading of JSON. Independent of other formats.
 
 A file or folder is written next to its target under a temporary name that ends in `.adlm-part`, and renamed when it is
 complete. The writer holds a lock on it, so leftovers of killed processes can be distinguished from files that are still
@@ -7,7 +7,6 @@ being written; the next write to the same target deletes them.
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -15,9 +14,11 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from adlm.errors import UserError
 
@@ -199,11 +200,11 @@ def remove_parts(folder: Path, name: str = "*") -> None:
         name if name == "*" else "".join(f"[{character}]" if character in "*?[" else character for character in name)
     )
     for part in folder.glob(f".{pattern}.*{PART}"):
-        with suppress(OSError):  # it is locked by its writer, already gone, or may not be deleted
+        with suppress(OSError):  # it is already gone, or may not be deleted
             descriptor = os.open(part, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
+                if lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(part) if part.is_dir() else part.unlink()
             finally:
                 os.close(descriptor)
 
@@ -214,7 +215,7 @@ def _temporary_path(target: Path, kind: str = "new") -> Path:
 
 def _lock(descriptor: int) -> None:
     with suppress(OSError):  # a file system without locks: leftovers then stay
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_descriptor(descriptor, blocking=False)
 
 
 def _sync(path: Path) -> None:
@@ -233,6 +234,27 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
     at_fdcwd, rename_exchange = -100, 2
     return bool(rename(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0)
+
+
+def lock_file(file: IO[Any], problem: str) -> None:
+    """Lock an open file until it is closed or the process ends; a user error if another process holds the lock."""
+    with writing(Path(file.name)):
+        if not lock_descriptor(file.fileno(), blocking=False):
+            raise UserError(problem)
+
+
+def append_synced(file: FileIO, content: bytes) -> None:
+    """Append to an unbuffered file and sync it to disk. If this fails, the file gets its previous length back."""
+    end = os.fstat(file.fileno()).st_size
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), end)
+        raise
 
 
 @contextmanager
