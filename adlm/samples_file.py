@@ -12,10 +12,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from io import FileIO
 from pathlib import Path
-from types import NoneType
 from typing import Any, BinaryIO
 
 from adlm.config.load import differences
@@ -50,9 +49,9 @@ class Provenance:
     device: str
     dtype: str
     """dtype of weights and matrix products."""
-    tokenizer_sha256: str | None = None
-    """`Tokenizer.sha256`; None if the file does not record it."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_sha256: str
+    """`Tokenizer.sha256`: ids of tokenizers with the same sha256 are interchangeable."""
+    about: Mapping[str, Any]
     """Facts about the model that do not affect the samples: parameters, symbols, training."""
 
     @property
@@ -61,14 +60,13 @@ class Provenance:
         return self.num * len(self.canvases)
 
 
-PROVENANCE_TYPES: dict[str, type | tuple[type, ...]] = {
+PROVENANCE_TYPES: dict[str, type] = {
     "length": int,
     "canvases": list,
     "num": int,
     "seed": int,
     "sampling": dict,
     "batch": int,
-    "tokenizer_sha256": (str, NoneType),
     "about": dict,
 }
 """Types of the provenance entries; all others are strings."""
@@ -209,9 +207,7 @@ def _complete_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parse_provenance(content: Any, path: Path) -> Provenance:
     entries = content.get("made_by") if isinstance(content, dict) else None
-    known = {each.name for each in fields(Provenance)}
-    required = {each.name for each in fields(Provenance) if each.default is MISSING and each.default_factory is MISSING}
-    if not isinstance(entries, dict) or not required <= entries.keys() <= known:
+    if not isinstance(entries, dict) or entries.keys() != {each.name for each in fields(Provenance)}:
         raise UserError(f"{path} is not a samples file: its first line does not have the provenance of the samples")
     for name, value in entries.items():
         if not isinstance(value, PROVENANCE_TYPES.get(name, str)):

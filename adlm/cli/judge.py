@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --plot, the plot file",
     )
     add("--force", action="store_true", help="replace a file that adlm did not write")
-    add("--tokenizer", metavar="NAME", help="tokenizer of the samples, if their model folder no longer exists")
     add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)")
     add("--batch", type=int, metavar="B", help="texts per batch (default: 4, on a GPU 16); does not change the results")
     add("--json", action="store_true", help="print the card as one line of JSON")
@@ -174,7 +173,6 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
     return CardRequest(
         samples=arguments.samples[0],
         metrics=metrics,
-        tokenizer=arguments.tokenizer,
         reference=arguments.reference,
         split=arguments.split,
         field=arguments.field,
@@ -199,7 +197,7 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
 
 def _inputs(request: CardRequest) -> list[Path]:
     """The files and folders that may be read; names on the Hugging Face hub are included and harmless."""
-    names = (request.tokenizer, request.reference, request.model, request.features)
+    names = (request.reference, request.model, request.features)
     return [request.samples, *(request.given or ()), *(Path(name) for name in names if name)]
 
 

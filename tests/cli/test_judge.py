@@ -23,6 +23,7 @@ from adlm.evaluation.generation.generative_perplexity import (
 )
 from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, OwnJudge
 from adlm.samples_file import Provenance, Sample, open_samples, read_samples
+from adlm.tokens import load_tokenizer
 
 NUM = 25
 CHEAP = ("--metrics", "perplexity,entropy,diversity")
@@ -83,6 +84,8 @@ def write_samples(path, texts):
         batch=1,
         device="cpu",
         dtype="float32",
+        tokenizer_sha256=load_tokenizer("bytes").sha256,
+        about={},
     )
     with open_samples(path, made_by) as file:
         file.append([Sample(row, 0, 0, text, list(text.encode())) for row, text in enumerate(texts)])

@@ -92,8 +92,6 @@ def notes(card: Card) -> Iterator[str]:
         yield f"MAUVE leaves out {mauve['num_empty_samples']} empty samples, {mauve['num_empty_reference']} empty texts"
     if mauve is not None and mauve["num_samples"] != mauve["num_reference"]:
         yield f"MAUVE of {mauve['num_samples']:,} samples against {mauve['num_reference']:,}: equal numbers are usual"
-    if samples["tokenizer"] is None:
-        yield "which tokenizer wrote the samples is not known, so texts are read anew; --tokenizer names it"
     reference = card.get("reference", {})
     if reference.get("tokenizer_of_samples") is False:
         rows = f", and its rows are {reference['row_length']} tokens of its own" if "row_length" in reference else ""

@@ -49,7 +49,6 @@ from adlm.evaluation.generation.request import (
     TextCollection,
     check_card_request,
 )
-from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
 from adlm.files import opened
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
@@ -134,8 +133,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     rows = list(file)
     if not rows:
         raise UserError(f"{request.samples} holds no sample yet")
-    tokenizer = find_sample_tokenizer(file.made_by, rows, request.tokenizer)
-    reference = _read_reference(request, rows, tokenizer)
+    reference = _read_reference(request, file, rows)
     samples = TextCollection("samples", [row.text for row in rows], [row.ids for row in rows])
     collections = [samples]
     if reference is not None and request.judge_reference:
@@ -143,7 +141,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     needs_features = "mauve" in request.metrics
     features = given_feature_pair(request, samples, reference) if needs_features else None
 
-    perplexities = _perplexity_sections(job, collections, tokenizer)
+    perplexities = _perplexity_sections(job, collections, file.made_by.tokenizer_sha256)
     if needs_features and features is None:
         features = compute_feature_pair(job, samples, reference)
     if distributed.rank_and_size()[0] > 0:
@@ -153,7 +151,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
         "adlm": __version__,
         "card": FORMAT,
         "made_with": versions(),
-        "samples": _samples_section(file, rows, tokenizer),
+        "samples": _samples_section(file, rows),
     }
     if reference is not None:
         card["reference"] = reference.about
@@ -168,13 +166,12 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     return card
 
 
-def _read_reference(
-    request: CardRequest, samples: Sequence[Sample], tokenizer: SampleTokenizer | None
-) -> Reference | None:
+def _read_reference(request: CardRequest, file: Samples, samples: Sequence[Sample]) -> Reference | None:
     if request.reference is not None:
         num = len(samples) if request.num_reference is None else request.num_reference
         texts = ReferenceRequest(num, request.reference_seed, request.split, request.field)
-        return read_reference(request.reference, texts, tokenizer, max(len(sample.ids) for sample in samples))
+        max_tokens = max(len(sample.ids) for sample in samples)
+        return read_reference(request.reference, texts, file.made_by.tokenizer_sha256, max_tokens)
     if "mauve" in request.metrics and request.given is None:
         without_mauve = ",".join(metric for metric in request.metrics if metric != "mauve")
         raise UserError(
@@ -186,7 +183,7 @@ def _read_reference(
     return None
 
 
-def _samples_section(file: Samples, samples: Sequence[Sample], tokenizer: SampleTokenizer | None) -> dict[str, Any]:
+def _samples_section(file: Samples, samples: Sequence[Sample]) -> dict[str, Any]:
     with opened(file.path) as raw:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
@@ -195,7 +192,7 @@ def _samples_section(file: Samples, samples: Sequence[Sample], tokenizer: Sample
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),
-        "tokenizer": None if tokenizer is None else asdict(tokenizer),
+        "tokenizer": {"name": file.made_by.tokenizer, "sha256": file.made_by.tokenizer_sha256},
         "made_by": asdict(file.made_by),
     }
 
@@ -211,20 +208,18 @@ def judge_of(name: str, device: torch.device) -> Judge:
 
 
 def _perplexity_sections(
-    job: CardJob, collections: Sequence[TextCollection], tokenizer: SampleTokenizer | None
+    job: CardJob, collections: Sequence[TextCollection], tokenizer_sha256: str
 ) -> list[dict[str, Any]]:
     """{"perplexity": ...} for each collection; {} where the metric is not requested."""
     if "perplexity" not in job.request.metrics:
         return [{} for _ in collections]
     judge = judge_of(job.request.model, job.device)  # local, so that its memory is free for the featuriser
-    return [{"perplexity": _perplexity(job, judge, collection, tokenizer)} for collection in collections]
+    return [{"perplexity": _perplexity(job, judge, collection, tokenizer_sha256)} for collection in collections]
 
 
-def _perplexity(
-    job: CardJob, judge: Judge, collection: TextCollection, tokenizer: SampleTokenizer | None
-) -> dict[str, Any]:
+def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenizer_sha256: str) -> dict[str, Any]:
     request = job.request
-    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer)
+    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer_sha256)
     start, eos = scoring_convention(judge.about, request.start, request.eos)
     context = judge.about.context if request.context is None else min(request.context, judge.about.context)
     layout = window_layout(judge.about, start, context)
@@ -263,11 +258,11 @@ def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
 
 
 def _judge_ids(
-    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer: SampleTokenizer | None
+    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer_sha256: str
 ) -> tuple[list[list[int]], str]:
     """The texts as ids of the judge, as sampled or retokenised; as sampled only with the tokenizer of the samples."""
     preferred = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
-    same_tokenizer = tokenizer is not None and tokenizer.sha256 == judge.about.tokenizer_sha256
+    same_tokenizer = tokenizer_sha256 == judge.about.tokenizer_sha256
     if preferred == "as-sampled" and collection.ids is not None and same_tokenizer:
         return collection.ids, "as-sampled"
     if ids == "as-sampled":

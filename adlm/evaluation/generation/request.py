@@ -26,8 +26,6 @@ class CardRequest:
 
     samples: Path
     metrics: tuple[str, ...]
-    tokenizer: str | None = None
-    """The tokenizer of the samples, where their model folder no longer exists."""
     reference: Path | None = None
     split: str | None = None
     field: str = "text"

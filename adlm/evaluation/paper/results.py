@@ -128,15 +128,15 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
     protocol = table.protocol
     assert protocol is not None
     columns = {corpus: column for column, corpora in protocol.corpora.items() for corpus in corpora}
-    in_table = [figure for figure in figures if _corpus(figure) in columns]
+    in_table = [figure for figure in figures if figure["corpus"] in columns]
     if not in_table and len(protocol.corpora) > 1:
-        corpora = ", ".join(dict.fromkeys(_corpus(figure) for figure in figures))
+        corpora = ", ".join(dict.fromkeys(figure["corpus"] for figure in figures))
         raise UserError(f"{name} has figures on {corpora}, and table {table.name} is of {', '.join(columns)}")
     for figure in in_table or figures:
-        column = columns.get(_corpus(figure), next(iter(protocol.corpora)))
-        about = figure.get("about") or {}
+        column = columns.get(figure["corpus"], next(iter(protocol.corpora)))
+        about = figure["about"]
         if figure["perplexity"] is None:
-            raise UserError(f"{name}: the perplexity of {figure['model']} on {_corpus(figure)} is too large a number")
+            raise UserError(f"{name}: the perplexity of {figure['model']} on {figure['corpus']} is too large a number")
         yield Result(
             model=figure["model"],
             method=figure["method"],
@@ -149,23 +149,15 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
             how=figure["estimator"],
             incomparable=tuple(_text_differences(figure, protocol, column)),
             differs=tuple(_setting_differences(figure, protocol)),
-            options={option: about[option] for option in ("gamma", "tau") if about.get(option) is not None},
+            options={option: about[option] for option in ("gamma", "tau") if about[option] is not None},
             tokens=_billions_trained(about, figure["method"]),
-            parameters=_millions_of_parameters(about),
+            parameters=about["parameters"] / 1e6,
         )
 
 
 def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
-    trained = about.get("tokens_trained")
+    trained = about["tokens_trained"]
     return None if trained is None else paper_count(trained, method) / 1e9
-
-
-def _millions_of_parameters(about: Mapping[str, Any]) -> float | None:
-    return about["parameters"] / 1e6 if "parameters" in about else None
-
-
-def _corpus(figure: Mapping[str, Any]) -> str:
-    return str(figure.get("corpus") or figure["data"])
 
 
 def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
@@ -174,12 +166,12 @@ def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
 
 
 def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, column: str) -> Iterator[str]:
-    if _corpus(figure) not in protocol.corpora[column]:
-        yield f"the text is {_corpus(figure)}, not {' or '.join(protocol.corpora[column])}"
+    if figure["corpus"] not in protocol.corpora[column]:
+        yield f"the text is {figure['corpus']}, not {' or '.join(protocol.corpora[column])}"
     elif figure["split"] != protocol.splits[column] and not any(INCOMPARABLE in note for note in figure["notes"]):
         yield f"the split is {figure['split']}, not {protocol.splits[column]}"
     yield from (note for note in figure["notes"] if INCOMPARABLE in note)
-    yield from _tokenizer_differences(figure.get("about") or {}, protocol)
+    yield from _tokenizer_differences(figure["about"], protocol)
     if figure["length"] != protocol.length:
         yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
     if figure["packing"] != protocol.packing:
@@ -189,27 +181,25 @@ def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, c
 def _setting_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
     if figure["estimator"] not in ("published", "exact"):
         yield f"estimator {figure['estimator']}, not published"
-    yield from _training_differences(figure.get("about") or {}, protocol)
+    yield from _training_differences(figure["about"], protocol)
 
 
 def _tokenizer_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
-    symbols = about.get("symbols")
-    if symbols is not None and symbols != protocol.symbols:
+    symbols = about["symbols"]
+    if symbols != protocol.symbols:
         yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
 
 
 def _training_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
-    if about.get("symbols") is None:
-        yield f"whether the tokenizer is {protocol.tokenizer} is unknown"
-    if about.get("trained_on") != protocol.trained_on:
-        yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
+    if about["trained_on"] != protocol.trained_on:
+        yield f"trained on {about['trained_on'] or 'an unknown text'}, not {protocol.trained_on}"
 
 
 def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
-    about = made_by.get("about") or {}
+    about = made_by["about"]
     num_differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
     sampling_differs = tuple(_sampling_differences(sampling, made_by["method"]))
     reasons = (*_tokenizer_differences(about, protocol), *_length_differences(made_by["canvases"]))
@@ -223,7 +213,7 @@ def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[
             differs=(*num_differs, *sampling_differs, *_training_differences(about, protocol)),
             options={"sampler": sampling["sampler"], "steps": sampling["steps"]},
             tokens=_billions_trained(about, made_by["method"]),
-            parameters=_millions_of_parameters(about),
+            parameters=about["parameters"] / 1e6,
         )
 
 
