@@ -14,7 +14,14 @@ from adlm.cli.console import Console, Stages, write_error
 from adlm.config.knobs import suggestion
 from adlm.distributed import process_group
 from adlm.errors import UserError, printable
-from adlm.evaluation.generation.card import Card, labels, make_output_folder, read_card, rows, write_card
+from adlm.evaluation.generation.card import (
+    Card,
+    comparability_labels,
+    make_output_folder,
+    read_card,
+    table_rows,
+    write_card,
+)
 from adlm.evaluation.generation.card_plot import plot_cards
 from adlm.evaluation.generation.generative_perplexity import EOS, START
 from adlm.evaluation.generation.pipeline import make_card
@@ -183,11 +190,11 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
         eos=arguments.eos,
         start=arguments.start,
         ids=arguments.ids,
-        longest=arguments.max_tokens,
+        max_tokens=arguments.max_tokens,
         context=arguments.context,
         features=arguments.features,
         pooling=arguments.pooling,
-        given=None if arguments.given_features is None else tuple(arguments.given_features),
+        given_features=None if arguments.given_features is None else tuple(arguments.given_features),
         num_seeds=arguments.seeds,
         clusters=arguments.clusters,
         batch=arguments.batch,
@@ -198,7 +205,7 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
 def _inputs(request: CardRequest) -> list[Path]:
     """The files and folders that may be read; names on the Hugging Face hub are included and harmless."""
     names = (request.reference, request.model, request.features)
-    return [request.samples, *(request.given or ()), *(Path(name) for name in names if name)]
+    return [request.samples, *(request.given_features or ()), *(Path(name) for name in names if name)]
 
 
 def _plot(arguments: argparse.Namespace) -> None:
@@ -216,10 +223,10 @@ def _print_card(card: Card, out: Path | None) -> None:
     table = Table("", "samples", *reference_column, "", box=None, pad_edge=False)
     for column in table.columns[1:-1]:
         column.no_wrap = True
-    for row in rows(card):
+    for row in table_rows(card):
         table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
     console.print(table)
-    for label in labels(card):
+    for label in comparability_labels(card):
         console.print(label, style="yellow", soft_wrap=True)
     for note in card["notes"]:
         console.print(note, style="dim", soft_wrap=True)

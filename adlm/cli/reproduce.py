@@ -12,6 +12,7 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.cli.console import Console, Stages, write_error
+from adlm.cli.perplexity import add_measurement_options
 from adlm.config.knobs import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
@@ -76,19 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         help="the table's texts, such as a prepared folder (default: the corpora by name)",
     )
-    add("--packing", metavar="P", help="packed (nothing dropped) or packed-published (default: the table's)")
     add(
         "--estimator",
         default=AUTO,
         choices=(AUTO, *ESTIMATORS),
         help="estimator used in addition to the published one (default: auto)",
     )
-    add("--samples", type=int, default=4, metavar="K", help="Monte Carlo replicates (default: 4)")
-    add("--max-tokens", type=int, metavar="N", help="measure about N tokens, spread evenly over each text")
-    add("--tokenizer", metavar="T", help="tokenizer name, file or folder, for a model that has none")
-    add("--seed", type=int, default=0, metavar="S", help="seed of the random draws (default: 0)")
-    add("--batch", type=int, metavar="B", help="rows per batch (default: 8,192 tokens); does not change the results")
-    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto)")
+    add_measurement_options(add, "that of the table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -173,7 +168,7 @@ def _measure(
         )
         with Stages("groups of rows", enabled=is_rank_zero) as stages:
             measured = measure_models({model: lm}, texts, settings, arguments.out, stages.update)
-        figures += [asdict(line) for line in measured.lines]
+        figures += [asdict(result) for result in measured.results]
         journals += measured.journals
     return figures, journals
 

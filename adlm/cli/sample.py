@@ -167,7 +167,7 @@ def _sample_with_trace(
                 lm, frames, output.console, start=start, special_tokens=arguments.special_tokens
             )
         )
-    samples = sample_batch(lm, request.first_alone, 0, filters)
+    samples = sample_batch(lm, request.first_row_only, 0, filters)
     if arguments.trace is not None:
         write_trace(recorder.trace, arguments.trace, arguments.force)
         write_error(f"adlm: wrote the trace to {arguments.trace}")  # standard output is for samples only

@@ -32,7 +32,7 @@ def check_plot_path(path: Path, option: str, force: bool = False, inputs: Sequen
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
     if path.suffix not in FORMS:
-        raise UserError(f"{option} {path} is no picture; one ends in {', '.join(FORMS)}")
+        raise UserError(f"{option} {path} is not a plot file; it must end in {', '.join(FORMS)}")
     check_output(path, option, force, inputs)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.data.rows.packing import row_frame, text_width
+from adlm.data.rows.packing import row_boundaries, text_width
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.objectives import prior_nats
 from adlm.diffusion.times import BatchSlice
@@ -139,7 +139,7 @@ class MaskedDiffusion:
                 def sample_window(part: Tensor) -> Iterator[Frame]:
                     return sampler(denoiser, part, mask_id, steps, sampling, rng)
 
-                bounded = with_boundaries(sample_window, *row_frame(vocabulary_of(config)))
+                bounded = with_boundaries(sample_window, *row_boundaries(vocabulary_of(config)))
                 return sample_windows(bounded, canvas, mask_id, window, stride)
         return sampler(denoiser, canvas, mask_id, steps, sampling, rng, pad)
 

@@ -197,7 +197,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
         (["owt-ppl", "{adlm}", "--row", "ar-262B", "--row", "ar-524B"], "--row is given 2 times for 1 models"),
         (["generation", "{adlm}"], "adlm judge S.jsonl --out card.json"),
         (["reasoning", "{adlm}"], "give accuracies as JSON"),
-        (["owt-ppl", "--plot", "table.txt"], "is no picture"),
+        (["owt-ppl", "--plot", "table.txt"], "is not a plot file; it must end in .png, .svg, .pdf"),
         (["owt-ppl", "--out", "{none}/no/table.json"], "there is no folder"),
     ],
 )

@@ -1,7 +1,7 @@
 """Arrays computed in parts: divided among processes, cached on disk, resumed after an interruption. No metrics.
 
 judged/nats-3f0c.../about.json   the inputs of the computation; its sha256 is in the folder's name
-judged/nats-3f0c.../00000.npz    arrays of the first PART texts
+judged/nats-3f0c.../00000.npz    arrays of the first TEXTS_PER_PART texts
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from adlm import distributed
 from adlm.errors import UserError
 from adlm.files import opened, replacing, write_file, writing
 
-PART = 64  # texts in a cached file; an interruption loses at most this many
+TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
 
 Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ def compute_in_parts(
     folder: Path | None,
     report_done: Callable[[int], None],
 ) -> list[Arrays]:
-    """compute(items), PART items at a time; parts already in the folder, from the same inputs, are read instead.
+    """compute(items), TEXTS_PER_PART items at a time; parts of the same inputs that the folder has are read instead.
 
     Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
     arrays have the form that `compute` returns. `report_done` is called with the approximate number of items done.
@@ -52,9 +52,9 @@ def compute_in_parts(
     digest, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
     cache = None if folder is None else _make_cache_folder(folder / f"{kind}-{digest[:24]}", about)
     done: dict[int, Arrays] = {}
-    for number in range(rank, -(-len(items) // PART), ranks):
+    for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
         path = None if cache is None else cache / f"{number:05}.npz"
-        part = items[number * PART : (number + 1) * PART]
+        part = items[number * TEXTS_PER_PART : (number + 1) * TEXTS_PER_PART]
         if path is not None and path.exists():
             arrays = _read(path)
             if not fits(part, arrays):
@@ -64,7 +64,7 @@ def compute_in_parts(
             if path is not None:
                 _write(path, arrays)
         done[number] = arrays
-        report_done(min(len(items), (number + ranks) * PART))
+        report_done(min(len(items), (number + ranks) * TEXTS_PER_PART))
     gathered = distributed.gather([(digest, done)])
     if any(other_digest != digest for other_digest, _ in gathered):
         raise UserError("the processes read different texts; wait until the files are written, and run this again")

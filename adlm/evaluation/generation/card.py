@@ -54,7 +54,7 @@ def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
             differences.append(f"{choice} {perplexity[choice]}, not {published}")
     if not differences:
         return None
-    return f"not to be set beside published perplexities: {'; '.join(differences)}"
+    return f"not comparable with published perplexities: {'; '.join(differences)}"
 
 
 def mauve_label(mauve: Mapping[str, Any]) -> str | None:
@@ -70,14 +70,14 @@ def mauve_label(mauve: Mapping[str, Any]) -> str | None:
         differences.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
     if not differences:
         return None
-    return f"not to be set beside published MAUVE: {'; '.join(differences)}"
+    return f"not comparable with published MAUVE: {'; '.join(differences)}"
 
 
-def labels(card: Card) -> list[str]:
+def comparability_labels(card: Card) -> list[str]:
     return [card[metric]["label"] for metric in ("perplexity", "mauve") if metric in card and card[metric]["label"]]
 
 
-def notes(card: Card) -> Iterator[str]:
+def card_notes(card: Card) -> Iterator[str]:
     """Warnings for the reader of the card."""
     samples, perplexity, mauve = card["samples"], card.get("perplexity"), card.get("mauve")
     if samples["num"] < samples["of"]:
@@ -123,7 +123,7 @@ def read_card(path: Path) -> Card:
     return card
 
 
-def rows(card: Card) -> Iterator[CardRow]:
+def table_rows(card: Card) -> Iterator[CardRow]:
     """The rows of the card's table, with the reference's values where the reference was judged too."""
     reference_rows = {row.name: row for row in _metric_rows(card.get("reference_judged", {}))}
     for row in _metric_rows(card):

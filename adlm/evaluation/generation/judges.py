@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.config.schema import Config
-from adlm.data.rows.packing import row_frame
+from adlm.data.rows.packing import row_boundaries
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.evaluation.generation.mauve import FeaturiserInfo, check_finite
@@ -59,7 +59,7 @@ class OwnJudge:
             eos_id=vocabulary.eos_id,
             device=weight.device.type,
             dtype=str(weight.dtype).removeprefix("torch."),
-            framed=bool(row_frame(vocabulary)[0]),
+            bos_eos_in_rows=bool(row_boundaries(vocabulary)[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

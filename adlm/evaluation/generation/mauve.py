@@ -125,7 +125,7 @@ def check_enough(num_samples: int, num_reference: int, num_clusters: int | None 
         )
 
 
-def given_features(path: Path, num: int | None, what: str) -> Features:
+def read_features(path: Path, num: int | None, what: str) -> Features:
     """(n, d) from a .npy file, one row for each text."""
     try:
         with opened(path) as file:

@@ -16,7 +16,7 @@ from adlm import __version__, distributed
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.evaluation.generation.cache import Arrays, texts_sha256
-from adlm.evaluation.generation.card import FORMAT, Card, mauve_label, notes, perplexity_label, versions
+from adlm.evaluation.generation.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.generation.generative_perplexity import (
     EOS,
@@ -37,8 +37,8 @@ from adlm.evaluation.generation.mauve import (
     FeaturiserInfo,
     check_enough,
     check_installed,
-    given_features,
     mauve_of,
+    read_features,
 )
 from adlm.evaluation.generation.reference_texts import Reference, ReferenceRequest, read_reference
 from adlm.evaluation.generation.request import (
@@ -69,13 +69,13 @@ def given_feature_pair(
 ) -> FeaturePair | None:
     """The features of --given-features, or None without it. The number of texts is checked in both cases."""
     check_installed()
-    if request.given is None:
+    if request.given_features is None:
         assert reference is not None
         check_enough(sum(map(bool, samples.texts)), sum(map(bool, reference.texts)), request.clusters)
         return None
-    first, second = request.given
-    of_samples = given_features(first, len(samples.texts), "samples")
-    of_reference = given_features(second, None, "reference texts")
+    first, second = request.given_features
+    of_samples = read_features(first, len(samples.texts), "samples")
+    of_reference = read_features(second, None, "reference texts")
     if of_samples.shape[1] != of_reference.shape[1]:
         widths = f"{first} has {of_samples.shape[1]} numbers a text and {second} {of_reference.shape[1]}"
         raise UserError(f"--given-features: {widths}; use one featuriser for both")
@@ -162,7 +162,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     of_reference = perplexities[1] | _id_metrics(request, collections[1]) if len(collections) > 1 else {}
     if of_reference:
         card["reference_judged"] = of_reference
-    card["notes"] = list(notes(card))
+    card["notes"] = list(card_notes(card))
     return card
 
 
@@ -172,7 +172,7 @@ def _read_reference(request: CardRequest, file: Samples, samples: Sequence[Sampl
         texts = ReferenceRequest(num, request.reference_seed, request.split, request.field)
         max_tokens = max(len(sample.ids) for sample in samples)
         return read_reference(request.reference, texts, file.made_by.tokenizer_sha256, max_tokens)
-    if "mauve" in request.metrics and request.given is None:
+    if "mauve" in request.metrics and request.given_features is None:
         without_mauve = ",".join(metric for metric in request.metrics if metric != "mauve")
         raise UserError(
             "--reference is not given, and MAUVE compares the samples with one: give a folder of `adlm prepare` or a "
@@ -223,7 +223,7 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
     start, eos = scoring_convention(judge.about, request.start, request.eos)
     context = judge.about.context if request.context is None else min(request.context, judge.about.context)
     layout = window_layout(judge.about, start, context)
-    rows = truncate_texts(read, layout, request.longest)
+    rows = truncate_texts(read, layout, request.max_tokens)
     about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": texts_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
@@ -240,7 +240,7 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
         "start_means": START[start],
         "eos": eos,
         "eos_means": EOS[eos],
-        "max_tokens": request.longest,
+        "max_tokens": request.max_tokens,
         "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, layout, None), rows, strict=True)),
         "context": context,
         "windows": f"texts longer than {layout.room} tokens are read in windows that overlap by {layout.room // 2}",

@@ -37,11 +37,11 @@ class CardRequest:
     start: Start | None = None
     """`eos` and `start` None: as in training for our own judges, as published for judges of the hub."""
     ids: IdsOf = "auto"
-    longest: int | None = None
+    max_tokens: int | None = None
     context: int | None = None
     features: str = "gpt2-large"
     pooling: Pooling | None = None
-    given: tuple[Path, Path] | None = None
+    given_features: tuple[Path, Path] | None = None
     num_seeds: int = 5
     clusters: int | None = None
     batch: int | None = None
@@ -52,7 +52,7 @@ def check_card_request(request: CardRequest) -> None:
     """Check the numbers before anything is computed."""
     for name, value in (
         ("batch", request.batch),
-        ("max-tokens", request.longest),
+        ("max-tokens", request.max_tokens),
         ("seeds", request.num_seeds),
         ("num-reference", request.num_reference),
         ("context", request.context),
