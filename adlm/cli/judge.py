@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         type=Path,
-        help="write the card; expensive intermediate results are cached beside it in judged/.\n"
+        help="write the card; expensive intermediate results are cached next to it in judged/.\n"
         "with --plot, the plot file",
     )
     add("--force", action="store_true", help="replace a file that adlm did not write")

@@ -28,8 +28,9 @@ EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data sp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model folder, run folder or .ckpt file")
-    parser.add_argument(
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="a model folder, run folder or .ckpt file")
+    add(
         "--data",
         nargs="+",
         required=True,
@@ -37,22 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="corpus names (adlm prepare --list), files, prepared folders, or zero-shot: the paper's seven corpora\n"
         f"({', '.join(ZERO_SHOT)})",
     )
-    parser.add_argument(
+    add(
         "--estimator",
         default=AUTO,
         metavar="NAME",
         help="auto: any-order where it is valid, else nelbo (default)\n"
         + "\n".join(f"{name}: {kind.line}" for name, kind in ESTIMATORS.items()).replace("%", "%%"),
     )
-    parser.add_argument(
-        "--split", default="", metavar="S", help="train, valid or test (default: as published, else valid)"
-    )
-    add_measurement_options(parser.add_argument, "packed-published for zero-shot, else that of the text")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write the results as JSON; rerun the same command to resume"
-    )
-    parser.add_argument("--force", action="store_true", help="replace a file that adlm did not write")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--split", default="", metavar="S", help="train, valid or test (default: as published, else valid)")
+    add_measurement_options(add, "packed-published for zero-shot, else that of the text")
+    add("--out", metavar="FILE", type=Path, help="write the results as JSON; rerun the same command to resume")
+    add("--force", action="store_true", help="replace a file that adlm did not write")
+    add("--json", action="store_true", help="print JSON")
 
 
 def add_measurement_options(add: Callable[..., Any], default_packing: str) -> None:

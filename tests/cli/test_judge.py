@@ -427,7 +427,7 @@ def test_the_plot_of_cards_names_their_judges(place, capsys, tmp_path):
     drawn = (tmp_path / "fig.svg").read_text()
     for label in ("judges differ", "another featuriser", "MAUVE (minilm)"):
         assert f"<!-- {label}" in drawn or label in drawn
-    assert "no metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
+    assert "is not a metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
     assert "is not a plot file; it must end in .png, .svg, .pdf" in refused(
         capsys, "--plot", cards[0], "--out", tmp_path / "fig.json"
     )

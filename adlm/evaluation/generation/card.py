@@ -7,6 +7,7 @@ carry a label that says so, in the card, in its table and in every plot.
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,14 +113,11 @@ def write_card(card: Card, path: Path) -> None:
 
 
 def read_card(path: Path) -> Card:
-    try:
-        card = parse_json(read_bytes(path))
-    except UserError:
-        raise
-    except ValueError:
-        card = None
+    content, card = read_bytes(path), None
+    with suppress(ValueError):  # it is not JSON
+        card = parse_json(content)
     if not isinstance(card, dict) or card.get("card") != FORMAT:
-        raise UserError(f"{path} is no metric card of `adlm judge`")
+        raise UserError(f"{path} is not a metric card of `adlm judge --out`")
     return card
 
 

@@ -195,8 +195,8 @@ def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
         if not np.isfinite(row).all():
             position = int(np.flatnonzero(~np.isfinite(row))[0])
             raise UserError(
-                f"the judge {judge.about.name} gives {row[position]} nats for token {position} of a text, which is no "
-                "likelihood: its weights are damaged, or it cannot read this text; give another --model"
+                f"the judge {judge.about.name} gives {row[position]} nats for token {position} of a text, which is not "
+                "a likelihood: its weights are damaged, or it cannot read this text; give another --model"
             )
 
 

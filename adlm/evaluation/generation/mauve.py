@@ -133,7 +133,7 @@ def read_features(path: Path, num: int | None, what: str) -> Features:
     except UserError:
         raise
     except (ValueError, TypeError, EOFError, SyntaxError, MemoryError, struct.error, zipfile.BadZipFile):
-        raise UserError(f"{path} is no .npy file of numbers") from None
+        raise UserError(f"{path} is not a .npy file of numbers") from None
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise UserError(f"{path} must hold one array (texts, numbers of each)")
     if num is not None and len(array) != num:

@@ -91,7 +91,7 @@ def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple
     if len(nearest) == 1:
         return nearest[0], f"of the rows of method {result.method}, the nearest in tokens trained"
     raise UserError(
-        f"table {table.name} has several rows of method {result.method}, and {result.model} does not tell which is "
+        f"table {table.name} has several rows of method {result.method}, and {result.model} does not say which is "
         f"its own; give --row, one of {', '.join(row.name for row in rows)}"
     )
 

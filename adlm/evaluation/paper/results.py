@@ -84,7 +84,7 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
     if kind != table.kind:
         assert kind is not None
         raise UserError(
-            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is held against `{MADE_BY[table.kind]}`"
+            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is compared with `{MADE_BY[table.kind]}`"
         )
     try:
         if kind == "perplexity":
@@ -96,16 +96,16 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
     except UserError:
         raise
     except KeyError as error:
-        raise UserError(f"{name} is not whole: it has no {error}; make it again") from None
+        raise UserError(f"{name} is incomplete: it has no {error}; make it again") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{name} is damaged ({error}); make it again") from None
     for result in results:
         numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
         if not all(_is_number(value) for value in numbers if value is not None):
-            raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is no number; make it again")
+            raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
         strings = (result.model, result.method, result.how)
         if not all(isinstance(text, str) for text in strings) or not all(map(_is_option, result.options.values())):
-            raise UserError(f"{name} is damaged: {result.column} does not tell model and method; make it again")
+            raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
     if not results:
         raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
     return results
@@ -273,7 +273,7 @@ def _accuracies(content: Mapping[str, Any], table: PublishedTable, name: str) ->
     for column, accuracy in content["accuracy"].items():
         right, num = accuracy["right"], accuracy["of"]
         if column not in table.units or not 0 <= right <= num or num < 1:
-            raise UserError(f"{name}: {column} with {right} right of {num} is no accuracy of table {table.name}")
+            raise UserError(f"{name}: {column} with {right} right of {num} is not an accuracy of table {table.name}")
         yield Result(
             name,
             content["method"],

@@ -139,6 +139,6 @@ def test_a_panel_without_points_is_not_drawn(tmp_path):
 def test_a_damaged_card_is_a_one_line_error_with_its_name(tmp_path, damage):
     broken = json.loads(json.dumps(card()))
     damage(broken)
-    with pytest.raises(UserError, match=r"^broken.json is (no whole card|not whole|damaged)"):
+    with pytest.raises(UserError, match=r"^broken.json is (not a complete card|incomplete|damaged)"):
         plot_cards({"good.json": card(), "broken.json": broken}, tmp_path / "cards.png")
     assert list(tmp_path.iterdir()) == []

@@ -136,8 +136,8 @@ def test_given_features_are_checked(tmp_path, clouds):
         ("nan", "the features of text 0 are not finite in float32"),
         ("large", "the features of text 0 are not finite in float32"),
         ("narrow", "one array"),
-        ("objects", "no .npy"),
-        ("text", "no .npy"),
+        ("objects", "not a .npy"),
+        ("text", "not a .npy"),
         ("none", "cannot be read"),
     ):
         with pytest.raises(UserError, match=sentence):

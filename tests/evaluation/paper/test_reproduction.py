@@ -288,7 +288,7 @@ def test_a_card_has_size_training_and_tokenizer_of_the_model_as_a_perplexity_doe
         assert "a tokenizer of 258 symbols, not GPT-2's 50,258" in each.because
         assert each.differs == ("11M parameters, not 293.19M", "trained on sotu, not openwebtext")
     told["samples"]["made_by"].pop("about")
-    with pytest.raises(UserError, match=r"card.json is not whole: it has no 'about'; make it again"):
+    with pytest.raises(UserError, match=r"card.json is incomplete: it has no 'about'; make it again"):
         results_of(told, table, "card.json")
 
 
