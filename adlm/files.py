@@ -7,6 +7,7 @@ being written; the next write to the same target deletes them.
 
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -65,7 +66,7 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
         if target.exists() and not target.is_file():
             raise UserError(f"{option} {path} is not a regular file; give another path")
         written_by_us = target.exists() and written_by_adlm(target)
-        is_foreign = not written_by_us and not _holds_samples(target)
+        is_foreign = not written_by_us and not holds_samples(target)
         if target.exists() and any(
             _is_same_file(each, target) or (is_foreign and _contains(each, target)) for each in inputs
         ):
@@ -86,10 +87,11 @@ def _contains(folder: Path, target: Path) -> bool:
     return folder.resolve() in target.resolve().parents
 
 
-def _holds_samples(target: Path) -> bool:
-    if not target.exists():
+def holds_samples(path: Path) -> bool:
+    """Whether a file begins like a samples file; False if there is none."""
+    if not path.exists():
         return False
-    with target.open("rb") as file:
+    with opened(path) as file:
         return file.read(64).startswith(SAMPLES_MARK)
 
 
@@ -280,6 +282,12 @@ def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
         if size > limit:
             raise UserError(f"{path} has {size:,} bytes, more than the limit of {limit:,}")
         return file.read()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a regular file of any size."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:

@@ -18,7 +18,7 @@ from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
 from adlm.evaluation.model_perplexity import TextSelection, measure_models, with_tokenizer
 from adlm.evaluation.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.evaluation.paper.reproduction import Comparison, compare_with_table
+from adlm.evaluation.paper.reproduction import Comparison, compare_with_table, named_row
 from adlm.evaluation.paper.reproduction_plot import plot_reproduction
 from adlm.evaluation.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.evaluation.plotting import check_plot_path
@@ -118,12 +118,8 @@ def _table(name: str) -> PublishedTable:
 
 def _rows(requested: list[str], num_models: int, table: PublishedTable) -> list[str]:
     """The row for every model, empty if --row is not given."""
-    known = [row.name for row in table.rows]
     for row in requested:
-        if row not in known:
-            raise UserError(
-                f"--row {row!r} is not in table {table.name}{suggestion(row, known)}; its rows are {', '.join(known)}"
-            )
+        named_row(table, row)  # raises if there is none
     if len(requested) > 1 and len(requested) != num_models:
         raise UserError(
             f"--row is given {len(requested)} times for {num_models} models; give it once, or once per model"

@@ -16,7 +16,7 @@ import numpy as np
 
 from adlm.data.prepare.shards import SPLITS, Extent, ShardWriter, reaches
 from adlm.errors import UserError
-from adlm.files import append_synced, lock_file, parse_json, read_bytes, remove_folder, write_file
+from adlm.files import append_synced, lock_file, parse_json, read_bytes, remove_folder, write_file, writing
 
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
@@ -36,11 +36,9 @@ class JournalEntry:
 @contextmanager
 def locked(work: Path, out: Path) -> Iterator[None]:
     """Lock the working folder exclusively. Errors become user errors; a folder without progress is deleted."""
-    try:
+    with writing(out):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
     with lock:
         lock_file(lock, f"{out} is being prepared by another process; wait for it, or stop it")
         try:

@@ -49,7 +49,7 @@ from adlm.evaluation.generation.request import (
     TextCollection,
     check_card_request,
 )
-from adlm.files import opened
+from adlm.files import file_sha256
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
 
@@ -184,11 +184,9 @@ def _read_reference(request: CardRequest, file: Samples, samples: Sequence[Sampl
 
 
 def _samples_section(file: Samples, samples: Sequence[Sample]) -> dict[str, Any]:
-    with opened(file.path) as raw:
-        digest = hashlib.file_digest(raw, "sha256").hexdigest()
     return {
         "file": str(file.path),
-        "sha256": digest,
+        "sha256": file_sha256(file.path),
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),

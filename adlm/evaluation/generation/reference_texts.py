@@ -4,7 +4,6 @@ A seeded random subset is taken, in its original order. Rows of a prepared folde
 include bos and eos, as in training. No metrics.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from adlm.data.prepare.prepared import is_prepared, open_prepared
 from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.data.sources.text_files import TextFile
 from adlm.errors import UserError
-from adlm.files import opened
+from adlm.files import file_sha256, holds_samples
 from adlm.samples_file import read_samples
 
 KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a file of samples"
@@ -56,7 +55,7 @@ def read_reference(path: Path, request: ReferenceRequest, tokenizer_sha256: str,
         raise UserError(f"--reference {path} is not a regular file; give {KINDS}")
     if request.split is not None:
         raise UserError(f"--split {request.split}: {path} is a file and has no splits; leave it out")
-    return _from_samples(path, request, tokenizer_sha256) if _is_samples(path) else _from_texts(path, request)
+    return _from_samples(path, request, tokenizer_sha256) if holds_samples(path) else _from_texts(path, request)
 
 
 def _from_prepared(path: Path, request: ReferenceRequest, tokenizer_sha256: str, max_tokens: int) -> Reference:
@@ -91,7 +90,7 @@ def _from_samples(path: Path, request: ReferenceRequest, tokenizer_sha256: str) 
     about = {
         "kind": "samples",
         "place": str(path),
-        "sha256": _sha256(path),
+        "sha256": file_sha256(path),
         "made_by": asdict(found.made_by),
         "tokenizer_of_samples": same_tokenizer,
         **_counts(len(chosen), num, request.seed),
@@ -109,7 +108,7 @@ def _from_texts(path: Path, request: ReferenceRequest) -> Reference:
         raise UserError(f"--reference {path}: {message.rstrip()}") from None
     if not chosen:
         raise UserError(f"--reference {path} holds no text")
-    about = {"kind": "texts", "place": str(path), "sha256": _sha256(path), "field": request.field}
+    about = {"kind": "texts", "place": str(path), "sha256": file_sha256(path), "field": request.field}
     return Reference(chosen, None, about | _counts(len(chosen), num, request.seed))
 
 
@@ -139,13 +138,3 @@ def _random_subset(items: Iterable[Any], request: ReferenceRequest) -> tuple[lis
 
 def _counts(taken: int, num: int, seed: int) -> dict[str, int]:
     return {"num": taken, "of": num, "seed": seed}
-
-
-def _is_samples(path: Path) -> bool:
-    with opened(path) as file:
-        return file.read(64).lstrip().startswith(b'{"made_by"')
-
-
-def _sha256(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
