@@ -65,32 +65,27 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
             raise UserError(f"{option} {path}: there is no folder {target.parent}")
         if target.exists() and not target.is_file():
             raise UserError(f"{option} {path} is not a regular file; give another path")
-        written_by_us = target.exists() and written_by_adlm(target)
-        is_foreign = not written_by_us and not holds_samples(target)
-        if target.exists() and any(
-            _is_same_file(each, target) or (is_foreign and _contains(each, target)) for each in inputs
-        ):
-            raise UserError(f"{option} {path} is what this command reads; give another path")
-        if target.exists() and not force and not written_by_us:
-            raise UserError(f"{option} {path} exists and was not written by adlm; give another path, or add --force")
+        if target.exists():
+            _check_replaceable(target, f"{option} {path}", force, inputs)
         with tempfile.TemporaryFile(dir=target.parent):
             pass  # the folder is writable
         if len(os.fsencode(target.name)) + len(PART) + 12 > os.pathconf(target.parent, "PC_NAME_MAX"):
             raise UserError(f"{option} {path}: the file name is too long; give a shorter one")
 
 
-def _is_same_file(path: Path, target: Path) -> bool:
-    return path.exists() and target.samefile(path)
-
-
-def _contains(folder: Path, target: Path) -> bool:
-    return folder.resolve() in target.resolve().parents
+def _check_replaceable(target: Path, name: str, force: bool, inputs: Iterable[Path]) -> None:
+    written_by_us = written_by_adlm(target)
+    is_foreign = not written_by_us and not holds_samples(target)
+    for each in inputs:
+        is_same = each.exists() and target.samefile(each)
+        if is_same or (is_foreign and each.resolve() in target.resolve().parents):
+            raise UserError(f"{name} is what this command reads; give another path")
+    if not force and not written_by_us:
+        raise UserError(f"{name} exists and was not written by adlm; give another path, or add --force")
 
 
 def holds_samples(path: Path) -> bool:
-    """Whether a file begins like a samples file; False if there is none."""
-    if not path.exists():
-        return False
+    """Whether a file begins like a samples file."""
     with opened(path) as file:
         return file.read(64).startswith(SAMPLES_MARK)
 

@@ -26,13 +26,9 @@ Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
 
 
-def request_sha256(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def texts_sha256(texts: Sequence[Any]) -> str:
-    """sha256 of a list of texts, or of lists of ids."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+def json_sha256(content: Any) -> str:
+    """sha256 of texts, ids or settings."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def compute_in_parts(
@@ -49,21 +45,13 @@ def compute_in_parts(
     Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
     arrays have the form that `compute` returns. `report_done` is called with the approximate number of items done.
     """
-    digest, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
+    digest, (rank, ranks) = json_sha256(about), distributed.rank_and_size()
     cache = None if folder is None else _make_cache_folder(folder / f"{kind}-{digest[:24]}", about)
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
         path = None if cache is None else cache / f"{number:05}.npz"
         part = items[number * TEXTS_PER_PART : (number + 1) * TEXTS_PER_PART]
-        if path is not None and path.exists():
-            arrays = _read(path)
-            if not fits(part, arrays):
-                raise UserError(f"{path} is damaged; delete it, and it is made again")
-        else:
-            arrays = compute(part)
-            if path is not None:
-                _write(path, arrays)
-        done[number] = arrays
+        done[number] = _read_or_compute(path, part, compute, fits)
         report_done(min(len(items), (number + ranks) * TEXTS_PER_PART))
     gathered = distributed.gather([(digest, done)])
     if any(other_digest != digest for other_digest, _ in gathered):
@@ -80,14 +68,29 @@ def _make_cache_folder(folder: Path, about: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _write(path: Path, arrays: Arrays) -> None:
-    with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+def _read_or_compute(
+    path: Path | None,
+    part: Sequence[Item],
+    compute: Callable[[Sequence[Item]], Arrays],
+    fits: Callable[[Sequence[Item], Arrays], bool],
+) -> Arrays:
+    """The arrays of the part: from the file at `path` if it exists, else computed, and written to it."""
+    if path is not None and path.exists():
+        arrays = _read(path)
+        if arrays is None or not fits(part, arrays):
+            raise UserError(f"{path} is damaged; delete it, and it is made again")
+        return arrays
+    arrays = compute(part)
+    if path is not None:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    return arrays
 
 
-def _read(path: Path) -> Arrays:
+def _read(path: Path) -> Arrays | None:
+    """The arrays of a file; None if it is damaged."""
     try:
         with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
-        raise UserError(f"{path} is damaged; delete it, and it is made again") from None
+        return None

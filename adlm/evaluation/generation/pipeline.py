@@ -15,7 +15,7 @@ import torch
 from adlm import __version__, distributed
 from adlm.distributed import local_device
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import Arrays, texts_sha256
+from adlm.evaluation.generation.cache import Arrays, json_sha256
 from adlm.evaluation.generation.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.generation.generative_perplexity import (
@@ -95,7 +95,7 @@ def compute_feature_pair(job: CardJob, samples: TextCollection, reference: Refer
 
     def features_of(name: str, texts: Sequence[str]) -> Features:
         nonempty = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(nonempty)}
+        about = {"featuriser": asdict(featuriser.about), "texts": json_sha256(nonempty)}
         parts = job.compute_in_parts(nonempty, compute, _are_features, "features", about, f"features of {name}")
         return np.concatenate([part["features"] for part in parts])
 
@@ -222,7 +222,7 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
     context = judge.about.context if request.context is None else min(request.context, judge.about.context)
     layout = window_layout(judge.about, start, context)
     rows = truncate_texts(read, layout, request.max_tokens)
-    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": texts_sha256(rows)}
+    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": json_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
         part_nats = job.checking_memory(lambda: token_nats(judge, part, job.batch, layout))

@@ -100,28 +100,24 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{name} is damaged ({error}); make it again") from None
     for result in results:
-        numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
-        if not all(_is_number(value) for value in numbers if value is not None):
-            raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
-        strings = (result.model, result.method, result.how)
-        if not all(isinstance(text, str) for text in strings) or not all(map(_is_option, result.options.values())):
-            raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
+        _check_types(result, name)
     if not results:
         raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
     return results
 
 
+def _check_types(result: Result, name: str) -> None:
+    numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
+    if not all(_is_number(value) for value in numbers if value is not None):
+        raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
+    strings = (result.model, result.method, result.how)
+    valid_options = all(isinstance(value, str) or _is_number(value) for value in result.options.values())
+    if not all(isinstance(text, str) for text in strings) or not valid_options:
+        raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= MAX_FLOAT
-
-
-def _is_option(value: Any) -> bool:
-    return isinstance(value, str) or _is_number(value)
-
-
-def paper_count(tokens: float, method: str) -> float:
-    """Tokens as the paper counts them: half for masked diffusion, all for causal models."""
-    return tokens if method in LEFT_TO_RIGHT else tokens / 2
 
 
 def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Result]:
@@ -156,8 +152,9 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
 
 
 def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
+    """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
     trained = about["tokens_trained"]
-    return None if trained is None else paper_count(trained, method) / 1e9
+    return None if trained is None else trained / (1 if method in LEFT_TO_RIGHT else 2) / 1e9
 
 
 def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:

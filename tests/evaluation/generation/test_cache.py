@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import TEXTS_PER_PART, compute_in_parts, texts_sha256
+from adlm.evaluation.generation.cache import TEXTS_PER_PART, compute_in_parts, json_sha256
 
 
 class Doubling:
@@ -27,7 +27,7 @@ def fits(part, arrays):
 def gathered(items, compute, folder, about=None, reported=None):
     report_done = (lambda done: None) if reported is None else reported.append
     parts = list(
-        compute_in_parts(items, compute, fits, "twice", about or {"of": texts_sha256(items)}, folder, report_done)
+        compute_in_parts(items, compute, fits, "twice", about or {"of": json_sha256(items)}, folder, report_done)
     )
     return np.concatenate([part["twice"] for part in parts]).tolist()
 
@@ -56,9 +56,9 @@ def test_without_a_folder_nothing_is_cached():
 def test_results_of_other_inputs_are_not_used(tmp_path):
     gathered(ITEMS, Doubling(), tmp_path)
     other = Doubling()
-    gathered(ITEMS, other, tmp_path, about={"of": texts_sha256(ITEMS), "judge": "another"})
+    gathered(ITEMS, other, tmp_path, about={"of": json_sha256(ITEMS), "judge": "another"})
     assert other.asked == 3
-    assert texts_sha256(["ab", "c"]) != texts_sha256(["a", "bc"])
+    assert json_sha256(["ab", "c"]) != json_sha256(["a", "bc"])
 
 
 def test_a_damaged_part_is_an_error(tmp_path):
