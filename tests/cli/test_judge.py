@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from judges import tiny_gpt2
 from small_models import small_model
 from texts import prose
@@ -242,6 +243,15 @@ def test_an_interrupted_evaluation_resumes(place, capsys, tmp_path, monkeypatch)
     assert "progress is saved; rerun the same command to resume" in capsys.readouterr().err
     assert judged(capsys, *words)["perplexity"]["num_samples"] == 150
     assert len(calls) == 4  # three parts, one of them begun twice
+
+
+def test_running_out_of_memory_is_a_user_error_with_a_smaller_batch(place, capsys, monkeypatch):
+    def too_large(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(judging, "token_nats", too_large)
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity", "--batch", 8)
+    assert "--batch 8 does not fit the memory of the device; try --batch 4" in refused(capsys, *words)
 
 
 SMALL_PARTS = """

@@ -91,7 +91,7 @@ def compute_feature_pair(job: CardJob, samples: TextCollection, reference: Refer
     featuriser = HuggingFaceFeaturiser(job.request.features, job.device, job.request.pooling)
 
     def compute(part: Sequence[str]) -> Arrays:
-        return {"features": job.checking_memory(lambda: featuriser.features(part, job.batch))}
+        return {"features": featuriser.features(part, job.batch)}
 
     def features_of(name: str, texts: Sequence[str]) -> Features:
         nonempty = [text for text in texts if text]
@@ -225,7 +225,7 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
     about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": json_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        part_nats = job.checking_memory(lambda: token_nats(judge, part, job.batch, layout))
+        part_nats = token_nats(judge, part, job.batch, layout)
         return {"nats": np.concatenate(part_nats), "lengths": np.array([len(row) for row in part])}
 
     nats: list[TokenNats] = []

@@ -89,15 +89,13 @@ class CardJob:
         about: Mapping[str, Any],
         stage: str,
     ) -> list[Arrays]:
+        """The arrays of all items, with progress and cache; running out of memory is a user error."""
+
         def report_done(done: int) -> None:
             self.report_progress(stage, done, len(items))
 
-        return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
-
-    def checking_memory(self, compute: Callable[[], Any]) -> Any:
-        """compute(); out of memory becomes a user error that names a smaller --batch."""
         try:
-            return compute()
+            return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
         except torch.OutOfMemoryError:
             raise UserError(
                 f"--batch {self.batch} does not fit the memory of the device; try --batch {max(1, self.batch // 2)}"
