@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, checks of output paths, and reading of JSON. Independent of other formats.
+"""Atomic writes of files and folders, locks, checks of output paths, and reading of JSON. Independent of other formats.
 
 A file or folder is written next to its target under a temporary name that ends in `.adlm-part`, and renamed when it is
 complete. The writer holds a lock on it, so leftovers of killed processes can be distinguished from files that are still
@@ -7,7 +7,7 @@ being written; the next write to the same target deletes them.
 
 import ctypes
 import errno
-import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -15,9 +15,11 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from adlm.errors import UserError
 
@@ -63,32 +65,28 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
             raise UserError(f"{option} {path}: there is no folder {target.parent}")
         if target.exists() and not target.is_file():
             raise UserError(f"{option} {path} is not a regular file; give another path")
-        written_by_us = target.exists() and written_by_adlm(target)
-        is_foreign = not written_by_us and not _holds_samples(target)
-        if target.exists() and any(
-            _is_same_file(each, target) or (is_foreign and _contains(each, target)) for each in inputs
-        ):
-            raise UserError(f"{option} {path} is what this command reads; give another path")
-        if target.exists() and not force and not written_by_us:
-            raise UserError(f"{option} {path} exists and was not written by adlm; give another path, or add --force")
+        if target.exists():
+            _check_replaceable(target, f"{option} {path}", force, inputs)
         with tempfile.TemporaryFile(dir=target.parent):
             pass  # the folder is writable
         if len(os.fsencode(target.name)) + len(PART) + 12 > os.pathconf(target.parent, "PC_NAME_MAX"):
             raise UserError(f"{option} {path}: the file name is too long; give a shorter one")
 
 
-def _is_same_file(path: Path, target: Path) -> bool:
-    return path.exists() and target.samefile(path)
+def _check_replaceable(target: Path, name: str, force: bool, inputs: Iterable[Path]) -> None:
+    written_by_us = written_by_adlm(target)
+    is_foreign = not written_by_us and not holds_samples(target)
+    for each in inputs:
+        is_same = each.exists() and target.samefile(each)
+        if is_same or (is_foreign and each.resolve() in target.resolve().parents):
+            raise UserError(f"{name} is what this command reads; give another path")
+    if not force and not written_by_us:
+        raise UserError(f"{name} exists and was not written by adlm; give another path, or add --force")
 
 
-def _contains(folder: Path, target: Path) -> bool:
-    return folder.resolve() in target.resolve().parents
-
-
-def _holds_samples(target: Path) -> bool:
-    if not target.exists():
-        return False
-    with target.open("rb") as file:
+def holds_samples(path: Path) -> bool:
+    """Whether a file begins like a samples file."""
+    with opened(path) as file:
         return file.read(64).startswith(SAMPLES_MARK)
 
 
@@ -199,11 +197,11 @@ def remove_parts(folder: Path, name: str = "*") -> None:
         name if name == "*" else "".join(f"[{character}]" if character in "*?[" else character for character in name)
     )
     for part in folder.glob(f".{pattern}.*{PART}"):
-        with suppress(OSError):  # it is locked by its writer, already gone, or may not be deleted
+        with suppress(OSError):  # it is already gone, or may not be deleted
             descriptor = os.open(part, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
+                if lock_descriptor(descriptor, blocking=False):
+                    shutil.rmtree(part) if part.is_dir() else part.unlink()
             finally:
                 os.close(descriptor)
 
@@ -214,7 +212,7 @@ def _temporary_path(target: Path, kind: str = "new") -> Path:
 
 def _lock(descriptor: int) -> None:
     with suppress(OSError):  # a file system without locks: leftovers then stay
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_descriptor(descriptor, blocking=False)
 
 
 def _sync(path: Path) -> None:
@@ -233,6 +231,27 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
     at_fdcwd, rename_exchange = -100, 2
     return bool(rename(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0)
+
+
+def lock_file(file: IO[Any], problem: str) -> None:
+    """Lock an open file until it is closed or the process ends; a user error if another process holds the lock."""
+    with writing(Path(file.name)):
+        if not lock_descriptor(file.fileno(), blocking=False):
+            raise UserError(problem)
+
+
+def append_synced(file: FileIO, content: bytes) -> None:
+    """Append to an unbuffered file and sync it to disk. If this fails, the file gets its previous length back."""
+    end = os.fstat(file.fileno()).st_size
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), end)
+        raise
 
 
 @contextmanager
@@ -258,6 +277,12 @@ def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
         if size > limit:
             raise UserError(f"{path} has {size:,} bytes, more than the limit of {limit:,}")
         return file.read()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a regular file of any size."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:

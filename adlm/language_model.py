@@ -21,7 +21,7 @@ from adlm.checkpoints.published import read_checkpoint, to_model_folder
 from adlm.config.knobs import suggestion
 from adlm.config.load import validate_sampling
 from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.data.rows.packing import padding_id, row_frame
+from adlm.data.rows.packing import padding_id, row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError
@@ -264,7 +264,7 @@ class LanguageModel:
         """
         if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
             raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
-        bos, _ = row_frame(vocabulary_of(self.config))
+        bos, _ = row_boundaries(vocabulary_of(self.config))
         begins_with_token = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
         return bos if begins_with_token and (fits or self.method.causal) else []

@@ -7,21 +7,19 @@ Samples are appended in batches, each synced to disk before the next is sampled.
 killed process, is ignored by readers and truncated when sampling is resumed.
 """
 
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from io import FileIO
 from pathlib import Path
-from types import NoneType
 from typing import Any, BinaryIO
 
 from adlm.config.load import differences
 from adlm.errors import UserError
-from adlm.files import opened, parse_json, writing
+from adlm.files import append_synced, lock_file, opened, parse_json, writing
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ class Provenance:
     device: str
     dtype: str
     """dtype of weights and matrix products."""
-    tokenizer_sha256: str | None = None
-    """`Tokenizer.sha256`; None if the file does not record it."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_sha256: str
+    """`Tokenizer.sha256`: ids of tokenizers with the same sha256 are interchangeable."""
+    about: Mapping[str, Any]
     """Facts about the model that do not affect the samples: parameters, symbols, training."""
 
     @property
@@ -62,14 +60,13 @@ class Provenance:
         return self.num * len(self.canvases)
 
 
-PROVENANCE_TYPES: dict[str, type | tuple[type, ...]] = {
+PROVENANCE_TYPES: dict[str, type] = {
     "length": int,
     "canvases": list,
     "num": int,
     "seed": int,
     "sampling": dict,
     "batch": int,
-    "tokenizer_sha256": (str, NoneType),
     "about": dict,
 }
 """Types of the provenance entries; all others are strings."""
@@ -123,10 +120,7 @@ def open_samples(path: Path, made_by: Provenance, force: bool = False) -> Iterat
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{path} is being written by another process; wait for it to finish, or stop it") from None
+        lock_file(file, f"{path} is being written by another process; wait for it to finish, or stop it")
         try:
             yield SamplesWriter(file, path, made_by, force)
         finally:
@@ -138,7 +132,7 @@ class SamplesWriter:
     """An open samples file; appends after the last complete line. `num_rows` samples are in it."""
 
     def __init__(self, file: FileIO, path: Path, made_by: Provenance, force: bool = False):
-        self.num_rows, self._end = 0, 0
+        self.num_rows, end = 0, 0
         self._file, self._path = file, path
         self._header = _encode_line({"made_by": asdict(made_by)})
         file.seek(0)
@@ -154,31 +148,24 @@ class SamplesWriter:
             file.seek(0)
             with open(file.fileno(), "rb", closefd=False) as buffered:
                 lines = _complete_lines(buffered, path)
-                self._end, _ = next(lines)
-                for self._end, sample in _parse_samples(lines, made_by, path):
-                    self.num_rows = sample.row + 1
-        self._truncate()
+                end, _ = next(lines)
+                for line_end, sample in _parse_samples(lines, made_by, path):
+                    end, self.num_rows = line_end, sample.row + 1
+        os.ftruncate(file.fileno(), end)
+        self._is_new = end == 0
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Append the next rows and sync them to disk."""
-        data = b"".join([self._header] * (self._end == 0) + [_encode_line(asdict(sample)) for sample in samples])
+        data = b"".join([self._header] * self._is_new + [_encode_line(asdict(sample)) for sample in samples])
         try:
-            left = memoryview(data)
-            while left:
-                left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
+            append_synced(self._file, data)
         except OSError as error:
-            with suppress(OSError):
-                self._truncate()
             raise UserError(
                 f"{self._path} cannot be written: {error.strerror or error}; {self.num_rows} samples are complete; "
                 "rerun the same command to resume"
             ) from None
-        self._end += len(data)
+        self._is_new = False
         self.num_rows += len(samples)
-
-    def _truncate(self) -> None:
-        os.ftruncate(self._file.fileno(), self._end)
 
 
 def _encode_line(content: Mapping[str, Any]) -> bytes:
@@ -220,9 +207,7 @@ def _complete_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parse_provenance(content: Any, path: Path) -> Provenance:
     entries = content.get("made_by") if isinstance(content, dict) else None
-    known = {each.name for each in fields(Provenance)}
-    required = {each.name for each in fields(Provenance) if each.default is MISSING and each.default_factory is MISSING}
-    if not isinstance(entries, dict) or not required <= entries.keys() <= known:
+    if not isinstance(entries, dict) or entries.keys() != {each.name for each in fields(Provenance)}:
         raise UserError(f"{path} is not a samples file: its first line does not have the provenance of the samples")
     for name, value in entries.items():
         if not isinstance(value, PROVENANCE_TYPES.get(name, str)):

@@ -65,7 +65,7 @@ class Knowing:
         return logits[None].expand(len(z), -1, -1)
 
 
-def walk(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0) -> Iterator[Frame]:
+def sampling_frames(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0) -> Iterator[Frame]:
     """From the canvas (B, L) to text: at every step each mask is revealed with probability 1 / (steps left).
 
     With remasking, a drawn token is remasked with that probability, and may be revealed again in the same step.

@@ -15,7 +15,9 @@ from adlm.errors import UserError, printable
 from adlm.files import (
     PART,
     PLOT_METADATA,
+    append_synced,
     check_output,
+    lock_file,
     move_folder,
     opened,
     parse_json,
@@ -86,6 +88,54 @@ def test_temporary_files_of_running_processes_are_not_removed(tmp_path):
         assert path.read_text() == "quick"
     assert path.read_text() == "slow"
     assert names(tmp_path) == ["a.json"]
+
+
+LOCK = """
+try:
+    lock_file(file := open(sys.argv[1], "w"), "held by another process")
+except UserError as error:
+    assert str(error) == "held by another process"
+    os._exit(5)
+os._exit(7)
+"""
+
+
+def test_a_lock_refuses_other_processes_and_is_free_when_its_process_has_ended(tmp_path):
+    path = tmp_path / "lock"
+    for _ in range(2):
+        assert in_subprocess(LOCK, path) == 7  # ends without unlocking
+    with path.open("w") as file:
+        lock_file(file, "")
+        assert in_subprocess(LOCK, path) == 5
+    assert in_subprocess(LOCK, path) == 7
+
+
+def test_without_locks_in_the_file_system_files_are_written_but_no_lock_is_granted(tmp_path, monkeypatch):
+    def unsupported(descriptor, blocking):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files, "lock_descriptor", unsupported)
+    write_file(tmp_path / "a", "one")
+    with replacing_folder(tmp_path / "model") as part:
+        (part / "weights").touch()
+    with (tmp_path / "lock").open("w") as file, pytest.raises(UserError, match="lock cannot be written: No locks"):
+        lock_file(file, "")
+    assert names(tmp_path) == ["a", "lock", "model"]
+
+
+def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    path = tmp_path / "journal"
+    with path.open("ab", buffering=0) as file:
+        append_synced(file, b"one\n")
+        with monkeypatch.context() as patched:
+            patched.setattr("os.fsync", full)
+            with pytest.raises(OSError, match="full"):
+                append_synced(file, b"two\n")
+        append_synced(file, b"three\n")
+    assert path.read_bytes() == b"one\nthree\n"
 
 
 def test_a_folder_is_replaced_atomically(tmp_path):

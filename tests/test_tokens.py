@@ -5,12 +5,13 @@ import string
 import time
 
 import pytest
+from texts import prose
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from adlm.canvas import encode_canvas
 from adlm.errors import UserError
-from adlm.tokens import bpe_size, load_tokenizer, train_bpe
+from adlm.tokens import bpe_size, load_tokenizer, symbols_sha256, train_bpe
 
 TEXT = "Of the people, by the people, for the people: naïve ☃ [MASK] <|endoftext|>\n\tend."
 
@@ -260,3 +261,21 @@ def test_special_tokens_of_wrong_types_are_a_user_error(content, message, file, 
     (tmp_path / file).write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=message):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_larger_tokenizer_decodes_the_ids_of_a_smaller_one_but_has_another_sha256():
+    texts = [prose(400, seed) for seed in range(4)]
+    small, large = train_bpe(texts, 300), train_bpe(texts, 360)
+    text = prose(20, 9)
+    assert large.decode(small.encode(text)) == text
+    assert large.encode(text) != small.encode(text)
+    assert small.sha256 != large.sha256
+    assert small.sha256 == train_bpe(texts, 300).sha256
+
+
+def test_the_mask_does_not_change_the_sha256():
+    vocabulary = load_tokenizer("bytes").engine.get_vocab()
+    assert "[MASK]" in vocabulary
+    without = {key: value for key, value in vocabulary.items() if key != "[MASK]"}
+    assert symbols_sha256(vocabulary) == symbols_sha256(without)
+    assert symbols_sha256(vocabulary) != symbols_sha256(without | {"a": without["b"], "b": without["a"]})

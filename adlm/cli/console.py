@@ -110,9 +110,8 @@ class Progress:
     def __init__(self, console: Console, label: str, total: int, done: float = 0, unit: str = "steps"):
         self.console, self.label, self.total, self.unit = console, label, total, unit
         self._started_at = self._printed_at = time.monotonic()
-        self._first: tuple[float, float] | None = (
-            None  # (steps done, time) after the first step, which is too slow to count
-        )
+        # (steps done, time) after the first step, which is too slow to count, and now
+        self._first: tuple[float, float] | None = None
         self._last: tuple[float, float] = (done, self._started_at)
         self._closed = threading.Event()
         self._bar: Bar | None = None

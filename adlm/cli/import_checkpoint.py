@@ -52,9 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = to_model_folder(
         published, arguments.weights, tokenizer, arguments.method, arguments.mask_id, arguments.length
     )
-    network = network_of(
-        model.config, model.weights
-    )  # fails before anything is written if a weight is missing or unused
+    network = network_of(model.config, model.weights)  # fails, before anything is written, if a weight does not fit
     report = {
         "folder": str(arguments.out),
         "method": model.config.method,

@@ -14,7 +14,14 @@ from adlm.cli.console import Console, Stages, write_error
 from adlm.config.knobs import suggestion
 from adlm.distributed import process_group
 from adlm.errors import UserError, printable
-from adlm.evaluation.generation.card import Card, labels, make_output_folder, read_card, rows, write_card
+from adlm.evaluation.generation.card import (
+    Card,
+    comparability_labels,
+    make_output_folder,
+    read_card,
+    table_rows,
+    write_card,
+)
 from adlm.evaluation.generation.card_plot import plot_cards
 from adlm.evaluation.generation.generative_perplexity import EOS, START
 from adlm.evaluation.generation.pipeline import make_card
@@ -45,11 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         type=Path,
-        help="write the card; expensive intermediate results are cached beside it in judged/.\n"
+        help="write the card; expensive intermediate results are cached next to it in judged/.\n"
         "with --plot, the plot file",
     )
     add("--force", action="store_true", help="replace a file that adlm did not write")
-    add("--tokenizer", metavar="NAME", help="tokenizer of the samples, if their model folder no longer exists")
     add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)")
     add("--batch", type=int, metavar="B", help="texts per batch (default: 4, on a GPU 16); does not change the results")
     add("--json", action="store_true", help="print the card as one line of JSON")
@@ -174,7 +180,6 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
     return CardRequest(
         samples=arguments.samples[0],
         metrics=metrics,
-        tokenizer=arguments.tokenizer,
         reference=arguments.reference,
         split=arguments.split,
         field=arguments.field,
@@ -185,11 +190,11 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
         eos=arguments.eos,
         start=arguments.start,
         ids=arguments.ids,
-        longest=arguments.max_tokens,
+        max_tokens=arguments.max_tokens,
         context=arguments.context,
         features=arguments.features,
         pooling=arguments.pooling,
-        given=None if arguments.given_features is None else tuple(arguments.given_features),
+        given_features=None if arguments.given_features is None else tuple(arguments.given_features),
         num_seeds=arguments.seeds,
         clusters=arguments.clusters,
         batch=arguments.batch,
@@ -199,8 +204,8 @@ def _request(arguments: argparse.Namespace) -> CardRequest:
 
 def _inputs(request: CardRequest) -> list[Path]:
     """The files and folders that may be read; names on the Hugging Face hub are included and harmless."""
-    names = (request.tokenizer, request.reference, request.model, request.features)
-    return [request.samples, *(request.given or ()), *(Path(name) for name in names if name)]
+    names = (request.reference, request.model, request.features)
+    return [request.samples, *(request.given_features or ()), *(Path(name) for name in names if name)]
 
 
 def _plot(arguments: argparse.Namespace) -> None:
@@ -218,10 +223,10 @@ def _print_card(card: Card, out: Path | None) -> None:
     table = Table("", "samples", *reference_column, "", box=None, pad_edge=False)
     for column in table.columns[1:-1]:
         column.no_wrap = True
-    for row in rows(card):
+    for row in table_rows(card):
         table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
     console.print(table)
-    for label in labels(card):
+    for label in comparability_labels(card):
         console.print(label, style="yellow", soft_wrap=True)
     for note in card["notes"]:
         console.print(note, style="dim", soft_wrap=True)

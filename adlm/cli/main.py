@@ -145,16 +145,19 @@ def run(argv: Sequence[str]) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     arguments, rest = parser.parse_known_args(argv)
-    if rest and hasattr(arguments, "overrides") and not any(argument.startswith("-") for argument in rest):
+    takes_overrides = hasattr(arguments, "overrides")
+    if rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
-        command = commands.choices.get(argv[0], parser)
-        name = rest[0].strip("-").partition("=")[0]
-        overrides = [
-            f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")
-        ]
-        if hasattr(arguments, "overrides") and overrides:
-            command.error(f"unrecognized arguments: {' '.join(rest)}; as a config option: {' or '.join(overrides)}")
-        options = re.findall(r"(?<=--)[\w-]+", command.format_usage())  # without dashes, which make all names similar
-        command.error(f"unrecognized arguments: {' '.join(rest)}{suggestion(name, options)}")
+        _refuse_arguments(commands.choices.get(argv[0], parser), rest, takes_overrides)
     return int(arguments.run(arguments))
+
+
+def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], takes_overrides: bool) -> NoReturn:
+    """The user error for unknown options, with the config option or command-line option that may have been meant."""
+    name = rest[0].strip("-").partition("=")[0]
+    overrides = [f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")]
+    if takes_overrides and overrides:
+        command.error(f"unrecognized arguments: {' '.join(rest)}; as a config option: {' or '.join(overrides)}")
+    options = re.findall(r"(?<=--)[\w-]+", command.format_usage())  # without dashes, which make all names similar
+    command.error(f"unrecognized arguments: {' '.join(rest)}{suggestion(name, options)}")

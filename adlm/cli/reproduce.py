@@ -12,12 +12,13 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.cli.console import Console, Stages, write_error
+from adlm.cli.perplexity import add_measurement_options
 from adlm.config.knobs import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
 from adlm.evaluation.model_perplexity import TextSelection, measure_models, with_tokenizer
 from adlm.evaluation.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.evaluation.paper.reproduction import Comparison, compare_with_table
+from adlm.evaluation.paper.reproduction import Comparison, compare_with_table, named_row
 from adlm.evaluation.paper.reproduction_plot import plot_reproduction
 from adlm.evaluation.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.evaluation.plotting import check_plot_path
@@ -76,19 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         help="the table's texts, such as a prepared folder (default: the corpora by name)",
     )
-    add("--packing", metavar="P", help="packed (nothing dropped) or packed-published (default: the table's)")
     add(
         "--estimator",
         default=AUTO,
         choices=(AUTO, *ESTIMATORS),
         help="estimator used in addition to the published one (default: auto)",
     )
-    add("--samples", type=int, default=4, metavar="K", help="Monte Carlo replicates (default: 4)")
-    add("--max-tokens", type=int, metavar="N", help="measure about N tokens, spread evenly over each text")
-    add("--tokenizer", metavar="T", help="tokenizer name, file or folder, for a model that has none")
-    add("--seed", type=int, default=0, metavar="S", help="seed of the random draws (default: 0)")
-    add("--batch", type=int, metavar="B", help="rows per batch (default: 8,192 tokens); does not change the results")
-    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto)")
+    add_measurement_options(add, "that of the table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -123,12 +118,8 @@ def _table(name: str) -> PublishedTable:
 
 def _rows(requested: list[str], num_models: int, table: PublishedTable) -> list[str]:
     """The row for every model, empty if --row is not given."""
-    known = [row.name for row in table.rows]
     for row in requested:
-        if row not in known:
-            raise UserError(
-                f"--row {row!r} is not in table {table.name}{suggestion(row, known)}; its rows are {', '.join(known)}"
-            )
+        named_row(table, row)  # raises if there is none
     if len(requested) > 1 and len(requested) != num_models:
         raise UserError(
             f"--row is given {len(requested)} times for {num_models} models; give it once, or once per model"
@@ -173,7 +164,7 @@ def _measure(
         )
         with Stages("groups of rows", enabled=is_rank_zero) as stages:
             measured = measure_models({model: lm}, texts, settings, arguments.out, stages.update)
-        figures += [asdict(line) for line in measured.lines]
+        figures += [asdict(result) for result in measured.results]
         journals += measured.journals
     return figures, journals
 

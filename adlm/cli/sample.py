@@ -42,8 +42,9 @@ BATCH, GPU_BATCH = 16, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=Path, help="a model folder, run folder or .ckpt file")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", type=Path, help="a model folder, run folder or .ckpt file")
+    add(
         "overrides",
         nargs="*",
         default=[],
@@ -51,48 +52,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sampling.option=value, such as sampling.top_p=0.9 (default: the model's config)\n"
         "(options: `adlm presets owt/adlm --explain`; samplers: docs/sampling.md)",
     )
-    parser.add_argument(
+    add(
         "--fill",
         action="append",
         metavar="TEXT",
         help="text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated",
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="start of the text")
-    parser.add_argument("--suffix", metavar="TEXT", help="end of the text")
-    parser.add_argument(
-        "--length", type=int, metavar="L", help="number of tokens (default: as many as the model allows)"
-    )
-    parser.add_argument("--num", type=int, default=1, metavar="N", help="number of samples per --fill (default: 1)")
-    parser.add_argument("--sampler", metavar="NAME", help="short for sampling.sampler=NAME")
-    parser.add_argument("--steps", type=int, metavar="T", help="short for sampling.steps=T")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="seed; sample i uses the RNG of (S, i) (default: 0)"
-    )
-    parser.add_argument("--batch", type=int, metavar="B", help="samples per batch (default: 16, on a GPU 64)")
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write the samples as JSON lines; rerun the same command to resume"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="replace the file of --out or --trace even if it has other content"
-    )
-    parser.add_argument(
-        "--watch", action="store_true", help="show the first sample in the terminal while it is generated"
-    )
-    parser.add_argument(
+    add("--prompt", metavar="TEXT", help="start of the text")
+    add("--suffix", metavar="TEXT", help="end of the text")
+    add("--length", type=int, metavar="L", help="number of tokens (default: as many as the model allows)")
+    add("--num", type=int, default=1, metavar="N", help="number of samples per --fill (default: 1)")
+    add("--sampler", metavar="NAME", help="short for sampling.sampler=NAME")
+    add("--steps", type=int, metavar="T", help="short for sampling.steps=T")
+    add("--seed", type=int, default=0, metavar="S", help="seed; sample i uses the RNG of (S, i) (default: 0)")
+    add("--batch", type=int, metavar="B", help="samples per batch (default: 16, on a GPU 64)")
+    add("--device", default="auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)")
+    add("--out", metavar="FILE", type=Path, help="write the samples as JSON lines; rerun the same command to resume")
+    add("--force", action="store_true", help="replace the file of --out or --trace even if it has other content")
+    add("--watch", action="store_true", help="show the first sample in the terminal while it is generated")
+    add(
         "--trace",
         metavar="FILE",
         type=Path,
         help="write a trace of the first sample: .html for a page to view, .json for the data",
     )
-    parser.add_argument(
+    add(
         "--special-tokens",
         action="store_true",
         help="show bos, eos and pad in the printed text (ids and --out always include them)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: one line per sample, or one line with --out")
+    add("--json", action="store_true", help="print JSON: one line per sample, or one line with --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -167,7 +156,7 @@ def _sample_with_trace(
                 lm, frames, output.console, start=start, special_tokens=arguments.special_tokens
             )
         )
-    samples = sample_batch(lm, request.first_alone, 0, filters)
+    samples = sample_batch(lm, request.first_row_only, 0, filters)
     if arguments.trace is not None:
         write_trace(recorder.trace, arguments.trace, arguments.force)
         write_error(f"adlm: wrote the trace to {arguments.trace}")  # standard output is for samples only
@@ -235,11 +224,11 @@ class SampleOutput:
 
     def print_header(self, row: int) -> None:
         """Print a line with the number of the sample, if there are several."""
-        if (
-            self.request.num_rows > 1 and self.console.file.isatty()
-        ):  # with FORCE_COLOR a pipe counts as a terminal, but has no width
+        if self.request.num_rows == 1:
+            return
+        if self.console.file.isatty():  # with FORCE_COLOR a pipe counts as a terminal, but has no width
             self.console.print(Rule(f"{row + 1}", style="dim"))
-        elif self.request.num_rows > 1:
+        else:
             sys.stdout.write(f"--- {row + 1} ---\n")
 
     def _highlight(self, sample: Sample) -> Text:

@@ -28,6 +28,8 @@ LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed a
 
 PRESETS = files("adlm") / "presets"
 
+_CONFIG = TypeAdapter(Config)
+
 
 def resolve(words: Iterable[str], over: Config | None = None) -> Config:
     """The Config given by the overrides of a command, applied to the defaults or to the Config `over`."""
@@ -103,7 +105,7 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
             raise UserError(knobs.unknown_choice_error(option, value, names))
     try:
         # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
-        return TypeAdapter(Config).validate_json(json.dumps(raw, default=_to_json), strict=True)
+        return _CONFIG.validate_json(json.dumps(raw, default=_to_json), strict=True)
     except ValidationError as error:
         raise UserError(knobs.describe_validation_error(error)) from None
 

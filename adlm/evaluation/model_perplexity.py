@@ -26,7 +26,7 @@ from adlm.models.transformer import weights_sha256
 from adlm.tokens import load_tokenizer
 
 MIN_FREEDOM = 3
-FRAMES_COUNTED = "this packing counts the bos and eos of every row as tokens, as published; packed and padded do not"
+BOS_EOS_COUNTED = "this packing counts the bos and eos of every row as tokens, as published; packed and padded do not"
 LOW_FREEDOM = "the Monte Carlo error is itself uncertain, with fewer than 3 degrees of freedom; raise --samples"
 
 
@@ -92,8 +92,8 @@ class TextSelection:
 class ModelPerplexities:
     """Results, differences, and the journals to delete once the results are written."""
 
-    lines: list[PerplexityResult]
-    gaps: list[Difference]
+    results: list[PerplexityResult]
+    differences: list[Difference]
     journals: list[Path]
 
 
@@ -174,7 +174,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         notes=(
             *text.notes,
             *[f"{model} was trained on this split, so nothing here was held out"] * trained_on_it,
-            *[FRAMES_COUNTED] * text.packing.endswith("-published"),
+            *[BOS_EOS_COUNTED] * text.packing.endswith("-published"),
             *[LOW_FREEDOM] * (estimate.monte_carlo is not None and estimate.freedom < MIN_FREEDOM),
         ),
     )

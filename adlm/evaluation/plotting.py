@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from adlm.errors import UserError
 from adlm.files import PLOT_METADATA, check_output, replacing
 
-FORMS = (".png", ".svg", ".pdf")
 INK, GREY, WARNING = "#222222", "#8a8a8a", "#a32020"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """The colour-blind safe palette of Okabe and Ito."""
@@ -31,8 +30,8 @@ def check_plot_path(path: Path, option: str, force: bool = False, inputs: Sequen
     """Check that the plot can be written, before anything is computed for it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs the package matplotlib, which is not installed; try pip install 'adlm[eval]'")
-    if path.suffix not in FORMS:
-        raise UserError(f"{option} {path} is no picture; one ends in {', '.join(FORMS)}")
+    if path.suffix not in PLOT_METADATA:
+        raise UserError(f"{option} {path} is not a plot file; it must end in {', '.join(PLOT_METADATA)}")
     check_output(path, option, force, inputs)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.data.rows.packing import row_frame
+from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.objectives import prior_nats
 from adlm.diffusion.times import BatchRng
@@ -112,6 +112,6 @@ class MaskedDiffusion:
         """The input of a sampler."""
         config, vocabulary = self.config, vocabulary_of(self.config)
         steps = steps_of(noising.schedule_of(config), sampling)
-        bos, eos = row_frame(vocabulary)
+        bos, eos = row_boundaries(vocabulary)
         row = Row(config.length, tuple(bos), tuple(eos))
         return SamplingRun(as_denoiser(config, network), canvas, vocabulary.mask_id, steps, sampling, rng, pad, row)

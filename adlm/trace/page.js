@@ -2,7 +2,7 @@
 // Shows one trace. Trace data is never interpreted as markup: it is inserted through textContent only.
 
 const trace = JSON.parse(document.getElementById("trace").textContent);
-const steps = trace.moments;
+const steps = trace.steps;
 const last = steps.length - 1;
 const MASK = trace.model.mask_id;
 const hasAnchors = trace.model.anchor_network;
@@ -267,8 +267,8 @@ function goTo(k) {
   slider.value = current;
   draw(current);
   const step = steps[current], left = percent(shareMasked(current));
-  $("status").replaceChildren(make("b", "", `frame ${step.frame} of ${trace.walk.frames - 1}`), `t ${step.t.toFixed(2)} · ${left} masked`);
-  slider.setAttribute("aria-valuetext", `frame ${step.frame} of ${trace.walk.frames - 1}, time ${step.t.toFixed(2)}, ${left} masked`);
+  $("status").replaceChildren(make("b", "", `frame ${step.frame} of ${trace.sampling.frames - 1}`), `t ${step.t.toFixed(2)} · ${left} masked`);
+  slider.setAttribute("aria-valuetext", `frame ${step.frame} of ${trace.sampling.frames - 1}, time ${step.t.toFixed(2)}, ${left} masked`);
   const x = last ? (1000 * current) / last : 0;
   $("cursor").setAttribute("x1", x);
   $("cursor").setAttribute("x2", x);
@@ -381,7 +381,7 @@ function explain() {
   }
   paragraph("Cards.", `Point at a token, tap it, or move to it with the keyboard. Its card lists the five most probable tokens in the state it was drawn from; the card of a mask lists the current predictions, or those of the nearest stored step.`);
   const merged = Math.max(...steps.map((step) => step.changes));
-  if (merged > 1) paragraph("Merged steps.", `The sampling run has ${trace.walk.frames} frames. Up to ${merged} frames with changes are shown as one step.`);
+  if (merged > 1) paragraph("Merged steps.", `The sampling run has ${trace.sampling.frames} frames. Up to ${merged} frames with changes are shown as one step.`);
 }
 
 function setFooterHeight() {
@@ -394,10 +394,10 @@ setTheme(prefersDark.matches);
 prefersDark.addEventListener("change", () => setTheme(prefersDark.matches));
 $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
 
-const { model, walk: run } = trace;   // the JSON key of the sampling run is "walk"
+const { model, sampling } = trace;
 $("name").textContent = model.name;
 document.title = `${model.name}: sampling trace`;
-$("meta").textContent = [model.method.toUpperCase(), run.sampler, `${run.steps} steps`, run.seed === null ? "" : `seed ${run.seed}`, `${trace.canvas.length} tokens`].filter(Boolean).join(" · ");
+$("meta").textContent = [model.method.toUpperCase(), sampling.sampler, `${sampling.steps} steps`, sampling.seed === null ? "" : `seed ${sampling.seed}`, `${trace.canvas.length} tokens`].filter(Boolean).join(" · ");
 legend();
 explain();
 $("area").setAttribute("d", area(0, last));

@@ -17,7 +17,7 @@ from adlm.trace.predictions import Guesses, predict
 from adlm.trace.steps import MAX_STEPS, AnchorHistory, StepThinning, TraceStep, make_step
 from adlm.trace.token_text import decode_complete, decode_escaped, text_of, token_bytes
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Trace:
                 "anchor_network": any(step.anchor for step in self.steps),
                 "mask_id": self.mask_id,
             },
-            "walk": {
+            "sampling": {
                 "sampler": self.info.sampler,
                 "steps": self.info.steps,
                 "seed": self.info.seed,
@@ -104,7 +104,7 @@ class Trace:
             "bytes": {str(index): data.hex() for index, data in self.pieces.items() if decode_complete(data) is None},
             "canvas": list(self.canvas),
             "given": list(self.given),
-            "moments": [_step_to_dict(step) for step in self.steps],
+            "steps": [_step_to_dict(step) for step in self.steps],
         }
 
 

@@ -18,7 +18,7 @@ MAX_OTHER_MASKS = 64  # per step, predictions are stored at revealed positions a
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One or more merged frames of a row, as the difference to the previous step; a "moment" in the JSON format."""
+    """One or more merged frames of a row, as the difference to the previous step."""
 
     frame: int
     """The number of its last frame; the canvas is frame 0."""

@@ -8,7 +8,6 @@ RUN/samples         generated texts
 RUN/data            prepared data, if the run prepared its own
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.config.load import differences, load_config, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import PART, remove_parts, write_file, writing
+from adlm.files import PART, lock_file, remove_parts, write_file, writing
 
 CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
 
@@ -84,10 +83,7 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "lock").open("a")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is training in {path}; wait for it, or stop it") from None
+        lock_file(lock, f"another process is training in {path}; wait for it, or stop it")
         run = RunFolder(path)
         for folder in (path, run.checkpoints, run.samples, path / "data"):
             remove_parts(folder)

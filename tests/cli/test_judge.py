@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from judges import tiny_gpt2
 from small_models import small_model
 from texts import prose
@@ -23,6 +24,7 @@ from adlm.evaluation.generation.generative_perplexity import (
 )
 from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, OwnJudge
 from adlm.samples_file import Provenance, Sample, open_samples, read_samples
+from adlm.tokens import load_tokenizer
 
 NUM = 25
 CHEAP = ("--metrics", "perplexity,entropy,diversity")
@@ -83,6 +85,8 @@ def write_samples(path, texts):
         batch=1,
         device="cpu",
         dtype="float32",
+        tokenizer_sha256=load_tokenizer("bytes").sha256,
+        about={},
     )
     with open_samples(path, made_by) as file:
         file.append([Sample(row, 0, 0, text, list(text.encode())) for row, text in enumerate(texts)])
@@ -134,7 +138,7 @@ def test_the_card_records_every_option(place, capsys, tmp_path):
         NUM,
     )
     assert perplexity["judge"]["weights"]
-    assert perplexity["label"].startswith("not to be set beside published perplexities: the judge is")
+    assert perplexity["label"].startswith("not comparable with published perplexities: the judge is")
     assert perplexity["num_tokens"] <= 9 * NUM
 
 
@@ -241,9 +245,18 @@ def test_an_interrupted_evaluation_resumes(place, capsys, tmp_path, monkeypatch)
     assert len(calls) == 4  # three parts, one of them begun twice
 
 
+def test_running_out_of_memory_is_a_user_error_with_a_smaller_batch(place, capsys, monkeypatch):
+    def too_large(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(judging, "token_nats", too_large)
+    words = (place / "samples-4.jsonl", "--model", place / "ar", "--metrics", "perplexity", "--batch", 8)
+    assert "--batch 8 does not fit the memory of the device; try --batch 4" in refused(capsys, *words)
+
+
 SMALL_PARTS = """
 import os, adlm.evaluation.generation.cache as cache, adlm.evaluation.generation.pipeline as judging
-cache.PART = 4
+cache.TEXTS_PER_PART = 4
 token_nats = judging.token_nats
 def counted(judge, part, *more):
     with open(f"{__file__}.{os.environ['RANK']}", "a") as file:
@@ -257,7 +270,7 @@ judging.token_nats = counted
 def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
     words += ("--reference", place / "texts.txt", "--judge-reference")
-    monkeypatch.setattr("adlm.evaluation.generation.cache.PART", 4)
+    monkeypatch.setattr("adlm.evaluation.generation.cache.TEXTS_PER_PART", 4)
     one = judged(capsys, *words, "--out", tmp_path / "one" / "card.json")
     two = tmp_path / "two" / "card.json"
     run = on_two(tmp_path, "judge", *words, "--json", "--out", two, first=SMALL_PARTS)
@@ -282,11 +295,13 @@ def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_pat
         "--out",
         tmp_path / "c.json",
     )
-    monkeypatch.setattr("adlm.evaluation.generation.cache.PART", 4)
+    monkeypatch.setattr("adlm.evaluation.generation.cache.TEXTS_PER_PART", 4)
     judged(capsys, *words)
     part = next(tmp_path.glob("judged/*/00001.npz"))
     part.write_bytes(part.read_bytes()[:40])
-    run = on_two(tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as cache; cache.PART = 4")
+    run = on_two(
+        tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as cache; cache.TEXTS_PER_PART = 4"
+    )
     errors = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
     assert len(errors) == 1
     assert "00001.npz is damaged; delete it" in errors[0]
@@ -303,7 +318,7 @@ def one_fails(*words):
         raise UserError("the original error")
     return token_nats(*words)
 judging.token_nats = one_fails
-import adlm.evaluation.generation.cache as cache; cache.PART = 20
+import adlm.evaluation.generation.cache as cache; cache.TEXTS_PER_PART = 20
 """
 
 
@@ -354,7 +369,7 @@ def test_the_table_has_every_metric_and_its_label(place, capsys, monkeypatch):
     out = capsys.readouterr().out
     for name in ("gen-PPL, pooled", "unigram entropy", "distinct-4", "rep-4", "longest repeat", "length, characters"):
         assert name in out
-    assert "not to be set beside published perplexities: the judge is" in out
+    assert "not comparable with published perplexities: the judge is" in out
 
 
 def test_given_features_need_no_model(place, mauve, capsys, tmp_path):
@@ -422,7 +437,9 @@ def test_the_plot_of_cards_names_their_judges(place, capsys, tmp_path):
     drawn = (tmp_path / "fig.svg").read_text()
     for label in ("judges differ", "another featuriser", "MAUVE (minilm)"):
         assert f"<!-- {label}" in drawn or label in drawn
-    assert "no metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
-    assert "is no picture" in refused(capsys, "--plot", cards[0], "--out", tmp_path / "fig.json")
+    assert "is not a metric card" in refused(capsys, "--plot", place / "samples-4.jsonl", "--out", tmp_path / "fig.png")
+    assert "is not a plot file; it must end in .png, .svg, .pdf" in refused(
+        capsys, "--plot", cards[0], "--out", tmp_path / "fig.json"
+    )
     assert "--plot needs --out FILE for the plot" in refused(capsys, "--plot", cards[0])
     assert "none is given" in refused(capsys, "--plot", "--out", tmp_path / "fig.png")

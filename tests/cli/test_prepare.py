@@ -139,7 +139,7 @@ def test_corpora_are_listed(capsys):
         (["data=nosuch", "--out", "x"], "data.name 'nosuch' is no corpus known by name"),
         (["data.path=nosuch.txt", "tokenizer=bytes", "--out", "x"], "data.path nosuch.txt does not exist"),
         (["data.path=x", "data.packing=loose", "--out", "x"], "data.packing 'loose' is not one of"),
-        (["--out", "x", "--inspect"], "x has no manifest.json, so it is no prepared folder"),
+        (["--out", "x", "--inspect"], "x has no manifest.json, so it is not a prepared folder"),
         (["data.path=empty.txt", "tokenizer=bytes", "--out", "x"], "empty.txt holds no text"),
         (["data.path=small.txt", "tokenizer=bytes", "data.packing=packed-published", "--out", "x"], "fill no row"),
         (["data.path=small.txt", "tokenizer=text8", "--out", "x"], "has no id for 'S'"),

@@ -225,7 +225,6 @@ def test_foreign_text_cannot_control_the_terminal(here, tmp_path, capsys, monkey
         ["judge", "--plot", "card.json", "--out", f"{evil}.png"],
         ["judge", "evil.jsonl", "--metrics", "entropy", "--json", "--out", f"{evil}.json"],
         ["judge", "evil.jsonl", "--metrics", "entropy", "--out", f"{evil}.json"],
-        ["judge", "evil.jsonl", "--metrics", "entropy", "--tokenizer", "text8"],
         [*JUDGE, "--reference", f"{evil}.jsonl"],
         ["sample", "model", "--out", "evil.jsonl"],
         ["sample", "model", "--out", f"{evil}-samples.jsonl"],

@@ -187,7 +187,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
         (["owt"], "there is no table 'owt'; did you mean 'owt-ppl'?"),
         (["owt-ppl", "{neither}"], "is neither what `adlm perplexity --out` nor what `adlm judge --out` writes"),
         (["owt-ppl", "{broken}"], "is not JSON"),
-        (["owt-ppl", "{half}"], "is not whole"),
+        (["owt-ppl", "{half}"], "is incomplete: it has no"),
         (["owt-ppl", "nowhere.json"], "cannot be read"),
         (["owt-ppl", "nowhere"], "nowhere is neither a model folder nor a .ckpt file"),
         (["owt-ppl", "{none}"], "has no tokenizer, so it cannot read text; give --tokenizer"),
@@ -197,7 +197,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
         (["owt-ppl", "{adlm}", "--row", "ar-262B", "--row", "ar-524B"], "--row is given 2 times for 1 models"),
         (["generation", "{adlm}"], "adlm judge S.jsonl --out card.json"),
         (["reasoning", "{adlm}"], "give accuracies as JSON"),
-        (["owt-ppl", "--plot", "table.txt"], "is no picture"),
+        (["owt-ppl", "--plot", "table.txt"], "is not a plot file; it must end in .png, .svg, .pdf"),
         (["owt-ppl", "--out", "{none}/no/table.json"], "there is no folder"),
     ],
 )

@@ -115,13 +115,13 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["text8", "--fill", "the union"], "'the union' has no hole to fill in; write [MASK]"),
+        (["text8", "--fill", "the union"], "'the union' has no masks to fill in; write [MASK]"),
         (["text8", "--fill", "[MASK*17]"], "the canvas is 17 tokens long and the model was made for length 16"),
         (["text8", "--length", "17"], "the canvas is 17 tokens long and the model was made for length 16"),
         (["text8", "--fill", "Union [MASK]"], "has no id for 'U'"),
         (["text8", "--fill", "a [MASK*0]"], "[MASK*0] has no masks"),
         (["text8", "--fill", "a [MASK*9999999]"], "asks for more than 1,000,000 masks"),
-        (["text8", "--fill", "a [MASK]", "--fill", "b"], "'b' has no hole"),
+        (["text8", "--fill", "a [MASK]", "--fill", "b"], "'b' has no masks"),
         (["text8", "--fill", "a [MASK]", "--length", "8"], "leave out --length, or --fill"),
         (["text8", "--fill", "a [MASK]", "--prompt", "b"], "leave out --prompt, or --fill"),
         (["text8", "--prompt", "a [MASK]"], "prompt 'a [MASK]' contains a mask"),
@@ -136,7 +136,10 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
         (["text8", "--sampler", "remdm-lop"], "did you mean 'remdm-loop'?"),
         (["text8", "--sampler", "remdm-loop", "sampling.eta=0.5"], "sampling.eta 0.5 is above"),
         (["text8", "--sampler", "remdm-cap", "sampling.eta=2"], "sampling.eta 2 must be at most 1"),
-        (["text8", "--steps", "3", "sampling.steps=3"], "--steps 3 and sampling.steps=3 both say so; keep one"),
+        (
+            ["text8", "--steps", "3", "sampling.steps=3"],
+            "--steps 3 and sampling.steps=3 set the same option; give only one",
+        ),
         (["text8", "length=8"], "'length=8' is not a sampling option"),
         (["text8", "hello"], "'hello' is not a sampling option"),
         (["mdlm", "--sampler", "anchor-first"], "anchor-first needs an anchor network, and mdlm has none"),
@@ -311,8 +314,8 @@ def test_the_trace_is_of_the_first_sample(models, tmp_path, capsys, method):
     first = next(iter(read_samples(tmp_path / "samples.jsonl")))
     trace = json.loads((tmp_path / "trace.json").read_text())
     ids = list(trace["canvas"])
-    for moment in trace["moments"]:
-        for position, index, _ in moment["changed"]:
+    for step in trace["steps"]:
+        for position, index, _ in step["changed"]:
             ids[position] = index
     assert ids == [256, *first.ids]  # the prompt follows bos
     capsys.readouterr()

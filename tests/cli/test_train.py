@@ -69,7 +69,7 @@ def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_pa
         (["--out", "{tmp}/run"], "no preset or option is given"),
         (
             ["owt/adlm", "data.prepared={tmp}/none", "--out", "{tmp}/run"],
-            "has no manifest.json, so it is no prepared folder",
+            "has no manifest.json, so it is not a prepared folder",
         ),
         (["train.stepps=3", "--out", "{tmp}/run"], "did you mean train.steps"),
         (["train.shard=2", "data.path=x.txt", "--out", "{tmp}/run"], "train.shard 2 does not fit 1 process"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import Page, browser, chromium
-from sampling_runs import lighthouse, walk
+from sampling_runs import lighthouse, sampling_frames
 from test_recording import hostile_trace, two_documents
 
 from adlm.trace.page import write_trace
@@ -33,7 +33,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     lm, canvas = lighthouse()
-    return record_trace(lm, walk(lm, canvas, 40, remasking=0.03), INFO)
+    return record_trace(lm, sampling_frames(lm, canvas, 40, remasking=0.03), INFO)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_slider_moves_the_text(page, trace, file):
 
 def test_special_tokens_are_empty_boxes_and_documents_are_separated_by_a_blank_line(page, tmp_path):
     lm, ids = two_documents()
-    trace = record_trace(lm, walk(lm, torch.full((1, len(ids)), lm.mask_id), 20), INFO)
+    trace = record_trace(lm, sampling_frames(lm, torch.full((1, len(ids)), lm.mask_id), 20), INFO)
     trace = replace(trace, canvas=tuple(ids), steps=trace.steps[:1])
     write_trace(trace, tmp_path / "trace.html")
     page.open(tmp_path / "trace.html", "#frame=0")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from sampling_runs import TEXT, Knowing, lighthouse, walk
+from sampling_runs import TEXT, Knowing, lighthouse, sampling_frames
 from worlds import wake
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
@@ -46,7 +46,7 @@ HOSTILE = (
 def replayed(plain: dict) -> list[list[int]]:
     """The ids after every step, computed from the JSON only."""
     ids, states = list(plain["canvas"]), []
-    for step in plain["moments"]:
+    for step in plain["steps"]:
         for position, index, _ in step["changed"]:
             ids[position] = index
         states.append(list(ids))
@@ -64,10 +64,10 @@ def masks(lm: Knowing, rows: int = 1) -> torch.Tensor:
 
 def test_differences_replay_every_frame_with_changes():
     lm, canvas = lighthouse()
-    frames = list(walk(lm, canvas, 30, remasking=0.05))
+    frames = list(sampling_frames(lm, canvas, 30, remasking=0.05))
     plain = record_trace(lm, frames, INFO).to_dict()
     states = replayed(json.loads(json.dumps(plain)))
-    for step, ids in zip(plain["moments"], states, strict=True):
+    for step, ids in zip(plain["steps"], states, strict=True):
         frame = frames[step["frame"]]
         assert ids == frame.ids[0].tolist()
         assert step["revealed"] == frame.revealed[0].nonzero().flatten().tolist()
@@ -76,13 +76,13 @@ def test_differences_replay_every_frame_with_changes():
             assert chance == pytest.approx(float(frame.chance[0, position]), rel=0.01)
             assert (chance == 0) == (index == lm.mask_id)
     assert states[-1] == frames[-1].ids[0].tolist()
-    assert any(step["remasked"] for step in plain["moments"])
+    assert any(step["remasked"] for step in plain["steps"])
     assert plain["given"] == (canvas[0] != lm.mask_id).nonzero().flatten().tolist()
 
 
 def test_the_text_of_every_step_is_the_decoded_ids():
     lm, canvas = lighthouse()
-    trace = record_trace(lm, walk(lm, canvas, 30), INFO)
+    trace = record_trace(lm, sampling_frames(lm, canvas, 30), INFO)
     for ids in trace.states():
         joined = b"".join(trace.pieces[index] for index in ids)
         assert joined.decode(errors="replace") == lm.tokenizer.decode(ids)
@@ -146,7 +146,7 @@ def test_special_tokens_are_shown_only_on_request(special_tokens):
 
 def test_predictions_are_those_of_the_network_input():
     lm, canvas = lighthouse()
-    frames = list(walk(lm, canvas, 30, remasking=0.05))
+    frames = list(sampling_frames(lm, canvas, 30, remasking=0.05))
     for step in record_trace(lm, frames, INFO).steps[1:]:
         before = frames[step.frame].read
         expected = {"denoiser": lm.log_probs(before)[0].exp(), "anchor": lm.anchor_logits(before)[0].softmax(-1)}
@@ -163,7 +163,7 @@ def test_predictions_are_those_of_the_network_input():
 
 def test_an_anchor_is_the_unchanged_top_prediction_of_the_anchor_network():
     lm, canvas = lighthouse()
-    frames = list(walk(lm, canvas, 30, remasking=0.03))
+    frames = list(sampling_frames(lm, canvas, 30, remasking=0.03))
     best = [lm.anchor_logits(frame.read)[0].argmax(-1) for frame in frames[1:]]
     num_early = 0
     num_redrawn = 0
@@ -188,7 +188,7 @@ def test_an_anchor_is_the_unchanged_top_prediction_of_the_anchor_network():
 
 def test_a_long_run_is_thinned_without_losing_a_drawn_token():
     lm = small([1 + position % 9 for position in range(100)])
-    frames = list(walk(lm, masks(lm), 60, remasking=0.1))
+    frames = list(sampling_frames(lm, masks(lm), 60, remasking=0.1))
     whole, thin = record_trace(lm, frames, INFO), TraceRecorder(lm, INFO, limit=10)
     for _ in thin.record(frames):
         pass
@@ -212,7 +212,7 @@ def test_a_long_run_is_thinned_without_losing_a_drawn_token():
 
 def test_frames_without_changes_in_the_row_make_no_step():
     lm = small()
-    frames = [replace(frame, t=frame.t) for frame in walk(lm, masks(lm), 40)]
+    frames = [replace(frame, t=frame.t) for frame in sampling_frames(lm, masks(lm), 40)]
     trace = record_trace(lm, frames, INFO)
     assert trace.frames == 41
     assert len(trace.steps) == 1 + sum(bool(frame.revealed.any()) for frame in frames) < 41
@@ -220,7 +220,7 @@ def test_frames_without_changes_in_the_row_make_no_step():
 
 def test_each_row_has_its_own_trace():
     lm = small()
-    frames = list(walk(lm, masks(lm, rows=3), 12))
+    frames = list(sampling_frames(lm, masks(lm, rows=3), 12))
     for row in range(3):
         assert record_trace(lm, frames, INFO, row).last == frames[-1].ids[row].tolist()
 
@@ -228,10 +228,10 @@ def test_each_row_has_its_own_trace():
 @pytest.mark.parametrize("anchors", [True, False])
 def test_a_model_without_tokenizer_or_anchor_network_is_traced(anchors, tmp_path):
     lm = small(anchors=anchors)
-    trace = record_trace(lm, walk(lm, masks(lm), 12), INFO)
+    trace = record_trace(lm, sampling_frames(lm, masks(lm), 12), INFO)
     plain = trace.to_dict()
     assert plain["model"]["anchor_network"] == anchors
-    assert any(step["anchor"] for step in plain["moments"]) == anchors
+    assert any(step["anchor"] for step in plain["steps"]) == anchors
     assert plain["text"] == " ".join(map(str, trace.last))
     assert plain["tokens"]["3"] == " 3"
     write_trace(trace, tmp_path / "trace.html")
@@ -334,7 +334,7 @@ def hostile_trace() -> Trace:
     lm = Knowing(ids, tokenizer.vocabulary.mask_id, max(ids) + 1)
     vocabulary = replace(tokenizer.vocabulary, size=max(ids) + 1)
     lm.tokenizer = replace(tokenizer, vocabulary=vocabulary)
-    return record_trace(lm, walk(lm, masks(lm), 10), replace(INFO, name=HOSTILE[0], sampler=HOSTILE[1]))
+    return record_trace(lm, sampling_frames(lm, masks(lm), 10), replace(INFO, name=HOSTILE[0], sampler=HOSTILE[1]))
 
 
 def test_no_token_or_name_can_inject_markup():
@@ -343,14 +343,14 @@ def test_no_token_or_name_can_inject_markup():
     assert all(token in tokens for token in HOSTILE)
     read, harmless = Elements(), Elements()
     read.feed(as_page(trace))
-    harmless.feed(as_page(record_trace(lm, walk(lm, canvas, 3), INFO)))
+    harmless.feed(as_page(record_trace(lm, sampling_frames(lm, canvas, 3), INFO)))
     assert read.tags == harmless.tags
     assert "<" not in read.trace, "browsers end a script at more places than this parser"
     assert json.loads(read.trace) == json.loads(json.dumps(trace.to_dict()))
 
 
 def test_the_page_is_self_contained():
-    page = as_page(record_trace(small(), walk(small(), masks(small()), 5), INFO))
+    page = as_page(record_trace(small(), sampling_frames(small(), masks(small()), 5), INFO))
     assert "default-src 'none'" in page
     assert "@@" not in page
     for forbidden in ("http:", "https:", "src=", "@import", "url(", "fetch(", "innerHTML", "eval("):
@@ -366,7 +366,7 @@ def test_the_page_is_self_contained():
     ],
 )
 def test_a_path_that_cannot_be_written_is_a_user_error(name, sentence, tmp_path):
-    trace = record_trace(small(), walk(small(), masks(small()), 5), INFO)
+    trace = record_trace(small(), sampling_frames(small(), masks(small()), 5), INFO)
     with pytest.raises(UserError) as raised:
         write_trace(trace, tmp_path / name)
     assert sentence in str(raised.value)
@@ -384,7 +384,7 @@ def terminal(**options) -> Console:
 
 def test_the_terminal_view_and_the_recorder_pass_every_frame_through():
     lm, canvas = lighthouse()
-    frames = list(walk(lm, canvas, 20))
+    frames = list(sampling_frames(lm, canvas, 20))
     for console in (terminal(height=30), Console(file=io.StringIO())):
         recorder = TraceRecorder(lm, INFO)
         passed = list(show_in_terminal(lm, recorder.record(frames), console))
@@ -395,14 +395,14 @@ def test_the_terminal_view_and_the_recorder_pass_every_frame_through():
 def test_a_pipe_gets_only_the_final_text():
     for lm, canvas in (lighthouse(), (small(), masks(small()))):
         console = Console(file=io.StringIO())
-        *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console)
+        *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console)
         assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0].tolist()) + "\n"
 
 
 def test_context_tokens_are_not_shown():
     lm, canvas = lighthouse()
     console = Console(file=io.StringIO())
-    *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console, start=3)
+    *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console, start=3)
     assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0, 3:].tolist()) + "\n"
     whole, view = TerminalView(lm, 0), TerminalView(lm, 0, start=3)
     for each in (whole, view):
@@ -414,7 +414,7 @@ def test_context_tokens_are_not_shown():
 def test_a_small_terminal_shows_the_complete_final_text():
     lm, canvas = lighthouse()
     console = terminal(height=8, color_system=None)
-    *_, last = show_in_terminal(lm, walk(lm, canvas, 20), console)
+    *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console)
     printed = console.file.getvalue()
     rest = printed[printed.rindex("\x1b[2K") + 4 :]
     assert "".join(rest.split()).startswith("".join(lm.tokenizer.decode(last.ids[0].tolist()).split()))
@@ -425,7 +425,7 @@ def test_a_small_terminal_shows_the_complete_final_text():
 def test_tokens_are_coloured_by_kind():
     lm, canvas = lighthouse()
     view, seen = TerminalView(lm, 0), set()
-    for frame in walk(lm, canvas, 20, remasking=0.1):
+    for frame in sampling_frames(lm, canvas, 20, remasking=0.1):
         view.update(frame)
         for span in view.text().spans:
             seen.add(str(span.style).strip())
@@ -437,7 +437,7 @@ def test_tokens_cannot_control_the_terminal():
     trace, console = hostile_trace(), terminal(height=30, color_system=None)
     lm = Knowing(trace.last, trace.mask_id, max(trace.last) + 1)
     lm.tokenizer = trace.tokenizer
-    list(show_in_terminal(lm, walk(lm, masks(lm), 5), console))
+    list(show_in_terminal(lm, sampling_frames(lm, masks(lm), 5), console))
     printed = console.file.getvalue()
     assert "\x1b[31m" not in printed
     assert "\u202e" not in printed
@@ -448,7 +448,7 @@ INTERRUPTED = """
 import sys, time
 sys.path[:0] = {path!r}
 from rich.console import Console
-from sampling_runs import lighthouse, walk
+from sampling_runs import lighthouse, sampling_frames
 from adlm.trace.terminal import show_in_terminal
 lm, canvas = lighthouse()
 def slowly(frames):
@@ -456,7 +456,7 @@ def slowly(frames):
         time.sleep(0.05)
         yield frame
 try:
-    for frame in show_in_terminal(lm, slowly(walk(lm, canvas, 1000)), Console()):
+    for frame in show_in_terminal(lm, slowly(sampling_frames(lm, canvas, 1000)), Console()):
         pass
 except KeyboardInterrupt:
     sys.exit(130)

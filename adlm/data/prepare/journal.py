@@ -4,9 +4,7 @@ A line is appended after everything it describes is synced to disk. Data after t
 """
 
 import errno
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +16,7 @@ import numpy as np
 
 from adlm.data.prepare.shards import SPLITS, Extent, ShardWriter, reaches
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, remove_folder, write_file
+from adlm.files import append_synced, lock_file, parse_json, read_bytes, remove_folder, write_file, writing
 
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
@@ -38,16 +36,11 @@ class JournalEntry:
 @contextmanager
 def locked(work: Path, out: Path) -> Iterator[None]:
     """Lock the working folder exclusively. Errors become user errors; a folder without progress is deleted."""
-    try:
+    with writing(out):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{out} is being prepared by another process; wait for it, or stop it") from None
+        lock_file(lock, f"{out} is being prepared by another process; wait for it, or stop it")
         try:
             yield
         except (UserError, OSError) as error:
@@ -132,7 +125,5 @@ def append_entry(work: Path, entry: JournalEntry, writers: Iterable[ShardWriter]
     """Sync the shards to disk, then append the entry to the journal."""
     for writer in writers:
         writer.sync()
-    with (work / JOURNAL).open("a", encoding="utf-8") as journal:
-        journal.write(_format_entry(entry))
-        journal.flush()
-        os.fsync(journal.fileno())
+    with (work / JOURNAL).open("ab", buffering=0) as journal:
+        append_synced(journal, _format_entry(entry).encode())

@@ -210,6 +210,14 @@ def _tokenise(
                 uncommitted = 0
             num_tokens = sum(extent.tokens for extent in extents.values())
             report(PrepareProgress(batch.bytes_read, total_bytes, characters, num_tokens))
+    _check_not_empty(source, entry)
+    for split, extent in entry.splits.items():
+        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **settings)  # raises if there are no rows
+    append_entry(work, entry, writers.values())
+    return entry
+
+
+def _check_not_empty(source: Source, entry: JournalEntry) -> None:
     if not any(extent.tokens for extent in entry.splits.values()):
         raise UserError(
             f"{source.title} holds no text: its {len(source.parts)} file(s) have {entry.documents} documents"
@@ -220,10 +228,6 @@ def _tokenise(
             f"{source.title}: all of its {entry.documents:,} documents were drawn to be held out, and none is left to "
             f"train on; try data.held_out=0 or another data.seed than {source.division.seed}"
         )
-    for split, extent in entry.splits.items():
-        rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **settings)  # raises if there are no rows
-    append_entry(work, entry, writers.values())
-    return entry
 
 
 def _batches(source: Source, start: JournalEntry) -> Generator[EncodingBatch, None, None]:

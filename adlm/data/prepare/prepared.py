@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The validated manifest of a prepared folder."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(f"{folder} has no {MANIFEST}, so it is no prepared folder; make one with `adlm prepare`")
+        raise UserError(f"{folder} has no {MANIFEST}, so it is not a prepared folder; make one with `adlm prepare`")
     try:
         manifest = parse_json(read_bytes(path))
         if manifest["format"] != FORMAT:

@@ -5,7 +5,6 @@ files of SHARD ids regardless of document boundaries, so id n is in file n // SH
 after the last id of each document (uint64).
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.files import file_sha256
 
 SHARD = 2**26  # ids per file: 128 MB at two bytes each
 ENDS = "documents.bin"
@@ -116,16 +116,11 @@ def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
     )
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def list_files(folder: Path) -> list[dict[str, Any]]:
     """The non-empty files of a split, with their sizes and checksums."""
     paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]
     with ThreadPoolExecutor() as threads:
-        sums = list(threads.map(sha256, paths))
+        sums = list(threads.map(file_sha256, paths))
     return [
         {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, sums, strict=True)
@@ -159,7 +154,7 @@ def check_files(folder: Path, files: Sequence[dict[str, Any]], sums: bool) -> No
             )
     if sums:
         with ThreadPoolExecutor() as threads:
-            digests = threads.map(sha256, [folder / file["name"] for file in files])
+            digests = threads.map(file_sha256, [folder / file["name"] for file in files])
         for file, digest in zip(files, digests, strict=True):
             if digest != file["sha256"]:
                 raise UserError(

@@ -141,7 +141,7 @@ class Rows:
 
     @property
     def num_tokens(self) -> int:
-        """Number of ids in all rows, without the bos and eos that frame each row."""
+        """Number of ids in all rows, without the bos and eos around each row."""
         return self.layout.num_ids()
 
     def __getitem__(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -154,7 +154,7 @@ class Rows:
         self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[float] | NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """ids (n, L) and pad (n, L); pad is None if no row is padded."""
-        bos, eos = row_frame(self.vocabulary)
+        bos, eos = row_boundaries(self.vocabulary)
         first = len(bos)
         x = np.full((len(rows), self.length), padding_id(self.vocabulary), np.int64)
         used = np.empty(len(rows), np.int64)
@@ -184,7 +184,7 @@ class Rows:
 
         bos, eos and padding of a row belong to the adjacent document.
         """
-        first = len(row_frame(self.vocabulary)[0])
+        first = len(row_boundaries(self.vocabulary)[0])
         found = np.empty((len(rows), self.length), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0)
@@ -193,7 +193,7 @@ class Rows:
         return found if self.clusters is None else self.clusters[found]
 
 
-def row_frame(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+def row_boundaries(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
     """The ids before and after the text of a row: [bos] and [eos], or none if the vocabulary lacks one of them."""
     if vocabulary.bos_id is None or vocabulary.eos_id is None:
         return [], []
@@ -205,18 +205,18 @@ def counted_positions(
 ) -> NDArray[np.bool_]:
     """(n, L), True at the positions that count as tokens in per-token means: document ids and the eos after each.
 
-    The bos and eos that frame a row are trivial to predict: their nats are added to the sum, but they are not counted
+    The bos and eos around a row are trivial to predict: their nats are added to the sum, but they are not counted
     as tokens. `packed-published` and `padded-published` count them, as the released code does.
     """
     used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
-    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else row_frame(vocabulary)
+    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else row_boundaries(vocabulary)
     positions = np.arange(x.shape[1])
     return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
 
 
 def text_width(vocabulary: Vocabulary, length: int) -> int:
     """Number of document ids in a row of this length."""
-    bos, eos = row_frame(vocabulary)
+    bos, eos = row_boundaries(vocabulary)
     width = length - len(bos) - len(eos)
     if width < 1:
         raise UserError(f"length {length} leaves no room for text between bos and eos; try length=16")

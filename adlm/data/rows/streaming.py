@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from adlm.data.rows.loader import START, Batch, Position, check_ranks, prefetch
-from adlm.data.rows.packing import padding_id, row_frame, text_width
+from adlm.data.rows.packing import padding_id, row_boundaries, text_width
 from adlm.data.sources.source import Source
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -47,7 +47,7 @@ class Stream:
         rows = self._padded(start) if self.source.packing == "padded" else self._packed(start)
         share = self.batch_size // self.num_ranks
         vocabulary = self.tokenizer.vocabulary
-        bos, eos = row_frame(vocabulary)
+        bos, eos = row_boundaries(vocabulary)
         x = np.full((share, self.length), padding_id(vocabulary), np.int64)
         used = np.zeros(share, np.int64)
         while True:

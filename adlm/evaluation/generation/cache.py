@@ -1,7 +1,7 @@
 """Arrays computed in parts: divided among processes, cached on disk, resumed after an interruption. No metrics.
 
 judged/nats-3f0c.../about.json   the inputs of the computation; its sha256 is in the folder's name
-judged/nats-3f0c.../00000.npz    arrays of the first PART texts
+judged/nats-3f0c.../00000.npz    arrays of the first TEXTS_PER_PART texts
 """
 
 import hashlib
@@ -20,19 +20,15 @@ from adlm import distributed
 from adlm.errors import UserError
 from adlm.files import opened, replacing, write_file, writing
 
-PART = 64  # texts in a cached file; an interruption loses at most this many
+TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
 
 Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
 
 
-def request_sha256(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def texts_sha256(texts: Sequence[Any]) -> str:
-    """sha256 of a list of texts, or of lists of ids."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+def json_sha256(content: Any) -> str:
+    """sha256 of texts, ids or settings."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def compute_in_parts(
@@ -44,27 +40,19 @@ def compute_in_parts(
     folder: Path | None,
     report_done: Callable[[int], None],
 ) -> list[Arrays]:
-    """compute(items), PART items at a time; parts already in the folder, from the same inputs, are read instead.
+    """compute(items), TEXTS_PER_PART items at a time; parts of the same inputs that the folder has are read instead.
 
     Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
     arrays have the form that `compute` returns. `report_done` is called with the approximate number of items done.
     """
-    digest, (rank, ranks) = request_sha256(about), distributed.rank_and_size()
+    digest, (rank, ranks) = json_sha256(about), distributed.rank_and_size()
     cache = None if folder is None else _make_cache_folder(folder / f"{kind}-{digest[:24]}", about)
     done: dict[int, Arrays] = {}
-    for number in range(rank, -(-len(items) // PART), ranks):
+    for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
         path = None if cache is None else cache / f"{number:05}.npz"
-        part = items[number * PART : (number + 1) * PART]
-        if path is not None and path.exists():
-            arrays = _read(path)
-            if not fits(part, arrays):
-                raise UserError(f"{path} is damaged; delete it, and it is made again")
-        else:
-            arrays = compute(part)
-            if path is not None:
-                _write(path, arrays)
-        done[number] = arrays
-        report_done(min(len(items), (number + ranks) * PART))
+        part = items[number * TEXTS_PER_PART : (number + 1) * TEXTS_PER_PART]
+        done[number] = _read_or_compute(path, part, compute, fits)
+        report_done(min(len(items), (number + ranks) * TEXTS_PER_PART))
     gathered = distributed.gather([(digest, done)])
     if any(other_digest != digest for other_digest, _ in gathered):
         raise UserError("the processes read different texts; wait until the files are written, and run this again")
@@ -80,14 +68,29 @@ def _make_cache_folder(folder: Path, about: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _write(path: Path, arrays: Arrays) -> None:
-    with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+def _read_or_compute(
+    path: Path | None,
+    part: Sequence[Item],
+    compute: Callable[[Sequence[Item]], Arrays],
+    fits: Callable[[Sequence[Item], Arrays], bool],
+) -> Arrays:
+    """The arrays of the part: from the file at `path` if it exists, else computed, and written to it."""
+    if path is not None and path.exists():
+        arrays = _read(path)
+        if arrays is None or not fits(part, arrays):
+            raise UserError(f"{path} is damaged; delete it, and it is made again")
+        return arrays
+    arrays = compute(part)
+    if path is not None:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    return arrays
 
 
-def _read(path: Path) -> Arrays:
+def _read(path: Path) -> Arrays | None:
+    """The arrays of a file; None if it is damaged."""
     try:
         with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
-        raise UserError(f"{path} is damaged; delete it, and it is made again") from None
+        return None

@@ -7,6 +7,7 @@ carry a label that says so, in the card, in its table and in every plot.
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
             differences.append(f"{choice} {perplexity[choice]}, not {published}")
     if not differences:
         return None
-    return f"not to be set beside published perplexities: {'; '.join(differences)}"
+    return f"not comparable with published perplexities: {'; '.join(differences)}"
 
 
 def mauve_label(mauve: Mapping[str, Any]) -> str | None:
@@ -70,14 +71,14 @@ def mauve_label(mauve: Mapping[str, Any]) -> str | None:
         differences.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
     if not differences:
         return None
-    return f"not to be set beside published MAUVE: {'; '.join(differences)}"
+    return f"not comparable with published MAUVE: {'; '.join(differences)}"
 
 
-def labels(card: Card) -> list[str]:
+def comparability_labels(card: Card) -> list[str]:
     return [card[metric]["label"] for metric in ("perplexity", "mauve") if metric in card and card[metric]["label"]]
 
 
-def notes(card: Card) -> Iterator[str]:
+def card_notes(card: Card) -> Iterator[str]:
     """Warnings for the reader of the card."""
     samples, perplexity, mauve = card["samples"], card.get("perplexity"), card.get("mauve")
     if samples["num"] < samples["of"]:
@@ -92,8 +93,6 @@ def notes(card: Card) -> Iterator[str]:
         yield f"MAUVE leaves out {mauve['num_empty_samples']} empty samples, {mauve['num_empty_reference']} empty texts"
     if mauve is not None and mauve["num_samples"] != mauve["num_reference"]:
         yield f"MAUVE of {mauve['num_samples']:,} samples against {mauve['num_reference']:,}: equal numbers are usual"
-    if samples["tokenizer"] is None:
-        yield "which tokenizer wrote the samples is not known, so texts are read anew; --tokenizer names it"
     reference = card.get("reference", {})
     if reference.get("tokenizer_of_samples") is False:
         rows = f", and its rows are {reference['row_length']} tokens of its own" if "row_length" in reference else ""
@@ -114,18 +113,15 @@ def write_card(card: Card, path: Path) -> None:
 
 
 def read_card(path: Path) -> Card:
-    try:
-        card = parse_json(read_bytes(path))
-    except UserError:
-        raise
-    except ValueError:
-        card = None
+    content, card = read_bytes(path), None
+    with suppress(ValueError):  # it is not JSON
+        card = parse_json(content)
     if not isinstance(card, dict) or card.get("card") != FORMAT:
-        raise UserError(f"{path} is no metric card of `adlm judge`")
+        raise UserError(f"{path} is not a metric card of `adlm judge --out`")
     return card
 
 
-def rows(card: Card) -> Iterator[CardRow]:
+def table_rows(card: Card) -> Iterator[CardRow]:
     """The rows of the card's table, with the reference's values where the reference was judged too."""
     reference_rows = {row.name: row for row in _metric_rows(card.get("reference_judged", {}))}
     for row in _metric_rows(card):

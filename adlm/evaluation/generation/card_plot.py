@@ -74,7 +74,7 @@ def plot_cards(cards: Mapping[str, Card], path: Path, force: bool = False) -> No
         except UserError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise UserError(f"{name} is no whole card ({type(error).__name__}: {error}); make it again") from None
+            raise UserError(f"{name} is not a complete card ({type(error).__name__}: {error}); make it again") from None
     if not perplexities and not mauves:
         raise UserError("none of the cards has perplexity and entropy, or MAUVE: there is nothing to draw")
     common = set.intersection(*(set(point.options) for point in (*perplexities, *mauves)))
@@ -155,13 +155,13 @@ def _entropy_and_perplexity(metrics: Mapping[str, Any]) -> tuple[tuple[float, fl
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
+        raise TypeError(f"{value!r} is not a name")
     return printable(value)
 
 
 def _number(value: Any) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"{value} is no number")
+        raise ValueError(f"{value} is not a number")
     return float(value)
 
 
@@ -328,5 +328,5 @@ def _name_judge(points: Sequence[Point]) -> str:
 def _warnings(points: Sequence[Point], what: str) -> list[str]:
     """Which points are not comparable with each other or with published metrics."""
     judges = sorted({point.judge for point in points})
-    differ = f"{what} differ ({', '.join(judges)}): points of one are not to be compared with another's"
+    differ = f"{what} differ ({', '.join(judges)}): points with different ones are not comparable"
     return [differ] * (len(judges) > 1) + list(dict.fromkeys(point.label for point in points if point.label))

@@ -39,7 +39,7 @@ class SampleRequest:
         return self.num * len(self.canvases)
 
     @property
-    def first_alone(self) -> "SampleRequest":
+    def first_row_only(self) -> "SampleRequest":
         """A request for row 0 only, in a batch of one, with the same random numbers."""
         return replace(self, canvases=self.canvases[:1], num=1, batch=1)
 
@@ -63,7 +63,9 @@ def sampling_config(lm: LanguageModel, words: Iterable[str], **flags: Any) -> Sa
     for option, value in flags.items():
         if value is not None:
             if option in options:
-                raise UserError(f"--{option} {value} and sampling.{option}={options[option]} both say so; keep one")
+                raise UserError(
+                    f"--{option} {value} and sampling.{option}={options[option]} set the same option; give only one"
+                )
             options[option] = value
     return lm.sampling(**options)
 
@@ -75,7 +77,7 @@ def check_request(lm: LanguageModel, request: SampleRequest) -> None:
             raise UserError(f"--{name} {getattr(request, name)} must be at least 1")
     for text in request.canvases:
         if lm.mask_id not in encode_canvas(text, tokenizer_of(lm)):
-            raise UserError(f"{text!r} has no hole to fill in; write [MASK] for one token, [MASK*12] for twelve")
+            raise UserError(f"{text!r} has no masks to fill in; write [MASK] for one token, [MASK*12] for twelve")
         lm.run_sampler(lm.canvas([text]), request.sampling, request.seed)
 
 

@@ -55,7 +55,7 @@ class JudgeInfo:
     eos_id: int | None
     device: str
     dtype: str
-    framed: bool = False
+    bos_eos_in_rows: bool = False
     """Whether every training row was [bos] ... [eos], so that the model expects eos at the end of its context."""
 
 
@@ -124,19 +124,21 @@ def scoring_convention(about: JudgeInfo, start: Start | None, eos: Eos | None) -
     """The requested conventions; defaults: as in training for our own judges, as published for judges of the hub."""
     if start == "bos" and about.bos_id is None:
         raise UserError(f"--start bos: the judge {about.name} has no bos token; use --start given")
-    return start or ("bos" if about.framed else "given"), eos or ("closing" if about.framed else "published")
+    return start or ("bos" if about.bos_eos_in_rows else "given"), eos or (
+        "closing" if about.bos_eos_in_rows else "published"
+    )
 
 
 def window_layout(about: JudgeInfo, start: Start, context: int) -> WindowLayout:
-    framed = start == "bos" and about.framed
-    room = context - (start == "bos") - framed
+    has_boundaries = start == "bos" and about.bos_eos_in_rows
+    room = context - (start == "bos") - has_boundaries
     min_room = 1 if start == "bos" else 2
     if room < min_room:
         raise UserError(
             f"--context {context} is too short: a token is predicted from at least one before it; give "
             f"{min_room + context - room}"
         )
-    return WindowLayout(about.bos_id if start == "bos" else None, room, about.eos_id if framed else None)
+    return WindowLayout(about.bos_id if start == "bos" else None, room, about.eos_id if has_boundaries else None)
 
 
 def truncate_texts(rows: Sequence[Sequence[int]], layout: WindowLayout, max_tokens: int | None) -> list[list[int]]:
@@ -193,8 +195,8 @@ def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
         if not np.isfinite(row).all():
             position = int(np.flatnonzero(~np.isfinite(row))[0])
             raise UserError(
-                f"the judge {judge.about.name} gives {row[position]} nats for token {position} of a text, which is no "
-                "likelihood: its weights are damaged, or it cannot read this text; give another --model"
+                f"the judge {judge.about.name} gives {row[position]} nats for token {position} of a text, which is not "
+                "a likelihood: its weights are damaged, or it cannot read this text; give another --model"
             )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.config.schema import Config
-from adlm.data.rows.packing import row_frame
+from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import JudgeInfo
@@ -60,7 +60,7 @@ class OwnJudge:
             eos_id=vocabulary.eos_id,
             device=weight.device.type,
             dtype=str(weight.dtype).removeprefix("torch."),
-            framed=bool(row_frame(vocabulary)[0]),
+            bos_eos_in_rows=bool(row_boundaries(vocabulary)[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -184,7 +184,7 @@ def _load(name: str, auto_class: str, what: str, device: torch.device) -> tuple[
     library = transformers()
     if not Path(name).is_dir():
         if Path(name).exists() or name.startswith((".", "/", "~")):
-            raise UserError(f"{name} is no folder with a model in it")
+            raise UserError(f"{name} is not a folder with a model; give one, or a name on the Hugging Face hub")
         skip_unreachable_hub()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(name)
@@ -199,7 +199,7 @@ def _load(name: str, auto_class: str, what: str, device: torch.device) -> tuple[
         ) from None
     missing = sorted(weight for weight in info["missing_keys"] if not weight.startswith("pooler."))
     if missing:
-        raise UserError(f"{name} is no {what.removeprefix('a ')}: it has no weight {missing[0]}; give another model")
+        raise UserError(f"{name} is not {what}: it has no weight {missing[0]}; give another model")
     return tokenizer, model.to(device).eval().requires_grad_(False)
 
 
@@ -217,7 +217,9 @@ def _check_ids(x: Tensor, model: Any, name: str) -> None:
     """Checked on the CPU: on a GPU an id outside the vocabulary is an unrecoverable error."""
     symbols = model.get_input_embeddings().num_embeddings
     if int(x.max()) >= symbols:
-        raise UserError(f"id {int(x.max())} is none of the {symbols:,} symbols of {name}: its tokenizer is another's")
+        raise UserError(
+            f"id {int(x.max())} is not one of the {symbols:,} symbols of {name}: its tokenizer belongs to another model"
+        )
 
 
 @torch.no_grad()

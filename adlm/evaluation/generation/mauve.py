@@ -125,7 +125,7 @@ def check_enough(num_samples: int, num_reference: int, num_clusters: int | None 
         )
 
 
-def given_features(path: Path, num: int | None, what: str) -> Features:
+def read_features(path: Path, num: int | None, what: str) -> Features:
     """(n, d) from a .npy file, one row for each text."""
     try:
         with opened(path) as file:
@@ -133,7 +133,7 @@ def given_features(path: Path, num: int | None, what: str) -> Features:
     except UserError:
         raise
     except (ValueError, TypeError, EOFError, SyntaxError, MemoryError, struct.error, zipfile.BadZipFile):
-        raise UserError(f"{path} is no .npy file of numbers") from None
+        raise UserError(f"{path} is not a .npy file of numbers") from None
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise UserError(f"{path} must hold one array (texts, numbers of each)")
     if num is not None and len(array) != num:

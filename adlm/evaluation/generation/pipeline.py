@@ -15,8 +15,8 @@ import torch
 from adlm import __version__, distributed
 from adlm.distributed import local_device
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import Arrays, texts_sha256
-from adlm.evaluation.generation.card import FORMAT, Card, mauve_label, notes, perplexity_label, versions
+from adlm.evaluation.generation.cache import Arrays, json_sha256
+from adlm.evaluation.generation.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.generation.generative_perplexity import (
     EOS,
@@ -37,8 +37,8 @@ from adlm.evaluation.generation.mauve import (
     FeaturiserInfo,
     check_enough,
     check_installed,
-    given_features,
     mauve_of,
+    read_features,
 )
 from adlm.evaluation.generation.reference_texts import Reference, ReferenceRequest, read_reference
 from adlm.evaluation.generation.request import (
@@ -49,8 +49,7 @@ from adlm.evaluation.generation.request import (
     TextCollection,
     check_card_request,
 )
-from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
-from adlm.files import opened
+from adlm.files import file_sha256
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples
 
@@ -70,13 +69,13 @@ def given_feature_pair(
 ) -> FeaturePair | None:
     """The features of --given-features, or None without it. The number of texts is checked in both cases."""
     check_installed()
-    if request.given is None:
+    if request.given_features is None:
         assert reference is not None
         check_enough(sum(map(bool, samples.texts)), sum(map(bool, reference.texts)), request.clusters)
         return None
-    first, second = request.given
-    of_samples = given_features(first, len(samples.texts), "samples")
-    of_reference = given_features(second, None, "reference texts")
+    first, second = request.given_features
+    of_samples = read_features(first, len(samples.texts), "samples")
+    of_reference = read_features(second, None, "reference texts")
     if of_samples.shape[1] != of_reference.shape[1]:
         widths = f"{first} has {of_samples.shape[1]} numbers a text and {second} {of_reference.shape[1]}"
         raise UserError(f"--given-features: {widths}; use one featuriser for both")
@@ -92,11 +91,11 @@ def compute_feature_pair(job: CardJob, samples: TextCollection, reference: Refer
     featuriser = HuggingFaceFeaturiser(job.request.features, job.device, job.request.pooling)
 
     def compute(part: Sequence[str]) -> Arrays:
-        return {"features": job.checking_memory(lambda: featuriser.features(part, job.batch))}
+        return {"features": featuriser.features(part, job.batch)}
 
     def features_of(name: str, texts: Sequence[str]) -> Features:
         nonempty = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": texts_sha256(nonempty)}
+        about = {"featuriser": asdict(featuriser.about), "texts": json_sha256(nonempty)}
         parts = job.compute_in_parts(nonempty, compute, _are_features, "features", about, f"features of {name}")
         return np.concatenate([part["features"] for part in parts])
 
@@ -134,8 +133,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     rows = list(file)
     if not rows:
         raise UserError(f"{request.samples} holds no sample yet")
-    tokenizer = find_sample_tokenizer(file.made_by, rows, request.tokenizer)
-    reference = _read_reference(request, rows, tokenizer)
+    reference = _read_reference(request, file, rows)
     samples = TextCollection("samples", [row.text for row in rows], [row.ids for row in rows])
     collections = [samples]
     if reference is not None and request.judge_reference:
@@ -143,7 +141,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     needs_features = "mauve" in request.metrics
     features = given_feature_pair(request, samples, reference) if needs_features else None
 
-    perplexities = _perplexity_sections(job, collections, tokenizer)
+    perplexities = _perplexity_sections(job, collections, file.made_by.tokenizer_sha256)
     if needs_features and features is None:
         features = compute_feature_pair(job, samples, reference)
     if distributed.rank_and_size()[0] > 0:
@@ -153,7 +151,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
         "adlm": __version__,
         "card": FORMAT,
         "made_with": versions(),
-        "samples": _samples_section(file, rows, tokenizer),
+        "samples": _samples_section(file, rows),
     }
     if reference is not None:
         card["reference"] = reference.about
@@ -164,18 +162,17 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     of_reference = perplexities[1] | _id_metrics(request, collections[1]) if len(collections) > 1 else {}
     if of_reference:
         card["reference_judged"] = of_reference
-    card["notes"] = list(notes(card))
+    card["notes"] = list(card_notes(card))
     return card
 
 
-def _read_reference(
-    request: CardRequest, samples: Sequence[Sample], tokenizer: SampleTokenizer | None
-) -> Reference | None:
+def _read_reference(request: CardRequest, file: Samples, samples: Sequence[Sample]) -> Reference | None:
     if request.reference is not None:
         num = len(samples) if request.num_reference is None else request.num_reference
         texts = ReferenceRequest(num, request.reference_seed, request.split, request.field)
-        return read_reference(request.reference, texts, tokenizer, max(len(sample.ids) for sample in samples))
-    if "mauve" in request.metrics and request.given is None:
+        max_tokens = max(len(sample.ids) for sample in samples)
+        return read_reference(request.reference, texts, file.made_by.tokenizer_sha256, max_tokens)
+    if "mauve" in request.metrics and request.given_features is None:
         without_mauve = ",".join(metric for metric in request.metrics if metric != "mauve")
         raise UserError(
             "--reference is not given, and MAUVE compares the samples with one: give a folder of `adlm prepare` or a "
@@ -186,16 +183,14 @@ def _read_reference(
     return None
 
 
-def _samples_section(file: Samples, samples: Sequence[Sample], tokenizer: SampleTokenizer | None) -> dict[str, Any]:
-    with opened(file.path) as raw:
-        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+def _samples_section(file: Samples, samples: Sequence[Sample]) -> dict[str, Any]:
     return {
         "file": str(file.path),
-        "sha256": digest,
+        "sha256": file_sha256(file.path),
         "num": len(samples),
         "of": file.made_by.num_rows,
         "num_empty": sum(not sample.text for sample in samples),
-        "tokenizer": None if tokenizer is None else asdict(tokenizer),
+        "tokenizer": {"name": file.made_by.tokenizer, "sha256": file.made_by.tokenizer_sha256},
         "made_by": asdict(file.made_by),
     }
 
@@ -211,28 +206,26 @@ def judge_of(name: str, device: torch.device) -> Judge:
 
 
 def _perplexity_sections(
-    job: CardJob, collections: Sequence[TextCollection], tokenizer: SampleTokenizer | None
+    job: CardJob, collections: Sequence[TextCollection], tokenizer_sha256: str
 ) -> list[dict[str, Any]]:
     """{"perplexity": ...} for each collection; {} where the metric is not requested."""
     if "perplexity" not in job.request.metrics:
         return [{} for _ in collections]
     judge = judge_of(job.request.model, job.device)  # local, so that its memory is free for the featuriser
-    return [{"perplexity": _perplexity(job, judge, collection, tokenizer)} for collection in collections]
+    return [{"perplexity": _perplexity(job, judge, collection, tokenizer_sha256)} for collection in collections]
 
 
-def _perplexity(
-    job: CardJob, judge: Judge, collection: TextCollection, tokenizer: SampleTokenizer | None
-) -> dict[str, Any]:
+def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenizer_sha256: str) -> dict[str, Any]:
     request = job.request
-    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer)
+    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer_sha256)
     start, eos = scoring_convention(judge.about, request.start, request.eos)
     context = judge.about.context if request.context is None else min(request.context, judge.about.context)
     layout = window_layout(judge.about, start, context)
-    rows = truncate_texts(read, layout, request.longest)
-    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": texts_sha256(rows)}
+    rows = truncate_texts(read, layout, request.max_tokens)
+    about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": json_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        part_nats = job.checking_memory(lambda: token_nats(judge, part, job.batch, layout))
+        part_nats = token_nats(judge, part, job.batch, layout)
         return {"nats": np.concatenate(part_nats), "lengths": np.array([len(row) for row in part])}
 
     nats: list[TokenNats] = []
@@ -245,7 +238,7 @@ def _perplexity(
         "start_means": START[start],
         "eos": eos,
         "eos_means": EOS[eos],
-        "max_tokens": request.longest,
+        "max_tokens": request.max_tokens,
         "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, layout, None), rows, strict=True)),
         "context": context,
         "windows": f"texts longer than {layout.room} tokens are read in windows that overlap by {layout.room // 2}",
@@ -263,11 +256,11 @@ def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
 
 
 def _judge_ids(
-    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer: SampleTokenizer | None
+    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer_sha256: str
 ) -> tuple[list[list[int]], str]:
     """The texts as ids of the judge, as sampled or retokenised; as sampled only with the tokenizer of the samples."""
     preferred = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
-    same_tokenizer = tokenizer is not None and tokenizer.sha256 == judge.about.tokenizer_sha256
+    same_tokenizer = tokenizer_sha256 == judge.about.tokenizer_sha256
     if preferred == "as-sampled" and collection.ids is not None and same_tokenizer:
         return collection.ids, "as-sampled"
     if ids == "as-sampled":

@@ -4,7 +4,6 @@ A seeded random subset is taken, in its original order. Rows of a prepared folde
 include bos and eos, as in training. No metrics.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,8 +14,7 @@ from adlm.data.prepare.prepared import is_prepared, open_prepared
 from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.data.sources.text_files import TextFile
 from adlm.errors import UserError
-from adlm.evaluation.generation.sample_tokenizer import SampleTokenizer, find_sample_tokenizer
-from adlm.files import opened
+from adlm.files import file_sha256, holds_samples
 from adlm.samples_file import read_samples
 
 KINDS = "a folder of `adlm prepare`, a .jsonl or .txt with a text a line, or a file of samples"
@@ -40,34 +38,30 @@ class ReferenceRequest:
     field: str = "text"
 
 
-def read_reference(
-    path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None, max_tokens: int
-) -> Reference:
+def read_reference(path: Path, request: ReferenceRequest, tokenizer_sha256: str, max_tokens: int) -> Reference:
     """`num` texts of the reference at `path`, or all if it has fewer; `about` describes them.
 
-    `tokenizer` is that of the samples, if known; the longest sample has `max_tokens` ids.
+    The sha256 is that of the samples' tokenizer; the longest sample has `max_tokens` ids.
     """
     if request.num < 1:
         raise UserError(f"--num-reference {request.num} must be at least 1")
     if path.is_dir():
         if not is_prepared(path):
             raise UserError(f"--reference {path} is a folder but no prepared one; give {KINDS}")
-        return _from_prepared(path, request, tokenizer, max_tokens)
+        return _from_prepared(path, request, tokenizer_sha256, max_tokens)
     if not path.exists():
         raise UserError(f"--reference {path} does not exist; give {KINDS}")
     if not path.is_file():
         raise UserError(f"--reference {path} is not a regular file; give {KINDS}")
     if request.split is not None:
         raise UserError(f"--split {request.split}: {path} is a file and has no splits; leave it out")
-    return _from_samples(path, request, tokenizer) if _is_samples(path) else _from_texts(path, request)
+    return _from_samples(path, request, tokenizer_sha256) if holds_samples(path) else _from_texts(path, request)
 
 
-def _from_prepared(
-    path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None, max_tokens: int
-) -> Reference:
+def _from_prepared(path: Path, request: ReferenceRequest, tokenizer_sha256: str, max_tokens: int) -> Reference:
     prepared = open_prepared(path, sums=False)
     split = request.split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
-    same_tokenizer = tokenizer is not None and tokenizer.sha256 == prepared.tokenizer.sha256
+    same_tokenizer = tokenizer_sha256 == prepared.tokenizer.sha256
     rows = prepared.rows(split, length=max_tokens if same_tokenizer and max_tokens else None)
     chosen = sorted(random.Random(request.seed).sample(range(len(rows)), min(request.num, len(rows))))
     x, pad = rows.read(chosen)
@@ -87,19 +81,16 @@ def _from_prepared(
     )
 
 
-def _from_samples(path: Path, request: ReferenceRequest, tokenizer: SampleTokenizer | None) -> Reference:
+def _from_samples(path: Path, request: ReferenceRequest, tokenizer_sha256: str) -> Reference:
     found = read_samples(path)
     chosen, num = _random_subset(found, request)
     if not chosen:
         raise UserError(f"--reference {path} holds no sample yet")
-    reference_tokenizer = find_sample_tokenizer(found.made_by, chosen)
-    same_tokenizer = (
-        tokenizer is not None and reference_tokenizer is not None and tokenizer.sha256 == reference_tokenizer.sha256
-    )
+    same_tokenizer = tokenizer_sha256 == found.made_by.tokenizer_sha256
     about = {
         "kind": "samples",
         "place": str(path),
-        "sha256": _sha256(path),
+        "sha256": file_sha256(path),
         "made_by": asdict(found.made_by),
         "tokenizer_of_samples": same_tokenizer,
         **_counts(len(chosen), num, request.seed),
@@ -117,7 +108,7 @@ def _from_texts(path: Path, request: ReferenceRequest) -> Reference:
         raise UserError(f"--reference {path}: {message.rstrip()}") from None
     if not chosen:
         raise UserError(f"--reference {path} holds no text")
-    about = {"kind": "texts", "place": str(path), "sha256": _sha256(path), "field": request.field}
+    about = {"kind": "texts", "place": str(path), "sha256": file_sha256(path), "field": request.field}
     return Reference(chosen, None, about | _counts(len(chosen), num, request.seed))
 
 
@@ -147,13 +138,3 @@ def _random_subset(items: Iterable[Any], request: ReferenceRequest) -> tuple[lis
 
 def _counts(taken: int, num: int, seed: int) -> dict[str, int]:
     return {"num": taken, "of": num, "seed": seed}
-
-
-def _is_samples(path: Path) -> bool:
-    with opened(path) as file:
-        return file.read(64).lstrip().startswith(b'{"made_by"')
-
-
-def _sha256(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,8 +26,6 @@ class CardRequest:
 
     samples: Path
     metrics: tuple[str, ...]
-    tokenizer: str | None = None
-    """The tokenizer of the samples, where their model folder no longer exists."""
     reference: Path | None = None
     split: str | None = None
     field: str = "text"
@@ -39,11 +37,11 @@ class CardRequest:
     start: Start | None = None
     """`eos` and `start` None: as in training for our own judges, as published for judges of the hub."""
     ids: IdsOf = "auto"
-    longest: int | None = None
+    max_tokens: int | None = None
     context: int | None = None
     features: str = "gpt2-large"
     pooling: Pooling | None = None
-    given: tuple[Path, Path] | None = None
+    given_features: tuple[Path, Path] | None = None
     num_seeds: int = 5
     clusters: int | None = None
     batch: int | None = None
@@ -54,7 +52,7 @@ def check_card_request(request: CardRequest) -> None:
     """Check the numbers before anything is computed."""
     for name, value in (
         ("batch", request.batch),
-        ("max-tokens", request.longest),
+        ("max-tokens", request.max_tokens),
         ("seeds", request.num_seeds),
         ("num-reference", request.num_reference),
         ("context", request.context),
@@ -91,15 +89,13 @@ class CardJob:
         about: Mapping[str, Any],
         stage: str,
     ) -> list[Arrays]:
+        """The arrays of all items, with progress and cache; running out of memory is a user error."""
+
         def report_done(done: int) -> None:
             self.report_progress(stage, done, len(items))
 
-        return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
-
-    def checking_memory(self, compute: Callable[[], Any]) -> Any:
-        """compute(); out of memory becomes a user error that names a smaller --batch."""
         try:
-            return compute()
+            return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
         except torch.OutOfMemoryError:
             raise UserError(
                 f"--batch {self.batch} does not fit the memory of the device; try --batch {max(1, self.batch // 2)}"

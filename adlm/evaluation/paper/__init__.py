@@ -1,1 +1,1 @@
-"""The published figures, ours beside them, and parity with the released code."""
+"""The published tables, comparison of our results with them, and parity with the released code."""

@@ -67,20 +67,13 @@ def compare_with_table(table: PublishedTable, models: Sequence[tuple[Sequence[Re
 
 def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple[PublishedRow, str]:
     """The row to compare a model with, and why."""
-    names = ", ".join(row.name for row in table.rows)
     if requested:
-        for row in table.rows:
-            if row.name == requested:
-                return row, "by --row"
-        known = [row.name for row in table.rows]
-        raise UserError(
-            f"--row {requested!r} is not in table {table.name}{suggestion(requested, known)}; its rows are {names}"
-        )
+        return named_row(table, requested), "by --row"
     rows = [row for row in table.rows if row.method == result.method]
     if not rows:
         raise UserError(
             f"table {table.name} has no row of method {result.method}, which {result.model} is; give --row, one of "
-            f"{names}"
+            f"{', '.join(row.name for row in table.rows)}"
         )
     if len(rows) == 1:
         return rows[0], f"the only row of method {result.method}"
@@ -91,9 +84,18 @@ def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple
     if len(nearest) == 1:
         return nearest[0], f"of the rows of method {result.method}, the nearest in tokens trained"
     raise UserError(
-        f"table {table.name} has several rows of method {result.method}, and {result.model} does not tell which is "
+        f"table {table.name} has several rows of method {result.method}, and {result.model} does not say which is "
         f"its own; give --row, one of {', '.join(row.name for row in rows)}"
     )
+
+
+def named_row(table: PublishedTable, name: str) -> PublishedRow:
+    rows = {row.name: row for row in table.rows}
+    if name not in rows:
+        raise UserError(
+            f"--row {name!r} is not in table {table.name}{suggestion(name, rows)}; its rows are {', '.join(rows)}"
+        )
+    return rows[name]
 
 
 def _nearest(rows: Sequence[PublishedRow], tokens: float | None) -> list[PublishedRow]:

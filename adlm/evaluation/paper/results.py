@@ -84,7 +84,7 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
     if kind != table.kind:
         assert kind is not None
         raise UserError(
-            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is held against `{MADE_BY[table.kind]}`"
+            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is compared with `{MADE_BY[table.kind]}`"
         )
     try:
         if kind == "perplexity":
@@ -96,47 +96,43 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
     except UserError:
         raise
     except KeyError as error:
-        raise UserError(f"{name} is not whole: it has no {error}; make it again") from None
+        raise UserError(f"{name} is incomplete: it has no {error}; make it again") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{name} is damaged ({error}); make it again") from None
     for result in results:
-        numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
-        if not all(_is_number(value) for value in numbers if value is not None):
-            raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is no number; make it again")
-        strings = (result.model, result.method, result.how)
-        if not all(isinstance(text, str) for text in strings) or not all(map(_is_option, result.options.values())):
-            raise UserError(f"{name} is damaged: {result.column} does not tell model and method; make it again")
+        _check_types(result, name)
     if not results:
         raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
     return results
+
+
+def _check_types(result: Result, name: str) -> None:
+    numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
+    if not all(_is_number(value) for value in numbers if value is not None):
+        raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
+    strings = (result.model, result.method, result.how)
+    valid_options = all(isinstance(value, str) or _is_number(value) for value in result.options.values())
+    if not all(isinstance(text, str) for text in strings) or not valid_options:
+        raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= MAX_FLOAT
 
 
-def _is_option(value: Any) -> bool:
-    return isinstance(value, str) or _is_number(value)
-
-
-def paper_count(tokens: float, method: str) -> float:
-    """Tokens as the paper counts them: half for masked diffusion, all for causal models."""
-    return tokens if method in LEFT_TO_RIGHT else tokens / 2
-
-
 def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Result]:
     protocol = table.protocol
     assert protocol is not None
     columns = {corpus: column for column, corpora in protocol.corpora.items() for corpus in corpora}
-    in_table = [figure for figure in figures if _corpus(figure) in columns]
+    in_table = [figure for figure in figures if figure["corpus"] in columns]
     if not in_table and len(protocol.corpora) > 1:
-        corpora = ", ".join(dict.fromkeys(_corpus(figure) for figure in figures))
+        corpora = ", ".join(dict.fromkeys(figure["corpus"] for figure in figures))
         raise UserError(f"{name} has figures on {corpora}, and table {table.name} is of {', '.join(columns)}")
     for figure in in_table or figures:
-        column = columns.get(_corpus(figure), next(iter(protocol.corpora)))
-        about = figure.get("about") or {}
+        column = columns.get(figure["corpus"], next(iter(protocol.corpora)))
+        about = figure["about"]
         if figure["perplexity"] is None:
-            raise UserError(f"{name}: the perplexity of {figure['model']} on {_corpus(figure)} is too large a number")
+            raise UserError(f"{name}: the perplexity of {figure['model']} on {figure['corpus']} is too large a number")
         yield Result(
             model=figure["model"],
             method=figure["method"],
@@ -149,23 +145,16 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
             how=figure["estimator"],
             incomparable=tuple(_text_differences(figure, protocol, column)),
             differs=tuple(_setting_differences(figure, protocol)),
-            options={option: about[option] for option in ("gamma", "tau") if about.get(option) is not None},
+            options={option: about[option] for option in ("gamma", "tau") if about[option] is not None},
             tokens=_billions_trained(about, figure["method"]),
-            parameters=_millions_of_parameters(about),
+            parameters=about["parameters"] / 1e6,
         )
 
 
 def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
-    trained = about.get("tokens_trained")
-    return None if trained is None else paper_count(trained, method) / 1e9
-
-
-def _millions_of_parameters(about: Mapping[str, Any]) -> float | None:
-    return about["parameters"] / 1e6 if "parameters" in about else None
-
-
-def _corpus(figure: Mapping[str, Any]) -> str:
-    return str(figure.get("corpus") or figure["data"])
+    """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
+    trained = about["tokens_trained"]
+    return None if trained is None else trained / (1 if method in LEFT_TO_RIGHT else 2) / 1e9
 
 
 def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
@@ -174,12 +163,12 @@ def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
 
 
 def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, column: str) -> Iterator[str]:
-    if _corpus(figure) not in protocol.corpora[column]:
-        yield f"the text is {_corpus(figure)}, not {' or '.join(protocol.corpora[column])}"
+    if figure["corpus"] not in protocol.corpora[column]:
+        yield f"the text is {figure['corpus']}, not {' or '.join(protocol.corpora[column])}"
     elif figure["split"] != protocol.splits[column] and not any(INCOMPARABLE in note for note in figure["notes"]):
         yield f"the split is {figure['split']}, not {protocol.splits[column]}"
     yield from (note for note in figure["notes"] if INCOMPARABLE in note)
-    yield from _tokenizer_differences(figure.get("about") or {}, protocol)
+    yield from _tokenizer_differences(figure["about"], protocol)
     if figure["length"] != protocol.length:
         yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
     if figure["packing"] != protocol.packing:
@@ -189,27 +178,25 @@ def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, c
 def _setting_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
     if figure["estimator"] not in ("published", "exact"):
         yield f"estimator {figure['estimator']}, not published"
-    yield from _training_differences(figure.get("about") or {}, protocol)
+    yield from _training_differences(figure["about"], protocol)
 
 
 def _tokenizer_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
-    symbols = about.get("symbols")
-    if symbols is not None and symbols != protocol.symbols:
+    symbols = about["symbols"]
+    if symbols != protocol.symbols:
         yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
 
 
 def _training_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
-    if about.get("symbols") is None:
-        yield f"whether the tokenizer is {protocol.tokenizer} is unknown"
-    if about.get("trained_on") != protocol.trained_on:
-        yield f"trained on {about.get('trained_on') or 'an unknown text'}, not {protocol.trained_on}"
+    if about["trained_on"] != protocol.trained_on:
+        yield f"trained on {about['trained_on'] or 'an unknown text'}, not {protocol.trained_on}"
 
 
 def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
-    about = made_by.get("about") or {}
+    about = made_by["about"]
     num_differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
     sampling_differs = tuple(_sampling_differences(sampling, made_by["method"]))
     reasons = (*_tokenizer_differences(about, protocol), *_length_differences(made_by["canvases"]))
@@ -223,7 +210,7 @@ def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[
             differs=(*num_differs, *sampling_differs, *_training_differences(about, protocol)),
             options={"sampler": sampling["sampler"], "steps": sampling["steps"]},
             tokens=_billions_trained(about, made_by["method"]),
-            parameters=_millions_of_parameters(about),
+            parameters=about["parameters"] / 1e6,
         )
 
 
@@ -283,7 +270,7 @@ def _accuracies(content: Mapping[str, Any], table: PublishedTable, name: str) ->
     for column, accuracy in content["accuracy"].items():
         right, num = accuracy["right"], accuracy["of"]
         if column not in table.units or not 0 <= right <= num or num < 1:
-            raise UserError(f"{name}: {column} with {right} right of {num} is no accuracy of table {table.name}")
+            raise UserError(f"{name}: {column} with {right} right of {num} is not an accuracy of table {table.name}")
         yield Result(
             name,
             content["method"],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import PART, compute_in_parts, texts_sha256
+from adlm.evaluation.generation.cache import TEXTS_PER_PART, compute_in_parts, json_sha256
 
 
 class Doubling:
@@ -27,12 +27,12 @@ def fits(part, arrays):
 def gathered(items, compute, folder, about=None, reported=None):
     report_done = (lambda done: None) if reported is None else reported.append
     parts = list(
-        compute_in_parts(items, compute, fits, "twice", about or {"of": texts_sha256(items)}, folder, report_done)
+        compute_in_parts(items, compute, fits, "twice", about or {"of": json_sha256(items)}, folder, report_done)
     )
     return np.concatenate([part["twice"] for part in parts]).tolist()
 
 
-ITEMS = list(range(2 * PART + 5))
+ITEMS = list(range(2 * TEXTS_PER_PART + 5))
 
 
 def test_an_interrupted_computation_resumes_and_includes_the_incomplete_last_part(tmp_path):
@@ -41,7 +41,7 @@ def test_an_interrupted_computation_resumes_and_includes_the_incomplete_last_par
     again, reported = Doubling(), []
     assert gathered(ITEMS, again, tmp_path, reported=reported) == [2 * item for item in ITEMS]
     assert again.asked == 1
-    assert reported == [PART, 2 * PART, 2 * PART + 5]
+    assert reported == [TEXTS_PER_PART, 2 * TEXTS_PER_PART, 2 * TEXTS_PER_PART + 5]
     third = Doubling(last=0)
     assert gathered(ITEMS, third, tmp_path) == [2 * item for item in ITEMS]
 
@@ -56,9 +56,9 @@ def test_without_a_folder_nothing_is_cached():
 def test_results_of_other_inputs_are_not_used(tmp_path):
     gathered(ITEMS, Doubling(), tmp_path)
     other = Doubling()
-    gathered(ITEMS, other, tmp_path, about={"of": texts_sha256(ITEMS), "judge": "another"})
+    gathered(ITEMS, other, tmp_path, about={"of": json_sha256(ITEMS), "judge": "another"})
     assert other.asked == 3
-    assert texts_sha256(["ab", "c"]) != texts_sha256(["a", "bc"])
+    assert json_sha256(["ab", "c"]) != json_sha256(["a", "bc"])
 
 
 def test_a_damaged_part_is_an_error(tmp_path):
@@ -68,7 +68,7 @@ def test_a_damaged_part_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"00001.npz is damaged; delete it"):
         gathered(ITEMS, Doubling(), tmp_path)
     with part.open("wb") as file:
-        np.savez(file, others=np.zeros(PART))
+        np.savez(file, others=np.zeros(TEXTS_PER_PART))
     with pytest.raises(UserError, match=r"00001.npz is damaged; delete it"):
         gathered(ITEMS, Doubling(), tmp_path)
 
@@ -78,4 +78,4 @@ def test_processes_that_read_different_texts_are_an_error(monkeypatch):
     monkeypatch.setattr("adlm.distributed.rank_and_size", lambda: (0, 2))
     monkeypatch.setattr("adlm.distributed.gather", lambda share: [*share, ("of fewer texts", {})])
     with pytest.raises(UserError, match="processes read different texts; wait until the files are written"):
-        gathered(ITEMS[: PART + 1], Doubling(), None)
+        gathered(ITEMS[: TEXTS_PER_PART + 1], Doubling(), None)

@@ -24,7 +24,7 @@ def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, ju
     sampling = {"sampler": sampler, "steps": steps, **published_sampling(sampler)}
     made_by = {"model": f"runs/{method}", "method": method, "canvases": [f"[MASK*{tokens}]"], "sampling": sampling}
     made_by["about"] = {"parameters": 1, "symbols": 50258, "trained_on": "openwebtext", "tokens_trained": None}
-    label = None if judge == "gpt2-large" else f"not to be set beside published perplexities: the judge is {judge}"
+    label = None if judge == "gpt2-large" else f"not comparable with published perplexities: the judge is {judge}"
     return {
         "card": FORMAT,
         "samples": {"num": 5000, "made_by": made_by},
@@ -139,6 +139,6 @@ def test_a_panel_without_points_is_not_drawn(tmp_path):
 def test_a_damaged_card_is_a_one_line_error_with_its_name(tmp_path, damage):
     broken = json.loads(json.dumps(card()))
     damage(broken)
-    with pytest.raises(UserError, match=r"^broken.json is (no whole card|not whole|damaged)"):
+    with pytest.raises(UserError, match=r"^broken.json is (not a complete card|incomplete|damaged)"):
         plot_cards({"good.json": card(), "broken.json": broken}, tmp_path / "cards.png")
     assert list(tmp_path.iterdir()) == []

@@ -214,7 +214,7 @@ def test_a_judge_without_a_language_model_head_is_rejected(gpt2, tmp_path):
         )
     ).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(gpt2).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is no causal language model: it has no weight"):
+    with pytest.raises(UserError, match="is not a causal language model: it has no weight"):
         HuggingFaceJudge(str(tmp_path), torch.device("cpu"))
 
 
@@ -232,7 +232,7 @@ def test_a_bidirectional_model_is_rejected_though_it_has_every_weight(gpt2, tmp_
 
 def test_ids_outside_the_vocabulary_of_a_hub_judge_are_rejected(gpt2):
     judge = HuggingFaceJudge(str(gpt2), torch.device("cpu"))
-    with pytest.raises(UserError, match="id 300 is none of the 258 symbols"):
+    with pytest.raises(UserError, match="id 300 is not one of the 258 symbols"):
         token_nats(judge, [[1, 300]], 1, given(judge))
 
 

@@ -10,7 +10,7 @@ from texts import prose
 
 from adlm.errors import UserError
 from adlm.evaluation.generation.judges import HuggingFaceFeaturiser
-from adlm.evaluation.generation.mauve import check_enough, given_features, mauve_of
+from adlm.evaluation.generation.mauve import check_enough, mauve_of, read_features
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_too_few_texts_or_clusters_are_rejected_before_anything_is_computed():
 
 def test_given_features_are_checked(tmp_path, clouds):
     np.save(tmp_path / "good.npy", clouds[0])
-    assert (given_features(tmp_path / "good.npy", 60, "samples") == clouds[0]).all()
+    assert (read_features(tmp_path / "good.npy", 60, "samples") == clouds[0]).all()
     with pytest.raises(UserError, match="has features of 60 texts, and there are 5 samples"):
-        given_features(tmp_path / "good.npy", 5, "samples")
+        read_features(tmp_path / "good.npy", 5, "samples")
     np.save(tmp_path / "flat.npy", np.zeros(3))
     np.save(tmp_path / "nan.npy", np.full((3, 2), np.nan))
     np.save(tmp_path / "large.npy", np.full((3, 2), 1e300))
@@ -136,9 +136,9 @@ def test_given_features_are_checked(tmp_path, clouds):
         ("nan", "the features of text 0 are not finite in float32"),
         ("large", "the features of text 0 are not finite in float32"),
         ("narrow", "one array"),
-        ("objects", "no .npy"),
-        ("text", "no .npy"),
+        ("objects", "not a .npy"),
+        ("text", "not a .npy"),
         ("none", "cannot be read"),
     ):
         with pytest.raises(UserError, match=sentence):
-            given_features(tmp_path / f"{name}.npy", None, "samples")
+            read_features(tmp_path / f"{name}.npy", None, "samples")

@@ -1,6 +1,6 @@
-"""Sliding windows with and without the frame that training rows have: how often bos or eos lands inside a text.
+"""Sliding windows with and without the bos and eos around training rows: how often bos or eos lands inside a text.
 
-python experiments/window_frames/run.py runs/quickstart        (a folder of `adlm quickstart`; about two minutes)
+python experiments/window_boundaries/run.py runs/quickstart        (a folder of `adlm quickstart`; about two minutes)
 
 Texts of four rows' length are sampled semi-autoregressively: windows read between bos and eos, as `adlm sample` reads
 them, and bare windows of the model's length. What is counted is the share of special tokens among the tokens sampled,
@@ -15,7 +15,7 @@ import torch
 
 import adlm
 from adlm.data.prepare.prepared import open_prepared
-from adlm.data.rows.packing import row_frame
+from adlm.data.rows.packing import row_boundaries
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
@@ -38,7 +38,7 @@ def main() -> None:
     print(f"held out: {per_thousand(held_out, sorted(prepared.tokenizer.special_ids))} special tokens of 1000")
     for name in ("adlm", "mdlm"):
         lm = adlm.load(folder / name)
-        bos, eos = row_frame(vocabulary_of(lm.config))
+        bos, eos = row_boundaries(vocabulary_of(lm.config))
         length = lm.config.length
         rows = sampled(lm, length - 2, bos, eos, texts=4 * TEXTS)
         print(f"{name} one row between bos and eos: {per_thousand(rows, bos + eos)} of 1000")
