@@ -18,8 +18,8 @@ from adlm.canvas import MAX_HOLE as LONGEST_HOLE
 from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, network_of
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
-from adlm.config.knobs import suggestion
 from adlm.config.load import validate_sampling
+from adlm.config.options import suggestion
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.rows.packing import padding_id, row_boundaries
 from adlm.diffusion.times import BatchRng

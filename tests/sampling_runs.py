@@ -25,7 +25,7 @@ def tokenizer_of(text: str, size: int = 640) -> Tokenizer:
     return train_bpe([text], size)
 
 
-class Knowing:
+class FakeModel:
     """A fake model of one text, more certain the more of it is visible; its anchor network prefers long words."""
 
     def __init__(
@@ -65,7 +65,9 @@ class Knowing:
         return logits[None].expand(len(z), -1, -1)
 
 
-def sampling_frames(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0) -> Iterator[Frame]:
+def sampling_frames(
+    lm: FakeModel, canvas: Tensor, steps: int, remasking: float = 0.0, seed: int = 0
+) -> Iterator[Frame]:
     """From the canvas (B, L) to text: at every step each mask is revealed with probability 1 / (steps left).
 
     With remasking, a drawn token is remasked with that probability, and may be revealed again in the same step.
@@ -92,9 +94,9 @@ def sampling_frames(lm: Knowing, canvas: Tensor, steps: int, remasking: float = 
         yield Frame(z, t, revealed, remasked, chance, read, None)
 
 
-def lighthouse(
+def fake_model_and_canvas(
     anchors: bool = True, given: tuple[str, ...] = ("The old lighthouse keeper", "staying where it is")
-) -> tuple[Knowing, Tensor]:
+) -> tuple[FakeModel, Tensor]:
     """A fake model of TEXT, and a canvas (1, L) with some phrases of it given."""
     tokenizer = tokenizer_of(TEXT)
     ids = tokenizer.encode(TEXT)
@@ -107,4 +109,4 @@ def lighthouse(
             if start <= offset and offset + len(tokenizer.decode([index])) <= end:
                 canvas[0, position] = index
             offset += len(tokenizer.piece(index).decode(errors="ignore"))
-    return Knowing(ids, vocabulary.mask_id, vocabulary.size, tokenizer, anchors), canvas
+    return FakeModel(ids, vocabulary.mask_id, vocabulary.size, tokenizer, anchors), canvas

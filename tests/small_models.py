@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from worlds import wake
+from worlds import randomized
 
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
@@ -29,6 +29,6 @@ def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "byt
         time=Time(steps=10 if method == "d3pm" else 0),
         sampling=Sampling(steps=4),
     )
-    weights = wake(method_of(config).build()).state_dict()
+    weights = randomized(method_of(config).build()).state_dict()
     save_model_folder(ModelFolder(config, weights, loaded if tokenizer else None), folder)
     return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import batch_rng, wake
+from worlds import batch_rng, randomized
 
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Model, Sampling, Vocabulary
@@ -95,7 +95,7 @@ def test_what_is_registered_in_python_works_like_what_is_built_in(example, monke
     SAMPLERS.register("late", Sampler(example.REMASK_LATE.sample, example.late_steps))
     config = resolve(["method=twin", "schedule.name=quadratic", "model=tiny", "sampling.sampler=late", "length=8"])
     method = method_of(Config(**{**vars(config), "vocabulary": Vocabulary(12, 11)}))
-    network = wake(method.build())
+    network = randomized(method.build())
     nats = method.bound(network, torch.randint(11, (256, 8)), None, batch_rng())
     assert nats.isfinite().all()
     *_, last = method.generate(network, torch.full((2, 8), 11), Sampling("late", steps=5, eta=0.2), RowRng(0, range(2)))
@@ -105,7 +105,7 @@ def test_what_is_registered_in_python_works_like_what_is_built_in(example, monke
 def test_the_default_frozen_form_of_a_bridge_equals_it(example, monkeypatch):
     monkeypatch.setattr(BRIDGES, "_registered", {"residual": example.ResidualBridge})
     model = Model(hidden=16, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, bridge="residual")
-    network = wake(AnchoredTransformer(model, 12)).double().eval()
+    network = randomized(AnchoredTransformer(model, 12)).double().eval()
     ids = torch.randint(12, (2, 6))
     frozen = FrozenNetwork(network)
     rows = frozen.hidden(ids).last

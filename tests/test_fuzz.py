@@ -26,8 +26,8 @@ from small_models import small_model
 
 from adlm import limits
 from adlm.cli.main import COMMANDS, MODULES, main
-from adlm.config.knobs import descriptions
 from adlm.config.load import resolve
+from adlm.config.options import descriptions
 from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
 from adlm.likelihood import perplexity

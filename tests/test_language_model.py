@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_models import small_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from worlds import wake
+from worlds import randomized
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
@@ -24,7 +24,7 @@ def model(name="adlm", length=24, tokenizer=BYTES, vocabulary=BYTES.vocabulary, 
     sizes = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
     config = Config(method=name, vocabulary=vocabulary, length=length, model=sizes, **options)
     method = method_of(config)
-    return LanguageModel(config, method, wake(method.build().double(), scale=0.2), tokenizer)
+    return LanguageModel(config, method, randomized(method.build().double(), scale=0.2), tokenizer)
 
 
 LM = model()

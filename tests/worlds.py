@@ -26,7 +26,7 @@ def real(value: float | list[float]) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def wake(network: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
+def randomized(network: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torch.nn.Module:
     """Random weights everywhere, heads and modulations too: a freshly built network predicts the same for any input."""
     generator = seeded(seed)
     with torch.no_grad():

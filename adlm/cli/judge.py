@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console, Stages, write_error
-from adlm.config.knobs import suggestion
+from adlm.config.options import suggestion
 from adlm.distributed import process_group
 from adlm.errors import UserError, printable
 from adlm.evaluation.generation.card import (

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from adlm import __version__
 from adlm.cli.console import open_streams, silence, write_error
-from adlm.config.knobs import descriptions, suggestion
+from adlm.config.options import descriptions, suggestion
 from adlm.errors import UserError
 from adlm.files import reason
 

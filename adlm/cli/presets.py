@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from adlm.config.knobs import descriptions
 from adlm.config.load import preset_titles, resolve, to_mapping, to_yaml
+from adlm.config.options import descriptions
 from adlm.errors import printable
 
 EXAMPLE = "adlm presets owt/adlm model=medium train.steps=500000 --explain"

@@ -13,7 +13,7 @@ from rich.table import Table
 from adlm import __version__
 from adlm.cli.console import Console, Stages, write_error
 from adlm.cli.perplexity import add_measurement_options
-from adlm.config.knobs import suggestion
+from adlm.config.options import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
 from adlm.evaluation.model_perplexity import TextSelection, measure_models, with_tokenizer

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from adlm.config import knobs
+from adlm.config import options
 from adlm.config.schema import SOURCES, Config, Sampling
 from adlm.errors import UserError
 from adlm.files import read_bytes, write_file
@@ -39,7 +39,7 @@ def resolve(words: Iterable[str], over: Config | None = None) -> Config:
 
 def is_run_preset(word: str) -> bool:
     """Whether an override is a preset of a complete run, not an option, a file or a preset of one section."""
-    return word in dict(_preset_files()) and word.partition("/")[0] not in knobs.sections()
+    return word in dict(_preset_files()) and word.partition("/")[0] not in options.sections()
 
 
 def parse_overrides(words: Iterable[str]) -> Raw:
@@ -78,36 +78,36 @@ def _parse_override(word: str) -> Raw:
     section, slash, _ = option.partition("/")
     if not equals:
         preset = _read_preset(word)
-        return {section: preset} if slash and section in knobs.sections() else preset
-    if option in knobs.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
+        return {section: preset} if slash and section in options.sections() else preset
+    if option in options.sections() and re.fullmatch(r"[A-Za-z][\w.-]*", value) and value != "null":
         if value.endswith((".yaml", ".yml")):
             return {option: _read_file(value)}
-        if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in knobs.descriptions():
+        if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in options.descriptions():
             return {option: {"name": value}}
         return {option: _read_preset(f"{option}/{value}")}
     if option == "data" and "/" in value:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
-    plain = value if option in knobs.string_options() else _parse_yaml(value, origin=f"{option}={value}")
+    plain = value if option in options.string_options() else _parse_yaml(value, origin=f"{option}={value}")
     return _nested(option.split("."), plain)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:
     """The Config of a nested mapping as read from YAML, with names, types and ranges validated."""
     for option, value in _leaves(raw):
-        if message := knobs.unknown_option_error(option):
+        if message := options.unknown_option_error(option):
             raise UserError(message)
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{option} {value} must be a finite number")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise UserError(f"{option} is a number of {value.bit_length()} bits; give one of at most 63")
-        names = knobs.registries().get(option)
+        names = options.registries().get(option)
         if names is not None and isinstance(value, str) and value not in names:
-            raise UserError(knobs.unknown_choice_error(option, value, names))
+            raise UserError(options.unknown_choice_error(option, value, names))
     try:
         # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
         return _CONFIG.validate_json(json.dumps(raw, default=_to_json), strict=True)
     except ValidationError as error:
-        raise UserError(knobs.describe_validation_error(error)) from None
+        raise UserError(options.describe_validation_error(error)) from None
 
 
 def validate(config: Config) -> Config:
@@ -142,7 +142,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 def to_yaml(config: Config, explain: bool = False) -> str:
     """The Config as YAML; with `explain`, each option has its description in a comment above it."""
     text = yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True, width=math.inf)
-    return knobs.add_descriptions(text) if explain else text
+    return options.add_descriptions(text) if explain else text
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -176,10 +176,12 @@ def _read_preset(name: str) -> Raw:
     shipped = dict(_preset_files())
     if name in shipped:
         return _parse_mapping(shipped[name].read_text(encoding="utf-8"), origin=name)
-    if name in knobs.descriptions():
+    if name in options.descriptions():
         raise UserError(f"option {name} has no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
-        raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){knobs.suggestion(name, shipped)}")
+        raise UserError(
+            f"there is no preset {name!r} (`adlm presets` lists them all){options.suggestion(name, shipped)}"
+        )
     return _read_file(name)
 
 

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.config.knobs import suggestion
 from adlm.config.load import validate
+from adlm.config.options import suggestion
 from adlm.config.schema import Config, Data
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_recipe

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_models import small_model
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 import adlm
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
@@ -41,7 +41,7 @@ def model(request):
         schedule=Schedule(eps=1e-3),
         time=Time(steps=10 if name == "d3pm" else 0),
     )
-    return ModelFolder(config, wake(method_of(config).build()).state_dict(), load_tokenizer("bytes"))
+    return ModelFolder(config, randomized(method_of(config).build()).state_dict(), load_tokenizer("bytes"))
 
 
 @pytest.mark.parametrize("model", METHODS, indirect=True)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from adlm.config.knobs import descriptions, sections
 from adlm.config.load import (
     from_mapping,
     load_config,
@@ -16,6 +15,7 @@ from adlm.config.load import (
     to_yaml,
     validate,
 )
+from adlm.config.options import descriptions, sections
 from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.errors import UserError
 

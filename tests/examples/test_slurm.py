@@ -1,4 +1,4 @@
-"""The Slurm examples are bash, and name only presets, knobs and commands that there are."""
+"""The Slurm examples are bash, and name only presets, options and commands that there are."""
 
 import re
 import shutil
@@ -23,8 +23,8 @@ def test_the_scripts_are_bash(script):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_the_scripts_name_what_there_is(script):
     text = script.read_text()
-    knobs = re.findall(r"\b(?:train|anchor|model|data)\.\w+=[\w.]+", text)
-    resolve(["owt/adlm", *knobs])
+    options = re.findall(r"\b(?:train|anchor|model|data)\.\w+=[\w.]+", text)
+    resolve(["owt/adlm", *options])
     presets = {word for word in re.findall(r"\b(?:owt|lm1b)/\w+", text) if not word.startswith("prepared")}
     loops = re.findall(r"for method in ([\w ]+);", text)
     corpus = script.stem

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.config.schema import Model
 from adlm.inference import trunk as frozen_trunk
@@ -37,8 +37,8 @@ NETWORKS = {
 CAUSAL = ("ar", "a2r")
 
 
-def awake(name: str, dtype=torch.float64, device="cpu"):
-    return wake(NETWORKS[name]().to(device, dtype)).eval()
+def random_network(name: str, dtype=torch.float64, device="cpu"):
+    return randomized(NETWORKS[name]().to(device, dtype)).eval()
 
 
 def ids(batch: int = 3, length: int = 7, seed: int = 1) -> torch.Tensor:
@@ -76,19 +76,19 @@ def assert_same(ours, oracle, tolerance=1e-10):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_frozen_network_has_the_logits_of_the_network(name, length):
-    network, z = awake(name), ids(length=length)
+    network, z = random_network(name), ids(length=length)
     assert_same(frozen_logits(FrozenNetwork(network), z), network_logits(network, z))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_frozen_network_in_float32_has_the_logits_of_the_network(name):
-    network, z = awake(name, torch.float32), ids()
+    network, z = random_network(name, torch.float32), ids()
     assert_same(frozen_logits(FrozenNetwork(network), z), network_logits(network, z), 1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_padding_is_not_attended_to(name):
-    network, z, pad = awake(name), ids(), padding()
+    network, z, pad = random_network(name), ids(), padding()
     assert_same(frozen_logits(FrozenNetwork(network), z, pad=pad), network_logits(network, z, pad=pad))
     assert not torch.equal(network_logits(network, z, pad=pad)[0], network_logits(network, z)[0])
 
@@ -96,7 +96,7 @@ def test_padding_is_not_attended_to(name):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("pad", [None, padding()])
 def test_a_frozen_network_is_conditioned_on_the_noise_level_of_every_row(name, pad):
-    network, z, sigma = awake(name), ids(), torch.tensor([0.0, 1.7, 0.3]).double()
+    network, z, sigma = random_network(name), ids(), torch.tensor([0.0, 1.7, 0.3]).double()
     assert_same(
         frozen_logits(FrozenNetwork(network), z, sigma=sigma, pad=pad), network_logits(network, z, sigma=sigma, pad=pad)
     )
@@ -105,7 +105,7 @@ def test_a_frozen_network_is_conditioned_on_the_noise_level_of_every_row(name, p
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units warns and falls back
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_bfloat16_it_is_as_accurate_as_the_network_under_autocast(name):
-    network, z = awake(name, torch.float32), ids()
+    network, z = random_network(name, torch.float32), ids()
     exact = network_logits(network, z)[0].softmax(dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
         autocast = network_logits(network, z)[0].float().softmax(dim=-1)
@@ -118,23 +118,23 @@ def test_in_bfloat16_it_is_as_accurate_as_the_network_under_autocast(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_single_row_path_computes_the_same_logits(name, monkeypatch):
-    network, z = awake(name), ids()
+    network, z = random_network(name), ids()
     monkeypatch.setattr(frozen_trunk, "is_single_row", lambda h: True)
     assert_same(frozen_logits(FrozenNetwork(network), z), network_logits(network, z))
 
 
 def test_later_changes_of_the_network_do_not_affect_the_frozen_copy():
     for name in NETWORKS:
-        network, z = awake(name), ids()
+        network, z = random_network(name), ids()
         frozen = FrozenNetwork(network)
         before = [part.clone() for part in frozen_logits(frozen, z)]
-        wake(network, seed=5)
+        randomized(network, seed=5)
         assert_same(frozen_logits(frozen, z), before, 0.0)
         assert not torch.equal(network_logits(network, z)[0], before[0])
 
 
 def test_a_frozen_network_computes_no_gradients():
-    frozen = FrozenNetwork(awake("adlm logits"))
+    frozen = FrozenNetwork(random_network("adlm logits"))
     hidden = frozen.hidden(ids())
     assert not hidden.last.requires_grad
     assert not frozen.logits(hidden.last[0]).requires_grad
@@ -143,7 +143,7 @@ def test_a_frozen_network_computes_no_gradients():
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("sizes", [(7,), (1,) * 7, (4, 1, 1, 1), (2, 3, 2)])
 def test_reading_a_text_in_chunks_gives_the_same_hidden_states(name, sizes):
-    frozen, z = FrozenNetwork(awake(name)), ids()
+    frozen, z = FrozenNetwork(random_network(name)), ids()
     whole, cache = frozen.hidden(z), frozen.cache(3, 9)
     for chunk, last in zip(z.split(sizes, dim=1), whole.last.split(sizes, dim=1), strict=True):
         assert_same([frozen.read(chunk, cache).last], [last])
@@ -151,14 +151,14 @@ def test_reading_a_text_in_chunks_gives_the_same_hidden_states(name, sizes):
 
 
 def test_reading_in_chunks_gives_the_same_anchor_hidden_states():
-    frozen, z = FrozenNetwork(awake("a2r")), ids()
+    frozen, z = FrozenNetwork(random_network("a2r")), ids()
     whole, cache = frozen.hidden(z), frozen.cache(3, 7)
     read = [frozen.read(chunk, cache).anchor for chunk in z.split(1, dim=1)]
     assert_same([torch.cat(read, dim=1)], [whole.anchor])
 
 
 def test_caches_read_alternately_are_independent():
-    frozen, z = FrozenNetwork(awake("ar")), ids(2, 5)
+    frozen, z = FrozenNetwork(random_network("ar")), ids(2, 5)
     caches = [frozen.cache(1, 5), frozen.cache(1, 5)]
     for position in range(5):
         for row, cache in enumerate(caches):
@@ -168,7 +168,7 @@ def test_caches_read_alternately_are_independent():
 
 
 def test_reading_past_the_end_of_a_cache_is_an_error():
-    frozen = FrozenNetwork(awake("ar"))
+    frozen = FrozenNetwork(random_network("ar"))
     cache = frozen.cache(3, 7)
     frozen.read(ids(), cache)
     with pytest.raises(ValueError, match="7 positions, 7 are filled"):
@@ -182,7 +182,7 @@ def test_reading_past_the_end_of_a_cache_is_an_error():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_with_and_without_cuda_graphs_it_has_the_logits_of_the_network(name, dtype, tolerance, graphs):
     """Every shape is run twice with different ids, so that a stale result would be noticed."""
-    network = awake(name, dtype, "cuda")
+    network = random_network(name, dtype, "cuda")
     frozen = FrozenNetwork(network, dtype, graphs)
     sigma = torch.tensor([0.0, 1.7, 0.3], device="cuda", dtype=dtype)
     for inputs in ({}, {"pad": padding().cuda()}, {"sigma": sigma}, {"sigma": sigma, "pad": padding().cuda()}):
@@ -198,7 +198,7 @@ def test_with_and_without_cuda_graphs_it_has_the_logits_of_the_network(name, dty
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_on_a_gpu_it_runs_in_bfloat16_as_accurately_as_the_network_under_autocast(name):
-    network, z = awake(name, torch.float32, "cuda"), ids(8, 200).cuda()
+    network, z = random_network(name, torch.float32, "cuda"), ids(8, 200).cuda()
     exact = network_logits(network, z)[0].softmax(dim=-1)
     with torch.autocast("cuda", torch.bfloat16):
         autocast = network_logits(network, z)[0].float().softmax(dim=-1)
@@ -214,7 +214,10 @@ def test_on_a_gpu_it_runs_in_bfloat16_as_accurately_as_the_network_under_autocas
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_on_a_gpu_alternate_reading_in_chunks_gives_the_same_hidden_states(name, dtype, tolerance, graphs, rows):
-    frozen, texts = FrozenNetwork(awake(name, dtype, "cuda"), dtype, graphs), ids(2 * rows, 300).cuda().split(rows)
+    frozen, texts = (
+        FrozenNetwork(random_network(name, dtype, "cuda"), dtype, graphs),
+        ids(2 * rows, 300).cuda().split(rows),
+    )
     wholes = [frozen.hidden(text).last.clone() for text in texts]
     caches = [frozen.cache(rows, 300) for _ in texts]
     for chunk in torch.arange(300).split([4, *(1 for _ in range(200)), 50, *(1 for _ in range(46))]):

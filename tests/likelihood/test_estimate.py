@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from worlds import quadrature, seeded, wake
+from worlds import quadrature, randomized, seeded
 
 from adlm import distributed
 from adlm.config.schema import Anchor, Config, Data, Model, Schedule, Time, Vocabulary
@@ -75,7 +75,7 @@ def random_texts(num=40, pad=False, **options) -> Texts:
 
 
 def network_of(config, scale=0.2):
-    return wake(method_of(config).build().double(), scale=scale)
+    return randomized(method_of(config).build().double(), scale=scale)
 
 
 def masks_of(x):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from small_models import mostly_slow
-from worlds import batch_rng, real, seeded, wake
+from worlds import batch_rng, randomized, real, seeded
 
 from adlm.canvas import Canvas
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
@@ -50,8 +50,8 @@ def rows(num: int, seed: int = 0) -> RowRng:
     return RowRng(seed, range(num))
 
 
-def awake(config: Config, seed: int = 0):
-    return wake(method_of(config).build(), seed)
+def random_network(config: Config, seed: int = 0):
+    return randomized(method_of(config).build(), seed)
 
 
 def model(name: str) -> LanguageModel:
@@ -99,7 +99,7 @@ def test_without_anchors_and_a_second_network_anchoring_changes_nothing(anchored
 def test_the_adlm_loss_is_the_anelbo_written_out():
     """weight * (masked cross-entropy + gamma * anchor cross-entropy at anchors), summed over tokens."""
     config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), schedule=Schedule(eps=1e-3))
-    method, network, x = method_of(config), awake(config), text()
+    method, network, x = method_of(config), random_network(config), text()
     z = noising(x).z
     t = torch.tensor([0.2, 0.4, 0.6, 0.9]).double()
     loss = method.loss_at(network, x, NoisedBatch(z, t))
@@ -124,7 +124,7 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
 def test_in_discrete_time_with_remasking_the_anchor_term_has_the_same_weight():
     """T (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), for both terms; the released code drops the anchors here."""
     config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), time=Time(steps=20, sigma=0.3))
-    method, network, x = method_of(config), awake(config), text()
+    method, network, x = method_of(config), random_network(config), text()
     noised = noising(x, discrete=True)
     loss = method.loss_at(network, x, noised)
     weight = 20 * (0.55 - 0.7 * 0.5) / 0.5
@@ -138,7 +138,7 @@ def test_in_discrete_time_with_remasking_the_anchor_term_has_the_same_weight():
 
 def test_the_a2r_loss_is_next_tokens_and_next_anchors():
     config = settings("a2r", anchor=Anchor(gamma=0.4, tau=1))
-    method, network, x = method_of(config), awake(config), text()
+    method, network, x = method_of(config), random_network(config), text()
     loss = method.loss(network, x, None, 1.0, batch_rng())
     logits, anchor_logits = network(x[:, :-1]), network.anchor_logits(x[:, :-1])
     logits[..., MASK] = -torch.inf
@@ -152,7 +152,7 @@ def test_the_a2r_loss_is_next_tokens_and_next_anchors():
 @pytest.mark.parametrize("name", ["adlm", "a2r"])
 def test_the_anchor_term_is_trained_but_is_not_in_the_nats(name):
     method, x = method_of(settings(name)), text()
-    network = awake(settings(name))
+    network = random_network(settings(name))
     with_anchor = method.loss(network, x, None, 1.0, batch_rng())
     without = method_of(settings(name, anchor=Anchor(gamma=0.0))).loss(network, x, None, 1.0, batch_rng())
     assert torch.equal(with_anchor.nats, without.nats)
@@ -164,7 +164,7 @@ def test_the_anchor_term_is_trained_but_is_not_in_the_nats(name):
 def test_the_left_to_right_bound_is_the_exact_likelihood(name):
     """Two words, four tokens: the likelihoods of all texts with one first token sum to 1, each a product of beliefs."""
     config = settings(name, vocabulary=Vocabulary(3, 2), length=4)
-    method, network = method_of(config), awake(config).double()
+    method, network = method_of(config), random_network(config).double()
     texts = torch.cartesian_prod(*[torch.arange(2)] * 4)
     nats = method.bound(network, texts, None, batch_rng())
     likelihood = (-nats.sum(dim=1)).exp()
@@ -179,7 +179,7 @@ def test_the_left_to_right_bound_is_the_exact_likelihood(name):
 @pytest.mark.parametrize("name", ["ar", "a2r"])
 def test_left_to_right_samples_have_the_distribution_of_the_likelihood(name):
     config = settings(name, vocabulary=Vocabulary(3, 2, bos_id=0), length=3)
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), rows(20_000)))[-1].ids
     assert (drawn[:, 0] == 0).all()
     texts = torch.tensor([[0, a, b] for a in (0, 1) for b in (0, 1)])
@@ -192,7 +192,7 @@ def test_sedd_pays_what_mdlm_pays_for_the_same_beliefs():
     """With each row of logits shifted so that the scores sum as beliefs do, the score entropy is the cross-entropy."""
     config = settings("sedd")
     sedd, mdlm = method_of(config), method_of(replace(config, method="mdlm"))
-    network, x = awake(config), text()
+    network, x = random_network(config), text()
     noised = noising(x)
 
     class Normalised(torch.nn.Module):
@@ -216,7 +216,7 @@ def test_sedd_pays_what_mdlm_pays_for_the_same_beliefs():
 def test_d3pm_pays_what_mdlm_pays_when_it_has_no_belief_in_the_mask():
     config = settings("d3pm")
     d3pm, mdlm = method_of(config), method_of(replace(config, method="mdlm"))
-    network, x = awake(config), text()
+    network, x = random_network(config), text()
     network.head.bias.data[MASK] = -1e4
     noised = noising(x, discrete=True)
     loss = d3pm.loss_at(network, x, noised)
@@ -281,7 +281,7 @@ def test_the_training_loss_of_an_untrained_network_leaves_out_the_share_visible_
 @pytest.mark.parametrize("pad_is", ["masked", "attended"])
 def test_padding_is_in_no_loss_no_count_and_no_bound(name, pad_is):
     config = settings(name, data=Data(pad=pad_is), anchor=Anchor(gamma=0.5))
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     x, pad = text(), torch.zeros(4, 8, dtype=torch.bool)
     pad[:, 5:] = True
     loss = method.loss(network, x, pad, 1.0, batch_rng())
@@ -297,7 +297,7 @@ def test_padding_is_in_no_loss_no_count_and_no_bound(name, pad_is):
 def test_a_time_conditioned_network_depends_on_the_time(name):
     model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)
     config = settings(name, model=model, schedule=Schedule(eps=1e-3))
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     z = torch.full((2, 8), MASK)
     early, late = (method.log_beliefs(network, z, real([alpha] * 2)).exp() for alpha in (0.7, 1e-3))
     assert (early - late).abs().max() > 1e-3
@@ -336,7 +336,7 @@ def test_a_time_conditioned_network_is_given_sigma_itself(name):
 def test_generated_text_has_no_masks_keeps_given_tokens_and_leaves_the_network_unchanged(name):
     base = settings(name)
     config = replace(base, model=replace(base.model, dropout=0.3))
-    method, network = method_of(config), awake(config).train()
+    method, network = method_of(config), random_network(config).train()
     canvas = torch.full((5, 8), MASK)
     given = (2, 6) if name in DIFFUSION else (0, 1)
     canvas[:, given[0]], canvas[:, given[1]] = 1, 9
@@ -364,7 +364,7 @@ def can(name: str, sampler: str) -> bool:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_refused(name, sampler):
     config = settings(name)
-    method, network = method_of(config), awake(config).double()
+    method, network = method_of(config), random_network(config).double()
     canvas = torch.full((3, 8 if sampler != "semi-autoregressive" else 13), MASK)
     canvas[1, 0] = 1
     sampling = Sampling(sampler, steps=6, top_p=1.0 if sampler == "analytic" else 0.9)
@@ -388,7 +388,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
     if not can(name, sampler):
         return
     config = settings(name, data=Data(pad=pad_is))
-    method, network = method_of(config), FrozenNetwork(awake(config).double())
+    method, network = method_of(config), FrozenNetwork(random_network(config).double())
     lengths, canvas = (8, 3, 5), torch.full((3, 8), 2)
     pad = torch.arange(8) >= torch.tensor(lengths)[:, None]
     canvas = torch.where(pad, canvas, MASK)
@@ -404,7 +404,7 @@ def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_i
 def test_the_conditioning_time_counts_the_masks_of_the_row_without_padding(sampler):
     model = Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, time_conditioning=True)
     config = settings("mdlm", model=model, schedule=Schedule(eps=1e-3))
-    method, network = method_of(config), FrozenNetwork(awake(config).double())
+    method, network = method_of(config), FrozenNetwork(random_network(config).double())
     canvas = torch.full((2, 8), MASK)
     pad = torch.arange(8) >= torch.tensor([[3], [8]])
     canvas[pad] = 1
@@ -425,7 +425,7 @@ def test_the_analytic_sampler_refuses_options_that_change_beliefs():
 @every_method
 def test_beliefs_are_distributions_over_clean_tokens(name):
     config = settings(name)
-    beliefs = method_of(config).log_beliefs(awake(config), noising(text()).z).exp()
+    beliefs = method_of(config).log_beliefs(random_network(config), noising(text()).z).exp()
     torch.testing.assert_close(beliefs.sum(dim=-1), torch.ones(4, 8))
     assert (beliefs[..., MASK] == 0).all() == (name != "d3pm")  # d3pm may believe in the mask
 
@@ -532,7 +532,7 @@ def test_causal_methods_refuse_padding_before_the_text(name):
 
 def test_sedd_is_finite_however_large_the_noise():
     config = settings("sedd", schedule=Schedule(name="linear", sigma_min=0.0, sigma_max=200.0))
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     assert method.bound(network, text(rows=64), None, batch_rng()).isfinite().all()
 
 
@@ -546,7 +546,7 @@ def test_progress_outside_zero_to_one_is_refused(name, progress):
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
 def test_the_bound_of_a_text_does_not_depend_on_its_row_in_the_batch(name):
     config = settings(name)
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     x = text(rows=1).repeat(4, 1)
     generator = seeded()
     nats = torch.stack([method.bound(network, x, None, BatchRng(generator)).sum(dim=1) for _ in range(600)])
@@ -561,7 +561,7 @@ def test_the_bound_of_a_text_does_not_depend_on_its_row_in_the_batch(name):
 def test_every_method_call_runs_on_a_gpu_with_a_generator_on_either_device(name, device):
     config = settings(name)
     method = method_of(config)
-    network, generator = awake(config).cuda(), torch.Generator(device).manual_seed(0)
+    network, generator = random_network(config).cuda(), torch.Generator(device).manual_seed(0)
     with torch.autocast("cuda", torch.bfloat16):
         method.loss(network, text().cuda(), None, 1.0, BatchRng(generator)).mean.backward()
     assert method.bound(network, text().cuda(), None, BatchRng(generator)).isfinite().all()
@@ -588,7 +588,7 @@ def sampled_frames(config, network, device, options):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_frozen_network_samples_the_same_text_as_the_trained_one_with_any_options(name, options):
     config = settings(name)
-    network = awake(config).double()
+    network = random_network(config).double()
     trained, frozen = (sampled_frames(config, each, "cpu", options) for each in (network, FrozenNetwork(network)))
     assert torch.equal(trained[-1].ids, frozen[-1].ids)
     torch.testing.assert_close(trained[-1].chance, frozen[-1].chance)
@@ -600,7 +600,7 @@ def test_a_frozen_network_samples_the_same_text_as_the_trained_one_with_any_opti
 @pytest.mark.parametrize("options", OPTIONS)
 def test_cuda_graphs_sample_the_same_frames_as_eager_calls_and_never_overwrite_them(name, options):
     config = settings(name)
-    network = awake(config).double().cuda()
+    network = random_network(config).double().cuda()
     replayed, eager = (
         sampled_frames(config, FrozenNetwork(network, graphs=graphs, dtype=torch.float64), "cuda", options)
         for graphs in (True, False)
@@ -639,7 +639,7 @@ def test_causal_methods_need_a_first_token():
 @every_diffusion
 def test_batches_with_all_or_no_tokens_masked_are_valid(name):
     config = settings(name)
-    method, network, x = method_of(config), awake(config), text()
+    method, network, x = method_of(config), random_network(config), text()
     early, late = torch.full((4,), 0.05).double(), torch.full((4,), 0.95).double()
     step = 0.05 if name == "d3pm" else None
     nothing = method.loss_at(network, x, NoisedBatch(x, early, step and early - step))
@@ -653,7 +653,7 @@ def test_batches_with_all_or_no_tokens_masked_are_valid(name):
 @every_diffusion
 def test_a_text_of_one_token_is_valid(name):
     config = settings(name)
-    method, network = method_of(config), awake(config)
+    method, network = method_of(config), random_network(config)
     assert method.loss(network, torch.tensor([[3]]), None, 1.0, batch_rng()).total.isfinite()
     assert list(method.generate(network, torch.tensor([[MASK]]), Sampling(steps=2), rows(1)))[-1].ids != MASK
 
@@ -690,7 +690,7 @@ def test_a_network_cannot_be_built_before_the_vocabulary_is_set():
 def test_micro_batches_have_the_draws_and_the_loss_of_the_whole_batch(name):
     """Neither ranks nor micro-batches change a run: every random number belongs to a row of the global batch."""
     config = settings(name, schedule=Schedule("linear") if name == "mdlm" else Schedule(eps=1e-3))
-    method, network, x = method_of(config), awake(config).double(), text(rows=6)
+    method, network, x = method_of(config), random_network(config).double(), text(rows=6)
     portions = [BatchSlice(0, 6), BatchSlice(1, 6), BatchSlice(3, 6)]
     pieces = list(zip(portions, x.split([1, 2, 3]), strict=True))
 

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.config.schema import Model
 from adlm.models import bridges
@@ -24,7 +24,7 @@ BRIDGES = ("logits", "hidden", "mixture")
 
 def pair(bridge: str = "logits", **options: object) -> AnchoredTransformer:
     network = AnchoredTransformer(replace(MODEL, bridge=bridge, **options), 12).double()
-    return wake(network).eval()
+    return randomized(network).eval()
 
 
 def gradients(value, network):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
@@ -17,12 +17,12 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
 @pytest.fixture
 def network(tiny_config):
-    return wake(Transformer(tiny_config.model, 12).double()).eval()
+    return randomized(Transformer(tiny_config.model, 12).double()).eval()
 
 
 @pytest.fixture
 def causal(tiny_config):
-    return wake(Transformer(tiny_config.model, 12, causal=True, modulated=False).double()).eval()
+    return randomized(Transformer(tiny_config.model, 12, causal=True, modulated=False).double()).eval()
 
 
 def test_a_causal_network_sees_no_later_token_and_a_bidirectional_one_does(network, causal):
@@ -68,7 +68,7 @@ def test_the_time_embedding_is_128_cosines_then_128_sines_of_falling_frequency()
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 units warns and falls back
 def test_a_bfloat16_network_predicts_nearly_the_same(tiny_config):
-    network = wake(Transformer(tiny_config.model, 12)).eval()
+    network = randomized(Transformer(tiny_config.model, 12)).eval()
     precise = network(IDS, sigma=torch.ones(2)).softmax(dim=-1)
     rounded = network.bfloat16()(IDS, sigma=torch.ones(2)).float().softmax(dim=-1)
     assert (precise - rounded).abs().max() < 0.05
@@ -124,7 +124,7 @@ def test_a_new_network_predicts_uniformly_for_every_input(tiny_config):
 
 
 def test_dropout_is_for_training_only(tiny_config):
-    network = wake(Transformer(replace(tiny_config.model, dropout=0.5), 12))
+    network = randomized(Transformer(replace(tiny_config.model, dropout=0.5), 12))
     assert not torch.equal(network.train()(IDS), network.train()(IDS))
     assert torch.equal(network.eval()(IDS), network.eval()(IDS))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import Page, browser, chromium
-from sampling_runs import lighthouse, sampling_frames
+from sampling_runs import fake_model_and_canvas, sampling_frames
 from test_recording import hostile_trace, two_documents
 
 from adlm.trace.page import write_trace
@@ -32,7 +32,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     return record_trace(lm, sampling_frames(lm, canvas, 40, remasking=0.03), INFO)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from sampling_runs import TEXT, Knowing, lighthouse, sampling_frames
-from worlds import wake
+from sampling_runs import TEXT, FakeModel, fake_model_and_canvas, sampling_frames
+from worlds import randomized
 
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
@@ -53,17 +53,17 @@ def replayed(plain: dict) -> list[list[int]]:
     return states
 
 
-def small(ids: list[int] | None = None, **options) -> Knowing:
+def small(ids: list[int] | None = None, **options) -> FakeModel:
     """A vocabulary of twelve ids, the last one the mask, and no tokenizer."""
-    return Knowing(ids or [3, 1, 4, 1, 5, 9, 2, 6], mask_id=11, size=12, **options)
+    return FakeModel(ids or [3, 1, 4, 1, 5, 9, 2, 6], mask_id=11, size=12, **options)
 
 
-def masks(lm: Knowing, rows: int = 1) -> torch.Tensor:
+def masks(lm: FakeModel, rows: int = 1) -> torch.Tensor:
     return torch.full((rows, len(lm.x)), lm.mask_id)
 
 
 def test_differences_replay_every_frame_with_changes():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     frames = list(sampling_frames(lm, canvas, 30, remasking=0.05))
     plain = record_trace(lm, frames, INFO).to_dict()
     states = replayed(json.loads(json.dumps(plain)))
@@ -81,7 +81,7 @@ def test_differences_replay_every_frame_with_changes():
 
 
 def test_the_text_of_every_step_is_the_decoded_ids():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     trace = record_trace(lm, sampling_frames(lm, canvas, 30), INFO)
     for ids in trace.states():
         joined = b"".join(trace.pieces[index] for index in ids)
@@ -117,12 +117,12 @@ def test_a_character_split_by_a_mask_is_shown_as_bytes():
     assert decode_side_by_side([b"caf", first, None, b"!"]) == ["caf", "\\xc3", "", "!"]
 
 
-def two_documents() -> tuple[Knowing, list[int]]:
+def two_documents() -> tuple[FakeModel, list[int]]:
     """A model that generates [eos] one [eos] [eos] two [eos]."""
     tokenizer = train_bpe([TEXT], 400)
     end = tokenizer.vocabulary.eos_id
     ids = [end, *tokenizer.encode("The old"), end, end, *tokenizer.encode(" keeper—"), end]
-    return Knowing(ids, tokenizer.vocabulary.mask_id, tokenizer.vocabulary.size, tokenizer), ids
+    return FakeModel(ids, tokenizer.vocabulary.mask_id, tokenizer.vocabulary.size, tokenizer), ids
 
 
 @pytest.mark.parametrize("special_tokens", [False, True])
@@ -145,7 +145,7 @@ def test_special_tokens_are_shown_only_on_request(special_tokens):
 
 
 def test_predictions_are_those_of_the_network_input():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     frames = list(sampling_frames(lm, canvas, 30, remasking=0.05))
     for step in record_trace(lm, frames, INFO).steps[1:]:
         before = frames[step.frame].read
@@ -162,7 +162,7 @@ def test_predictions_are_those_of_the_network_input():
 
 
 def test_an_anchor_is_the_unchanged_top_prediction_of_the_anchor_network():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     frames = list(sampling_frames(lm, canvas, 30, remasking=0.03))
     best = [lm.anchor_logits(frame.read)[0].argmax(-1) for frame in frames[1:]]
     num_early = 0
@@ -248,7 +248,7 @@ def test_every_method_is_traced_with_the_predictions_it_drew_from(method):
     if method == "d3pm":  # uses discrete time steps
         config = replace(config, time=replace(config.time, steps=1000))
     maker = method_of(config)
-    lm = LanguageModel(config, maker, wake(maker.build()))
+    lm = LanguageModel(config, maker, randomized(maker.build()))
     frames = list(maker.generate(lm.network, torch.full((1, 8), 11), config.sampling, RowRng(0, range(1))))
     trace = record_trace(lm, frames, INFO)
     assert trace.last == frames[-1].ids[0].tolist()
@@ -285,7 +285,7 @@ def test_a_time_conditioned_network_is_traced_with_the_beliefs_it_drew_from(meth
         time=Time(steps=1000 if method == "d3pm" else 0),
         sampling=Sampling(sampler, steps=40, t_end=0.1, eta=0.5 if sampler in ("remdm-cap", "remdm-rescale") else None),
     )
-    lm = LanguageModel(config, method_of(config), wake(method_of(config).build().double()))
+    lm = LanguageModel(config, method_of(config), randomized(method_of(config).build().double()))
     frames = list(lm.watch(torch.full((2, 12), 4), seed=1))
     num_revealed, num_remasked = 0, 0
     for step in record_trace(lm, frames, INFO, row=1).steps[1:]:
@@ -331,14 +331,14 @@ def hostile_trace() -> Trace:
     tokenizer = train_bpe([TEXT], 400)
     tokenizer.engine.add_tokens(list(HOSTILE))
     ids = [tokenizer.engine.token_to_id(token) for token in HOSTILE] * 2
-    lm = Knowing(ids, tokenizer.vocabulary.mask_id, max(ids) + 1)
+    lm = FakeModel(ids, tokenizer.vocabulary.mask_id, max(ids) + 1)
     vocabulary = replace(tokenizer.vocabulary, size=max(ids) + 1)
     lm.tokenizer = replace(tokenizer, vocabulary=vocabulary)
     return record_trace(lm, sampling_frames(lm, masks(lm), 10), replace(INFO, name=HOSTILE[0], sampler=HOSTILE[1]))
 
 
 def test_no_token_or_name_can_inject_markup():
-    trace, (lm, canvas) = hostile_trace(), lighthouse()
+    trace, (lm, canvas) = hostile_trace(), fake_model_and_canvas()
     tokens = "".join(trace.to_dict()["tokens"].values())
     assert all(token in tokens for token in HOSTILE)
     read, harmless = Elements(), Elements()
@@ -383,7 +383,7 @@ def terminal(**options) -> Console:
 
 
 def test_the_terminal_view_and_the_recorder_pass_every_frame_through():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     frames = list(sampling_frames(lm, canvas, 20))
     for console in (terminal(height=30), Console(file=io.StringIO())):
         recorder = TraceRecorder(lm, INFO)
@@ -393,14 +393,14 @@ def test_the_terminal_view_and_the_recorder_pass_every_frame_through():
 
 
 def test_a_pipe_gets_only_the_final_text():
-    for lm, canvas in (lighthouse(), (small(), masks(small()))):
+    for lm, canvas in (fake_model_and_canvas(), (small(), masks(small()))):
         console = Console(file=io.StringIO())
         *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console)
         assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0].tolist()) + "\n"
 
 
 def test_context_tokens_are_not_shown():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     console = Console(file=io.StringIO())
     *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console, start=3)
     assert console.file.getvalue() == text_of(lm.tokenizer, last.ids[0, 3:].tolist()) + "\n"
@@ -412,7 +412,7 @@ def test_context_tokens_are_not_shown():
 
 
 def test_a_small_terminal_shows_the_complete_final_text():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     console = terminal(height=8, color_system=None)
     *_, last = show_in_terminal(lm, sampling_frames(lm, canvas, 20), console)
     printed = console.file.getvalue()
@@ -423,7 +423,7 @@ def test_a_small_terminal_shows_the_complete_final_text():
 
 
 def test_tokens_are_coloured_by_kind():
-    lm, canvas = lighthouse()
+    lm, canvas = fake_model_and_canvas()
     view, seen = TerminalView(lm, 0), set()
     for frame in sampling_frames(lm, canvas, 20, remasking=0.1):
         view.update(frame)
@@ -435,7 +435,7 @@ def test_tokens_are_coloured_by_kind():
 
 def test_tokens_cannot_control_the_terminal():
     trace, console = hostile_trace(), terminal(height=30, color_system=None)
-    lm = Knowing(trace.last, trace.mask_id, max(trace.last) + 1)
+    lm = FakeModel(trace.last, trace.mask_id, max(trace.last) + 1)
     lm.tokenizer = trace.tokenizer
     list(show_in_terminal(lm, sampling_frames(lm, masks(lm), 5), console))
     printed = console.file.getvalue()
@@ -448,9 +448,9 @@ INTERRUPTED = """
 import sys, time
 sys.path[:0] = {path!r}
 from rich.console import Console
-from sampling_runs import lighthouse, sampling_frames
+from sampling_runs import fake_model_and_canvas, sampling_frames
 from adlm.trace.terminal import show_in_terminal
-lm, canvas = lighthouse()
+lm, canvas = fake_model_and_canvas()
 def slowly(frames):
     for frame in frames:
         time.sleep(0.05)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from worlds import batch_rng, seeded, wake
+from worlds import batch_rng, randomized, seeded
 
 from adlm.config.schema import Schedule
 from adlm.methods import method_of
@@ -43,7 +43,7 @@ def test_triton_needs_a_c_compiler(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_a_network_compiles_to_two_graphs_with_the_same_results(tiny_config):
     """One graph for all blocks, one for the final layers. The eager backend generates no code."""
-    network = wake(method_of(tiny_config).build().double()).eval()
+    network = randomized(method_of(tiny_config).build().double()).eval()
     ids = torch.randint(7, (2, 8), generator=seeded())
     expected = network(ids)
     torch._dynamo.reset()
@@ -64,7 +64,7 @@ def test_on_a_gpu_compiled_loss_and_gradients_equal_eager_ones(tiny_config, name
     x = torch.randint(7, (6, 8), generator=seeded()).cuda()
     results = []
     for compiled in (False, True):
-        network = wake(method.build()).cuda().train()
+        network = randomized(method.build()).cuda().train()
         if compiled:
             assert compile_trunks(network) == ""
         torch.manual_seed(0)

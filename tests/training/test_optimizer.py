@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
@@ -60,7 +60,7 @@ def test_only_the_bridge_has_its_own_learning_rate(tiny_config, bridge):
     """Adam's first step has the size of the learning rate, whatever the gradient."""
     config = replace(tiny_config, model=replace(tiny_config.model, bridge=bridge))
     train = Train(bridge_rate=0.25, epsilon=1e-300)
-    network = wake(method_of(config).build().double())
+    network = randomized(method_of(config).build().double())
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     optimizer = build_optimizer(network, train)
     set_learning_rate(optimizer, 1e-2)

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.diffusion.times import BatchRng, BatchSlice
@@ -49,7 +49,7 @@ def right_padding(x: torch.Tensor) -> torch.Tensor:
 def take_steps(config, batches, steps=3, fused=True):
     """A few steps in float64 from the same weights and noise: `train_step`, or plain torch operations."""
     method = method_of(config)
-    network = wake(method.build().double()).train()
+    network = randomized(method.build().double()).train()
     ema, generator = EMA(network, 0.9), seeded(5)
     if fused:
         state = TrainState(method, network, build_optimizer(network, config.train), ema)
@@ -139,7 +139,7 @@ def test_the_reported_norm_is_before_clipping_and_the_clipped_gradient_has_the_n
     """After the first step, AdamW's first moment is (1 - beta1) g with the clipped gradient g."""
     config = config_of("mdlm", clip=0.01)
     method = method_of(config)
-    network = wake(method.build().double())
+    network = randomized(method.build().double())
     optimizer = build_optimizer(network, config.train)
     report = train_step(TrainState(method, network, optimizer, None), [MicroBatch(text())], 48, 0.0, seeded())
     moments = [optimizer.state[weight]["exp_avg"] for weight in network.parameters()]
@@ -151,7 +151,7 @@ def test_the_reported_norm_is_before_clipping_and_the_clipped_gradient_has_the_n
 def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name):
     config = config_of(name)
     method = method_of(config)
-    network = wake(method.build())
+    network = randomized(method.build())
     state = TrainState(method, network, build_optimizer(network, config.train), None)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
     train_step(state, *arguments).check()
@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name):
 def test_a_skipped_step_leaves_the_ema_and_its_count_unchanged():
     config = config_of("mdlm")
     method = method_of(config)
-    network = wake(method.build())
+    network = randomized(method.build())
     ema = EMA(network, 0.9999)
     state = TrainState(method, network, build_optimizer(network, config.train), ema)
     arguments = ([MicroBatch(text())], 48, 0.5, seeded())
@@ -197,7 +197,7 @@ def test_the_mask_in_the_text_is_rejected():
 def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
     config = config_of("adlm")
     method = method_of(config)
-    network = wake(method.build())
+    network = randomized(method.build())
     state = TrainState(method, network, build_optimizer(network, config.train), None, torch.bfloat16)
     report = train_step(state, [MicroBatch(text())], 48, 0.5, seeded())
     report.check()
@@ -210,7 +210,7 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
         mesh = init_device_mesh("cpu", (world,))
         config = config_of("a2r", clip=0.01)
         method = method_of(config)
-        network = wake(method.build().double())
+        network = randomized(method.build().double())
         for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(network, mesh=mesh)
@@ -252,7 +252,7 @@ def test_a_step_on_a_gpu_equals_the_step_on_the_cpu(name):
     config = config_of(name)
     method, steps = method_of(config), []
     for device in ("cpu", "cuda"):
-        network = wake(method.build().double()).to(device)
+        network = randomized(method.build().double()).to(device)
         state = TrainState(method, network, build_optimizer(network, config.train), EMA(network, 0.9))
         for _ in range(3):
             train_step(state, [MicroBatch(text())], 48, 0.5, seeded()).check()
@@ -267,7 +267,7 @@ def test_on_a_gpu_a_step_of_adlm_does_not_synchronize():
     """Except for the number of positions, which is requested before the trunks and awaited after them."""
     config = replace(config_of("adlm"), anchor=replace(Config().anchor, gamma=0.1))
     method = method_of(config)
-    network = wake(method.build()).cuda()
+    network = randomized(method.build()).cuda()
     optimizer, ema = build_optimizer(network, config.train), EMA(network, 0.9)
     generator = torch.Generator("cuda").manual_seed(0)
     step = [TrainState(method, network, optimizer, ema, torch.bfloat16), [MicroBatch(text())], 48, 0.5, generator]

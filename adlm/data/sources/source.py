@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from adlm.config.knobs import suggestion
+from adlm.config.options import suggestion
 from adlm.config.schema import Data, PackingName
 from adlm.data.sources.chunks import Chunk
 from adlm.data.sources.corpora import CORPORA, Corpus

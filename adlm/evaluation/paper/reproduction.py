@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from adlm.config.knobs import suggestion
+from adlm.config.options import suggestion
 from adlm.config.schema import Anchor
 from adlm.errors import UserError
 from adlm.evaluation.paper.published_tables import BATCH, PublishedRow, PublishedTable, published_sampling

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from worlds import seeded, wake
+from worlds import randomized, seeded
 
 from adlm.checkpoints.published import RENAMED, read_checkpoint
 from adlm.config.schema import Anchor, Config, Model, Schedule, Time, Vocabulary
@@ -148,7 +148,7 @@ def other_sizes(tmp_path):
     """
     model = Model(hidden=24, heads=3, blocks=3, denoiser_blocks=2, condition=10)
     config = Config(vocabulary=Vocabulary(17, 5), model=model, schedule=Schedule(eps=1e-3))
-    network, averaged = (wake(method_of(config).build(), seed).eval() for seed in (1, 2))
+    network, averaged = (randomized(method_of(config).build(), seed).eval() for seed in (1, 2))
     x0 = torch.randint(0, 5, (2, 9), generator=seeded())
     xt, t = x0.masked_fill(torch.rand(2, 9, generator=seeded()) < 0.5, 5), torch.tensor([0.37, 0.9999])
     losses = {}
@@ -166,7 +166,7 @@ def other_sizes(tmp_path):
                 network, x0, NoisedBatch(xt, t.double())
             ).mean.item()
         plain = Config(**{**vars(config), "method": "mdlm", "schedule": Schedule(), "time": Time(steps=50)})
-        alone = wake(method_of(plain).build(), 3).eval()
+        alone = randomized(method_of(plain).build(), 3).eval()
         above = torch.tensor([19 / 50, 1 - 1e-4]).double()  # their grid time over .37, and what they make of 1
         nats = method_of(plain).loss_at(alone, x0, NoisedBatch(xt, above, above - 1 / 50)).nats
     write_checkpoint(tmp_path / "adlm-tiny.ckpt", network, model, averaged)

@@ -65,23 +65,23 @@ REASONING = {
 
 
 def _all() -> dict[tuple[str, str, str], float]:
-    told = {("owt-ppl", row, "perplexity"): figure for row, figure in OWT.items()}
-    told |= {("lm1b-ppl", row, "perplexity"): figure for row, figure in LM1B.items()}
+    expected = {("owt-ppl", row, "perplexity"): figure for row, figure in OWT.items()}
+    expected |= {("lm1b-ppl", row, "perplexity"): figure for row, figure in LM1B.items()}
     for column, figures in ZERO_SHOT.items():
-        told |= {("zero-shot", row, column): f for row, f in zip(("adlm-524B", "mdlm", "ar"), figures, strict=True)}
+        expected |= {("zero-shot", row, column): f for row, f in zip(("adlm-524B", "mdlm", "ar"), figures, strict=True)}
     for table, rows, columns in (
         ("generation", GENERATION, ("mauve", "gen-ppl", "entropy")),
         ("reasoning", REASONING, ("gsm8k", "prontoqa", "prosqa")),
     ):
         for row, figures in rows.items():
-            told |= {(table, row, column): figure for column, figure in zip(columns, figures, strict=True)}
-    told["reasoning", "acot", "prosqa_tokens"] = 8.2
-    for knob, figures in (
+            expected |= {(table, row, column): figure for column, figure in zip(columns, figures, strict=True)}
+    expected["reasoning", "acot", "prosqa_tokens"] = 8.2
+    for option, figures in (
         ("gamma", {3e-2: 22.39, 3e-3: 22.32, 3e-5: 23.72}),
         ("tau", {1: 23.17, 5: 22.32, 10: 23.01, 20: 23.98}),
     ):
-        told |= {(knob, f"{knob}-{value:g}", "perplexity"): figure for value, figure in figures.items()}
-    return told
+        expected |= {(option, f"{option}-{value:g}", "perplexity"): figure for value, figure in figures.items()}
+    return expected
 
 
 def finding(row, column, value, stderr=0.1, **more) -> Result:
@@ -101,10 +101,10 @@ def figure(**more) -> dict:
     """A result of `adlm perplexity`, by default with the published protocol on OpenWebText."""
     about = {"parameters": 293_190_000, "symbols": 50_258, "gamma": 3e-3, "tau": 5}
     about |= {"trained_on": "openwebtext", "tokens_trained": 1_000_000 * 512 * 1024}
-    told = {"model": "m", "method": "adlm", "data": "openwebtext", "corpus": "openwebtext", "split": "valid"}
-    told |= {"perplexity": 20.62, "monte_carlo_stderr": None, "document_stderr": 0.01, "length": 1024}
-    told |= {"packing": "packed-published", "estimator": "published", "notes": [], "about": about}
-    return told | more
+    report = {"model": "m", "method": "adlm", "data": "openwebtext", "corpus": "openwebtext", "split": "valid"}
+    report |= {"perplexity": 20.62, "monte_carlo_stderr": None, "document_stderr": 0.01, "length": 1024}
+    report |= {"packing": "packed-published", "estimator": "published", "notes": [], "about": about}
+    return report | more
 
 
 def card(**more) -> dict:
@@ -112,18 +112,18 @@ def card(**more) -> dict:
     sampling = {"sampler": "remdm-loop", "steps": 1024, **published_sampling("remdm-loop")}
     made_by = {"model": "m", "method": "adlm", "canvases": ["[MASK*1024]"], "sampling": sampling}
     made_by["about"] = figure()["about"]
-    told = {
+    report = {
         "card": 1,
         "samples": {"num": 5000, "made_by": made_by},
         "perplexity": {"judge": {"name": "gpt2-large"}, "label": None, "pooled": {"value": 25.4, "stderr": 0.2}},
         "mauve": {"featuriser": {"name": "gpt2-large"}, "label": None, "value": 0.699, "spread": 0.01},
         "entropy": {"value": 5.35, "stderr": 0.01, "num": 5000},
     }
-    return told | more
+    return report | more
 
 
-def verdicts(table: str, told: dict) -> dict[str, str]:
-    found = results_of(told, TABLES[table], "told.json")
+def verdicts(table: str, report: dict) -> dict[str, str]:
+    found = results_of(report, TABLES[table], "report.json")
     return {
         each.column: each.verdict for each in compare_with_table(TABLES[table], [(found, "")]) if each.ours is not None
     }
@@ -194,17 +194,17 @@ def test_a_card_of_the_published_protocol_is_compared_with_the_row_of_its_steps(
     ("metric", "who", "column"), [("perplexity", "judge", "gen-ppl"), ("mauve", "featuriser", "mauve")]
 )
 def test_another_judge_or_featuriser_never_agrees_even_without_a_label(metric, who, column):
-    told = card()
-    told[metric][who]["name"] = "runs/judge"
-    found = verdicts("generation", told)
+    report = card()
+    report[metric][who]["name"] = "runs/judge"
+    found = verdicts("generation", report)
     assert found.pop(column) == "not comparable"
     assert set(found.values()) == {"agrees"}
 
 
 def test_samples_of_another_length_are_not_comparable():
-    told = card()
-    told["samples"]["made_by"]["canvases"] = ["[MASK*128]"]
-    assert set(verdicts("generation", told).values()) == {"not comparable"}
+    report = card()
+    report["samples"]["made_by"]["canvases"] = ["[MASK*128]"]
+    assert set(verdicts("generation", report).values()) == {"not comparable"}
 
 
 OTHER_SETTINGS = {
@@ -224,9 +224,9 @@ OTHER_SETTINGS = {
 
 @pytest.mark.parametrize("setting", OTHER_SETTINGS)
 def test_samples_with_another_sampling_option_are_not_comparable_and_name_it(setting):
-    told, table = card(), TABLES["generation"]
-    told["samples"]["made_by"]["sampling"][setting] = OTHER_SETTINGS[setting]
-    ours = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
+    report, table = card(), TABLES["generation"]
+    report["samples"]["made_by"]["sampling"][setting] = OTHER_SETTINGS[setting]
+    ours = [each for each in compare_with_table(table, [(results_of(report, table, "card.json"), "")]) if each.ours]
     assert {each.row for each in ours} == {"adlm-1024"}
     assert {each.verdict for each in ours} == {"not comparable"}
     assert {each.differs for each in ours} == {
@@ -242,14 +242,14 @@ def test_every_setting_of_the_published_sampling_is_compared():
     assert OTHER_SETTINGS.keys() == published_sampling("remdm-loop").keys()
 
 
-@pytest.mark.parametrize(("knob", "value"), [("sampler", "ancestral"), ("steps", 64)])
-def test_samples_of_another_sampler_or_number_of_steps_are_not_comparable_with_a_requested_row(knob, value):
-    told, table = card(), TABLES["generation"]
-    told["samples"]["made_by"]["sampling"][knob] = value
-    [entropy] = [each for each in results_of(told, table, "card.json") if each.column == "entropy"]
+@pytest.mark.parametrize(("option", "value"), [("sampler", "ancestral"), ("steps", 64)])
+def test_samples_of_another_sampler_or_number_of_steps_are_not_comparable_with_a_requested_row(option, value):
+    report, table = card(), TABLES["generation"]
+    report["samples"]["made_by"]["sampling"][option] = value
+    [entropy] = [each for each in results_of(report, table, "card.json") if each.column == "entropy"]
     found = compared(table, next(row for row in table.rows if row.name == "adlm-1024"), entropy)
     assert found.verdict == "not comparable"
-    assert any(words.startswith(f"{knob} {value}, not ") for words in found.differs)
+    assert any(words.startswith(f"{option} {value}, not ") for words in found.differs)
 
 
 GENERATED = {row.name: row for row in TABLES["generation"].rows if row.method != "data"}
@@ -280,16 +280,16 @@ def test_a_card_has_size_training_and_tokenizer_of_the_model_as_a_perplexity_doe
         each.differs for each in compare_with_table(table, [(results_of(card(), table, "card.json"), "")]) if each.ours
     }
     assert found == ()
-    told = card()
-    told["samples"]["made_by"]["about"] |= {"parameters": 11_000_000, "trained_on": "sotu", "symbols": 258}
-    ours = [each for each in compare_with_table(table, [(results_of(told, table, "card.json"), "")]) if each.ours]
+    report = card()
+    report["samples"]["made_by"]["about"] |= {"parameters": 11_000_000, "trained_on": "sotu", "symbols": 258}
+    ours = [each for each in compare_with_table(table, [(results_of(report, table, "card.json"), "")]) if each.ours]
     assert {each.verdict for each in ours} == {"not comparable"}
     for each in ours:
         assert "a tokenizer of 258 symbols, not GPT-2's 50,258" in each.because
         assert each.differs == ("11M parameters, not 293.19M", "trained on sotu, not openwebtext")
-    told["samples"]["made_by"].pop("about")
+    report["samples"]["made_by"].pop("about")
     with pytest.raises(UserError, match=r"card.json is incomplete: it has no 'about'; make it again"):
-        results_of(told, table, "card.json")
+        results_of(report, table, "card.json")
 
 
 def test_the_reference_of_a_card_is_compared_with_the_row_of_the_data():
@@ -321,13 +321,13 @@ def test_another_text_packing_or_tokenizer_is_not_comparable(more):
 
 def test_settings_that_differ_are_named():
     about = {**figure()["about"], "parameters": 170_000_000, "trained_on": "sotu", "tokens_trained": 10**9, "tau": 10}
-    told = {"figures": [figure(about=about, estimator="nelbo")]}
-    [found] = results_of(told, TABLES["owt-ppl"], "told.json")
+    report = {"figures": [figure(about=about, estimator="nelbo")]}
+    [found] = results_of(report, TABLES["owt-ppl"], "report.json")
     row = next(row for row in TABLES["owt-ppl"].rows if row.name == "adlm-262B")
     said = "; ".join(compared(TABLES["owt-ppl"], row, found).differs)
     for words in ("170M parameters", "0.5B tokens", "tau 10", "estimator nelbo", "trained on sotu"):
         assert words in said
-    [same] = results_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")
+    [same] = results_of({"figures": [figure()]}, TABLES["owt-ppl"], "report.json")
     assert compared(TABLES["owt-ppl"], row, same).differs == ()
 
 
@@ -342,16 +342,16 @@ def test_settings_that_differ_are_named():
     ],
 )
 def test_the_row_of_a_model_is_found_by_method_options_and_tokens(table, more, row):
-    told = {"figures": [figure(about=figure()["about"] | more)]}
-    found, why = row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
+    report = {"figures": [figure(about=figure()["about"] | more)]}
+    found, why = row_for(TABLES[table], results_of(report, TABLES[table], "report.json")[0])
     assert found.name == row
     assert why
 
 
 def test_the_paper_counts_every_token_of_causal_models_and_half_of_masked_ones():
     about = figure()["about"] | {"tokens_trained": 500_000 * 512 * 1024}
-    told = {"figures": [figure(method="ar", about=about)]}
-    assert row_for(TABLES["owt-ppl"], results_of(told, TABLES["owt-ppl"], "told.json")[0])[0].name == "ar-262B"
+    report = {"figures": [figure(method="ar", about=about)]}
+    assert row_for(TABLES["owt-ppl"], results_of(report, TABLES["owt-ppl"], "report.json")[0])[0].name == "ar-262B"
 
 
 @pytest.mark.parametrize(
@@ -362,13 +362,13 @@ def test_the_paper_counts_every_token_of_causal_models_and_half_of_masked_ones()
     ],
 )
 def test_an_ambiguous_row_is_an_error_that_names_the_rows(table, more, sentence):
-    told = {"figures": [figure(about=figure()["about"] | more)]}
+    report = {"figures": [figure(about=figure()["about"] | more)]}
     with pytest.raises(UserError, match=sentence):
-        row_for(TABLES[table], results_of(told, TABLES[table], "told.json")[0])
+        row_for(TABLES[table], results_of(report, TABLES[table], "report.json")[0])
 
 
 def test_a_method_without_a_row_and_a_row_without_a_name_list_the_rows():
-    found = replace(results_of({"figures": [figure()]}, TABLES["owt-ppl"], "told.json")[0], method="d3pm")
+    found = replace(results_of({"figures": [figure()]}, TABLES["owt-ppl"], "report.json")[0], method="d3pm")
     with pytest.raises(UserError, match=r"no row of method d3pm.*adlm-262B"):
         row_for(TABLES["owt-ppl"], found)
     with pytest.raises(UserError, match=r"did you mean 'adlm-262B'.*bd3lm-524B"):
@@ -376,16 +376,16 @@ def test_a_method_without_a_row_and_a_row_without_a_name_list_the_rows():
 
 
 def test_accuracies_have_a_binomial_error():
-    told = {"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}, "prosqa": {"right": 500, "of": 500}}}
-    gsm8k, prosqa = results_of(told, TABLES["reasoning"], "told.json")
+    report = {"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}, "prosqa": {"right": 500, "of": 500}}}
+    gsm8k, prosqa = results_of(report, TABLES["reasoning"], "report.json")
     assert gsm8k.stderr == pytest.approx(100 * (0.452 * 0.548 / 1319) ** 0.5, rel=0.01)
     assert prosqa.stderr > 0  # all right is not certainty
-    assert verdicts("reasoning", told) == {"gsm8k": "agrees", "prosqa": "differs"}
+    assert verdicts("reasoning", report) == {"gsm8k": "agrees", "prosqa": "differs"}
 
 
 def test_missing_results_have_the_command_that_makes_them():
-    told = {"figures": [figure(corpus="ptb", perplexity=95.0)]}
-    found = results_of(told, TABLES["zero-shot"], "told.json")
+    report = {"figures": [figure(corpus="ptb", perplexity=95.0)]}
+    found = results_of(report, TABLES["zero-shot"], "report.json")
     rows = compare_with_table(TABLES["zero-shot"], [(found, "")])
     assert sum(len(row.figures) for row in TABLES["zero-shot"].rows) == len(rows)
     missing = {(each.row, each.column): each.command for each in rows if each.verdict == "missing"}
@@ -394,6 +394,6 @@ def test_missing_results_have_the_command_that_makes_them():
 
 
 def test_other_json_has_no_kind():
-    assert [kind_of(told) for told in ([], {}, {"figures": []}, {"card": 2}, {"accuracy": {}})] == [None] * 5
+    assert [kind_of(report) for report in ([], {}, {"figures": []}, {"card": 2}, {"accuracy": {}})] == [None] * 5
     with pytest.raises(UserError, match="is of `adlm judge --out`"):
         results_of(card(), TABLES["owt-ppl"], "card.json")
