@@ -1,18 +1,18 @@
 """docs/extending.md, proved: the example plug-in adds one of each kind from outside the package, by entry points."""
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from worlds import batch_rng, randomized
 
+from adlm.cli.main import main
 from adlm.config.load import resolve
-from adlm.config.schema import Config, Model, Sampling, Vocabulary
+from adlm.config.schema import Model, Sampling, Vocabulary
+from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
@@ -22,13 +22,12 @@ from adlm.registry import BRIDGES, METHODS, SAMPLERS, SCHEDULES
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import Sampler
 
-ROOT = Path(__file__).parent.parent
-PLUGIN = ROOT / "examples" / "plugin"
+PLUGIN = Path(__file__).parent.parent / "examples" / "plugin"
 
 
 @pytest.fixture
-def site(tmp_path):
-    """A folder for sys.path with the plug-in's metadata, as an installation of it would write them."""
+def installed(tmp_path, monkeypatch):
+    """The plug-in on sys.path with its metadata, as an installation of it would leave them."""
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     info = tmp_path / "site" / "adlm_plugin_example-0.1.dist-info"
     info.mkdir(parents=True)
@@ -37,30 +36,36 @@ def site(tmp_path):
     (info / "entry_points.txt").write_text(
         "".join(f"[{group}]\n{name} = {target}\n" for group, points in groups for name, target in points.items())
     )
-    return info.parent
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.syspath_prepend(PLUGIN)
+    for registry in (METHODS, SAMPLERS, BRIDGES, SCHEDULES, CORPORA):
+        monkeypatch.setattr(registry, "_registered", {})
 
 
-def path_of(site: Path) -> str:
-    return os.pathsep.join(map(str, (site, PLUGIN, ROOT)))
-
-
-def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_end_to_end(site, tmp_path):
+def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_end_to_end(
+    installed, tmp_path, monkeypatch, capsys
+):
     corpus = tmp_path / "data" / "haiku"
     corpus.mkdir(parents=True)
     for number in range(40):
         (corpus / f"{number}.txt").write_text(f"an old silent pond {number}\na frog jumps into the pond\nsplash " * 8)
-    environment = {**os.environ, "PYTHONPATH": path_of(site), "ADLM_DATA": str(corpus.parent)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADLM_DATA", str(corpus.parent))
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "adlm", *words], env=environment, cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     assert "Haiku, one text file each" in run("prepare", "--list")
     words = ["method=unweighted", "model.bridge=residual", "schedule.name=quadratic", "data=haiku"]
-    quick = ["tokenizer=bpe-300", "train.steps=4", "train.batch_size=4", "train.valid_rows=4", "train.device=cpu"]
+    quick = [
+        "tokenizer=bpe-300",
+        "train.steps=4",
+        "train.batch_size=4",
+        "train.valid_rows=4",
+        "train.device=cpu",
+        "sampling.steps=4",
+    ]
     report = json.loads(run("train", "own", *words, *quick, "sampling.sampler=remask-late", "--out", "run", "--json"))
     assert report["step"] == 4
     assert 0 < report["nats"] < 20
@@ -69,16 +74,10 @@ def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_en
     assert "haiku" in run("perplexity", "run", "--data", "haiku", "--max-tokens", "200")
 
 
-def test_unknown_names_list_those_of_other_packages(site, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "adlm", "presets", "own", "method=unwieghted"],
-        env={**os.environ, "PYTHONPATH": path_of(site)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted; did you mean 'unweighted'?" in done.stderr
+def test_unknown_names_list_those_of_other_packages(installed, capsys):
+    assert main(["presets", "own", "method=unwieghted"]) == 2
+    message = capsys.readouterr().err
+    assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted; did you mean 'unweighted'?" in message
 
 
 @pytest.fixture
@@ -93,8 +92,9 @@ def test_what_is_registered_in_python_works_like_what_is_built_in(example, monke
     METHODS.register("twin", Mdlm)
     SCHEDULES.register("quadratic", example.Quadratic)
     SAMPLERS.register("late", Sampler(example.REMASK_LATE.sample, example.late_steps))
-    config = resolve(["method=twin", "schedule.name=quadratic", "model=tiny", "sampling.sampler=late", "length=8"])
-    method = method_of(Config(**{**vars(config), "vocabulary": Vocabulary(12, 11)}))
+    config = resolve(["method=twin", "schedule.name=quadratic", "sampling.sampler=late", "length=8"])
+    model = Model(hidden=16, heads=2, blocks=1, condition=8)
+    method = method_of(replace(config, vocabulary=Vocabulary(12, 11), model=model))
     network = randomized(method.build())
     nats = method.bound(network, torch.randint(11, (256, 8)), None, batch_rng())
     assert nats.isfinite().all()

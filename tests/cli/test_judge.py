@@ -266,6 +266,7 @@ judging.token_nats = counted
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)

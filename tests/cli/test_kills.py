@@ -25,7 +25,11 @@ def made(tmp_path_factory):
     [
         (["sample", "{model}", "--num", "3", "--batch", "2", "--steps", "2"], "s.jsonl"),
         (["perplexity", "{ar}", "--data", "{rhymes.txt}"], "p.json"),
-        (["judge", "{samples.jsonl}", "--metrics", "perplexity,entropy", "--model", "{ar}"], "cards/c.json"),
+        pytest.param(
+            ["judge", "{samples.jsonl}", "--metrics", "perplexity,entropy", "--model", "{ar}"],
+            "cards/c.json",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(command, name, made, tmp_path):

@@ -115,6 +115,7 @@ def test_the_written_json_equals_the_printed_json(world, tmp_path, capsys):
 SMALL_GROUPS = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 96"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_print_the_same_report_as_one(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 96)

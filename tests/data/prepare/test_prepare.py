@@ -20,7 +20,7 @@ from adlm.data.prepare import prepare as preparing
 from adlm.data.prepare.journal import JOURNAL, RECIPE, read_journal
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import FORMAT, open_prepared
-from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.corpora import BUILT_IN
 from adlm.data.sources.source import HeldOutRule
 from adlm.errors import UserError
 from adlm.files import write_file
@@ -307,7 +307,7 @@ def test_a_longer_source_starts_over_if_its_last_documents_are_held_out(resolve_
     """What is held out depends on how many documents there are, so no part is as it was."""
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
-    monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=20))
+    monkeypatch.setitem(BUILT_IN, "openwebtext", replace(BUILT_IN["openwebtext"], last=20))
     folder = tmp_path / "data/openwebtext"
     folder.mkdir(parents=True)
 

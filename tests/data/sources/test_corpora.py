@@ -11,7 +11,7 @@ import pytest
 
 from adlm.config.schema import Data
 from adlm.data.prepare.prepare import prepare
-from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.corpora import BUILT_IN, CORPORA
 from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 
@@ -119,7 +119,7 @@ def test_openwebtext_holds_out_its_last_documents(tmp_path, monkeypatch):
     lay_out(tmp_path, "openwebtext")
     with pytest.raises(UserError, match=r"holds out its last 100,000 documents, and there are 3 in all"):
         resolve_source(Data(name="openwebtext", root=str(tmp_path)))
-    monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=2))
+    monkeypatch.setitem(BUILT_IN, "openwebtext", replace(CORPORA["openwebtext"], last=2))
     assert documents(resolve_source(Data(name="openwebtext", root=str(tmp_path)))) == {
         "train": LINES[:1],
         "valid": LINES[1:],
@@ -132,7 +132,7 @@ def test_parquet_knows_how_many_documents_it_has(tmp_path, monkeypatch):
 
     (tmp_path / "openwebtext").mkdir()
     pyarrow.parquet.write_table(arrow.table({"text": LINES}), tmp_path / "openwebtext/train-00000-of-00001.parquet")
-    monkeypatch.setitem(CORPORA, "openwebtext", replace(CORPORA["openwebtext"], last=1))
+    monkeypatch.setitem(BUILT_IN, "openwebtext", replace(CORPORA["openwebtext"], last=1))
     monkeypatch.setattr("adlm.data.sources.text_files.TextFile.chunks", None)  # nothing is read to count
     assert resolve_source(Data(name="openwebtext", root=str(tmp_path))).division.last_from == 2
 
