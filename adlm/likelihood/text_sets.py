@@ -132,7 +132,7 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
     if not name or not Path(name).exists():
         raise UserError(
-            f"--data {name!r} is no corpus known by name (`adlm prepare --list`), no file and no prepared folder"
+            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file or prepared folder"
             f"{suggestion(name, [*CORPORA, 'zero-shot'])}"
         )
     return Data(path=name, held_out=0.0, root=root), split or "train", ()

@@ -308,7 +308,7 @@ def test_zero_shot_lm1b_is_packed_and_lm1b_alone_is_padded_by_sentence(world, tm
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["{adlm}", "--data", "wikitext3"], "'wikitext3' is no corpus known by name"),
+        (["{adlm}", "--data", "wikitext3"], "'wikitext3' is neither a named corpus"),
         (["{adlm}", "--data", "{prepared}", "--split", "test"], "has no split 'test'"),
         (["{adlm}", "--data", "{prepared}", "--samples", "0"], "samples 0 must be at least 1"),
         (["{adlm}", "--data", "{prepared}", "--estimator", "best"], "estimator 'best' is not one of"),

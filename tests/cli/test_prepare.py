@@ -136,7 +136,7 @@ def test_corpora_are_listed(capsys):
         (["data=ptb"], "--out is not given"),
         (["data=./small.txt", "--out", "x"], "your own text goes by data.path=./small.txt"),
         (["--out", "x"], "no text is given; add data=NAME"),
-        (["data=nosuch", "--out", "x"], "data.name 'nosuch' is no corpus known by name"),
+        (["data=nosuch", "--out", "x"], "data.name 'nosuch' is not a named corpus"),
         (["data.path=nosuch.txt", "tokenizer=bytes", "--out", "x"], "data.path nosuch.txt does not exist"),
         (["data.path=x", "data.packing=loose", "--out", "x"], "data.packing 'loose' is not one of"),
         (["--out", "x", "--inspect"], "x has no manifest.json, so it is not a prepared folder"),

@@ -101,7 +101,9 @@ def _graph(entry: Mapping[str, Any], where: str) -> Graph:
 
     def index(value: object, key: str) -> int:
         if type(value) is not int or not 0 <= value < len(symbols):
-            raise UserError(f"{where}: {key} {value!r} is no index of idx_to_symbol, which has {len(symbols)} symbols")
+            raise UserError(
+                f"{where}: {key} {value!r} is not an index of idx_to_symbol, which has {len(symbols)} symbols"
+            )
         return value
 
     edges = entry["edges"]

@@ -59,7 +59,7 @@ def read_fact(text: str) -> Fact:
         subject, concept, negated, word = match[1], match[2], match[3], match[4]
         subject = subject.lower() if match.re is MANY else subject
     else:
-        raise UserError(f"{text!r} is no sentence of ProntoQA; expected 'Each tumpus is a gorpus.' or the like")
+        raise UserError(f"{text!r} is not a ProntoQA sentence; expected 'Each tumpus is a gorpus.' or the like")
     return Fact(subject, concept or word, bool(concept), bool(negated))
 
 
@@ -129,7 +129,7 @@ def flaw(problem: Problem) -> str | None:
             or rule.subject != held.predicate
             or text.partition(". ")[2] not in problem.question
         ):
-            return f"in the step {text!r} the second sentence is no rule of the question about the first"
+            return f"in the step {text!r} the second sentence is not a rule of the question about the first"
         given = {Fact(name, rule.predicate, rule.kind, rule.negated)}
     if steps[-1][0] not in given or (steps[-1][0].predicate, steps[-1][0].kind) != (puzzle.claim.predicate, False):
         return f"the last step {problem.steps[-1]!r} does not decide the claim"

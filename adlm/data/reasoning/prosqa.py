@@ -44,7 +44,7 @@ def read_fact(text: str) -> Fact:
     """The fact that a sentence states."""
     match = FACT.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is no fact of ProsQA; expected 'Tom is a terpus.' or 'Every terpus is a brimpus.'")
+        raise UserError(f"{text!r} is not a ProsQA fact; expected 'Tom is a terpus.' or 'Every terpus is a brimpus.'")
     return match[1] or match[2], match[3]
 
 
@@ -55,7 +55,7 @@ def parse(question: str) -> ChoiceQuestion:
         raise UserError(f"the question {question[:60]!r} is not sentences with one space between them, as ProsQA's are")
     match = CHOICE.fullmatch(sentences[-1])
     if match is None:
-        raise UserError(f"{sentences[-1]!r} is no choice of ProsQA; expected 'Is Tom a lempus or scrompus?'")
+        raise UserError(f"{sentences[-1]!r} is not a ProsQA question; expected 'Is Tom a lempus or scrompus?'")
     return ChoiceQuestion(tuple(map(read_fact, sentences[:-1])), match[1], (match[2], match[3]))
 
 
@@ -99,7 +99,7 @@ def flaw(problem: Problem) -> str | None:
     here = puzzle.entity
     for x, y in steps:
         if (x, y) not in puzzle.facts:
-            return f"the step {sentence((x, y))!r} is no fact of the question"
+            return f"the step {sentence((x, y))!r} is not a fact of the question"
         if x != here:
             return f"the step {sentence((x, y))!r} does not continue from {here}"
         here = y

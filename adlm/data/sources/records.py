@@ -81,7 +81,7 @@ def _parse_json(text: str, where: str) -> Any:
 def text_of(record: Any, field: str, where: str) -> str:
     """The text of a record: the values of the comma-separated fields, joined by spaces."""
     if not isinstance(record, dict):
-        raise UserError(f"{where} is no record with fields but {str(record)[:40]!r}")
+        raise UserError(f"{where} is not a record with fields: {str(record)[:40]!r}")
     texts = []
     for key in field.split(","):
         if key not in record:

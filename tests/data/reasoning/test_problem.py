@@ -82,11 +82,11 @@ def test_empty_steps_are_dropped(tmp_path):
         (json.dumps([good(steps="s")]), "'steps' is not an array of texts"),
         (json.dumps([{"question": "q", "answer": "a"}]), "'steps' is not an array of texts"),
         (json.dumps([good(root=0)]), "has root but not all of"),
-        (json.dumps([drawn() | {"target": 2}]), "target 2 is no index"),
-        (json.dumps([drawn() | {"root": -1}]), "root -1 is no index"),
-        (json.dumps([drawn() | {"root": True}]), "root True is no index"),
+        (json.dumps([drawn() | {"target": 2}]), "target 2 is not an index"),
+        (json.dumps([drawn() | {"root": -1}]), "root -1 is not an index"),
+        (json.dumps([drawn() | {"root": True}]), "root True is not an index"),
         (json.dumps([drawn() | {"edges": [[0, 1, 1]]}]), "'edges' is not an array of pairs"),
-        (json.dumps([drawn() | {"edges": [[0, 2]]}]), "edges 2 is no index"),
+        (json.dumps([drawn() | {"edges": [[0, 2]]}]), "edges 2 is not an index"),
     ],
 )
 def test_a_damaged_file_is_a_user_error_that_names_it(tmp_path, text, says):

@@ -35,14 +35,14 @@ def test_a_provable_claim_is_true_and_its_negation_false():
         (replace(GOOD, steps=(STEPS[0], STEPS[2])), "does not decide"),
         (replace(GOOD, steps=STEPS[:2]), "not pairs"),
         (replace(GOOD, steps=()), "not pairs"),
-        (replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])), "is no rule of the question"),
-        (replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])), "is no rule of the question"),
-        (replace(GOOD, steps=("Ada is a wumpus. Wumpuses are impuses.", *STEPS[1:])), "is no rule of the question"),
+        (replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])), "is not a rule of the question"),
+        (replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])), "is not a rule of the question"),
+        (replace(GOOD, steps=("Ada is a wumpus. Wumpuses are impuses.", *STEPS[1:])), "is not a rule of the question"),
         (replace(GOOD, steps=(*STEPS[:2], "Ada is shiny.")), "does not decide"),
         (replace(GOOD, steps=("Ada is a wumpus. Every wumpus is round.", "Ada is round.")), "does not decide"),
         (replace(GOOD, question=FACTS), "is not facts and"),
         (replace(GOOD, question=""), "is not facts and"),
-        (replace(GOOD, question="Some wumpus is odd. " + GOOD.question), "no sentence of ProntoQA"),
+        (replace(GOOD, question="Some wumpus is odd. " + GOOD.question), "is not a ProntoQA sentence"),
     ],
 )
 def test_every_flaw_is_detected(problem, says):
@@ -99,7 +99,7 @@ def test_parsing_a_sentence_inverts_writing_it(fact, wording):
 
 def test_other_sentences_are_refused():
     for text in ("wumpuses are impuses.", "Each wumpus are shiny.", "Ada is happy", "Each wumpus is not an impus."):
-        with pytest.raises(UserError, match="no sentence of ProntoQA"):
+        with pytest.raises(UserError, match="is not a ProntoQA sentence"):
             prontoqa.read_fact(text)
 
 

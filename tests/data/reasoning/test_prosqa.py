@@ -29,7 +29,7 @@ def test_the_provable_option_is_the_answer():
         (replace(GOOD, steps=STEPS[:2]), "end at dax"),
         (replace(GOOD, steps=STEPS[1:]), "does not continue from Ada"),
         (replace(GOOD, steps=("Bo is a dax.", STEPS[2])), "does not continue from Ada"),
-        (replace(GOOD, steps=("Ada is a dax.", STEPS[2])), "is no fact"),
+        (replace(GOOD, steps=("Ada is a dax.", STEPS[2])), "is not a fact"),
         (replace(GOOD, steps=()), "end at Ada"),
         (
             replace(
@@ -40,9 +40,9 @@ def test_the_provable_option_is_the_answer():
         ),
         (replace(GOOD, question=f"{FACTS} Is Bo a kiv or blick?"), "2 can be proved of Bo"),
         (replace(GOOD, question=f"{FACTS} Is Ada a kiv or zav?"), "0 can be proved of Ada"),
-        (replace(GOOD, question=FACTS), "no choice"),
+        (replace(GOOD, question=FACTS), "is not a ProsQA question"),
         (replace(GOOD, question=""), "not sentences"),
-        (replace(GOOD, question=GOOD.question.replace(" Bo is a dax.", " Bo is an ox.")), "no fact of ProsQA"),
+        (replace(GOOD, question=GOOD.question.replace(" Bo is a dax.", " Bo is an ox.")), "is not a ProsQA fact"),
         (replace(GOOD, question=GOOD.question + " Why"), "not sentences"),
     ],
 )
@@ -95,7 +95,7 @@ def test_parsing_a_sentence_inverts_writing_it():
     for fact in (("Ada", "wug"), ("wug", "impus")):
         assert prosqa.read_fact(prosqa.sentence(fact)) == fact
     for text in ("ada is a wug.", "Every Ada is a wug.", "Ada is a wug", "Every wug is not a dax."):
-        with pytest.raises(UserError, match="no fact of ProsQA"):
+        with pytest.raises(UserError, match="is not a ProsQA fact"):
             prosqa.read_fact(text)
 
 

@@ -180,8 +180,8 @@ def test_zero_shot_splits_are_those_that_were_published():
     ("data", "sentence"),
     [
         (Data(), "nothing says what to read; give data=NAME"),
-        (Data(name="wikitext"), "'wikitext' is no corpus known by name .*did you mean 'wikitext2'"),
-        (Data(name="ptb", root="no/such/folder"), "data.root no/such/folder is no folder"),
+        (Data(name="wikitext"), "'wikitext' is not a named corpus .*did you mean 'wikitext2'"),
+        (Data(name="ptb", root="no/such/folder"), "data.root no/such/folder is not a folder"),
         (Data(path="no/such/file.txt"), "data.path no/such/file.txt does not exist"),
     ],
 )
