@@ -30,6 +30,7 @@ LAYERS = {
     "likelihood": 7,
     "training": 8,
     "language_model": 8,
+    "reasoning": 9,
     "evaluation": 9,
     "benchmark": 9,
     "trace": 9,

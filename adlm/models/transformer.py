@@ -110,7 +110,9 @@ class Block(nn.Module):
         angles = angles[0][:, None], angles[1][:, None]
         q, k, v = (part.transpose(1, 2) for part in (apply_rotary(q, angles), apply_rotary(k, angles), v))
         if visible is not None and self.causal:
-            visible = visible & torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
+            before = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
+            itself = torch.eye(h.shape[1], dtype=torch.bool, device=h.device)  # padding on the left sees nothing else
+            visible = visible & before | itself
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
         return self._gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
 

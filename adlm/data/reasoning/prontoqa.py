@@ -137,9 +137,9 @@ def flaw(problem: Problem) -> str | None:
 
 
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
-    """The predicate of each step, ending with the property: for example tumpus, gorpus, `not happy`."""
+    """The nodes of the proof in order: the name, then the concepts (Alex, tumpus, gorpus). A property is not a node."""
     facts = [read_fact(step.partition(". ")[0].removesuffix(".") + ".") for step in problem.steps]
-    return tuple(f"not {fact.predicate}" if fact.negated else fact.predicate for fact in facts)
+    return tuple(fact.subject for fact in facts[:1]) + tuple(fact.predicate for fact in facts if fact.kind)
 
 
 def content(problem: Problem) -> str:

@@ -110,8 +110,9 @@ def flaw(problem: Problem) -> str | None:
 
 
 def anchor_labels(problem: Problem) -> tuple[str, ...]:
-    """The concept that each step leads to, one anchor per step."""
-    return tuple(read_fact(step)[1] for step in problem.steps)
+    """The nodes of the path in order: the name, then the concept of each step (Tom, terpus, brimpus, lempus)."""
+    facts = [read_fact(step) for step in problem.steps]
+    return tuple(subject for subject, _ in facts[:1]) + tuple(concept for _, concept in facts)
 
 
 def content(problem: Problem) -> str:

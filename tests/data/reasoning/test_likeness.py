@@ -115,7 +115,7 @@ def prontoqa_statistics(problems):
         facts, claim = puzzle.facts, puzzle.claim
         rules = [fact for fact in facts if fact.subject[0].islower()]
         properties = [fact for fact in rules if not fact.kind]
-        chain = prontoqa.anchor_labels(problem)[:-1]
+        chain = prontoqa.anchor_labels(problem)[1:]
         texts = problem.question.split(". ")[: len(facts)]
         note("steps", len(problem.steps))
         note("sentences", len(facts))

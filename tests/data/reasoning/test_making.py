@@ -103,7 +103,7 @@ def test_generated_prontoqa_graphs_match_their_sentences():
             (fact.subject, fact.predicate) for fact in kinds
         ]
         assert set(pairwise(graph.chain_concepts)) <= {(fact.subject, fact.predicate) for fact in kinds}
-        assert prontoqa.anchor_labels(problem)[:-1] == graph.chain_concepts == graph.symbols[1 : graph.target + 1]
+        assert prontoqa.anchor_labels(problem)[1:] == graph.chain_concepts == graph.symbols[1 : graph.target + 1]
 
 
 @pytest.mark.parametrize("hops", [1, 3, 6])

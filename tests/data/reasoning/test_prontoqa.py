@@ -35,8 +35,14 @@ def test_a_provable_claim_is_true_and_its_negation_false():
         (replace(GOOD, steps=(STEPS[0], STEPS[2])), "does not decide"),
         (replace(GOOD, steps=STEPS[:2]), "not pairs"),
         (replace(GOOD, steps=()), "not pairs"),
-        (replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])), "is not a rule of the question"),
-        (replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])), "is not a rule of the question"),
+        (
+            replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])),
+            "is not a rule of the question",
+        ),
+        (
+            replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])),
+            "is not a rule of the question",
+        ),
         (replace(GOOD, steps=("Ada is a wumpus. Wumpuses are impuses.", *STEPS[1:])), "is not a rule of the question"),
         (replace(GOOD, steps=(*STEPS[:2], "Ada is shiny.")), "does not decide"),
         (replace(GOOD, steps=("Ada is a wumpus. Every wumpus is round.", "Ada is round.")), "does not decide"),
@@ -50,7 +56,7 @@ def test_every_flaw_is_detected(problem, says):
 
 
 def test_the_anchors_are_the_predicates_of_the_steps():
-    assert prontoqa.anchor_labels(GOOD) == ("wumpus", "impus", "not shiny")
+    assert prontoqa.anchor_labels(GOOD) == ("Ada", "wumpus", "impus")
 
 
 def shuffled(problem: Problem, rng: random.Random) -> Problem:
@@ -109,4 +115,4 @@ def test_every_real_problem_is_proved(data_folder, split):
     assert len(problems) == {"valid": 200, "test": 800}[split]
     assert [prontoqa.flaw(problem) for problem in problems] == [None] * len(problems)
     for problem in problems:
-        assert prontoqa.anchor_labels(problem)[:-1] == problem.graph.chain_concepts
+        assert prontoqa.anchor_labels(problem)[1:] == problem.graph.chain_concepts

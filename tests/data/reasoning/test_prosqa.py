@@ -51,7 +51,7 @@ def test_every_flaw_is_detected(problem, says):
 
 
 def test_the_anchors_are_the_concepts_that_the_steps_lead_to():
-    assert prosqa.anchor_labels(GOOD) == ("wug", "dax", "blick")
+    assert prosqa.anchor_labels(GOOD) == ("Ada", "wug", "dax", "blick")
 
 
 def reworded(problem: Problem, names: dict[str, str], rng: random.Random) -> Problem:
