@@ -155,7 +155,7 @@ def add_special_tokens(model: HuggingFaceModel, num: int) -> range:
     return range(old, old + num)
 
 
-def _embedding_layers(model: Any) -> list[nn.Module]:
+def _embedding_layers(model: Any) -> list[Any]:
     """The input embedding and, unless it shares its weights, the output layer."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     return [embedding] if output.weight is embedding.weight else [embedding, output]

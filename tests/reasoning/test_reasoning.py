@@ -147,7 +147,8 @@ def test_the_cached_forward_equals_the_plain_one_gradients_too(build, method):
         (hidden**2).sum().backward()
         results.append([hidden, *(p.grad for p in model.parameters() if p.grad is not None)])
     for cached, plain in zip(*results, strict=True):
-        torch.testing.assert_close(cached, plain, rtol=1e-9, atol=1e-9)
+        tolerance = 1e-3 if build is llama else 1e-9  # its norms compute in float32
+        torch.testing.assert_close(cached, plain, rtol=tolerance, atol=tolerance)
 
 
 @every_model
