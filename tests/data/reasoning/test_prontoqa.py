@@ -35,8 +35,14 @@ def test_a_provable_claim_is_true_and_its_negation_false():
         (replace(GOOD, steps=(STEPS[0], STEPS[2])), "does not decide"),
         (replace(GOOD, steps=STEPS[:2]), "not pairs"),
         (replace(GOOD, steps=()), "not pairs"),
-        (replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])), "is not a rule of the question"),
-        (replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])), "is not a rule of the question"),
+        (
+            replace(GOOD, steps=("Ada is a wumpus. Each wumpus is a gumpus.", *STEPS[1:])),
+            "is not a rule of the question",
+        ),
+        (
+            replace(GOOD, steps=("Ada is a lopus. Each wumpus is an impus.", *STEPS[1:])),
+            "is not a rule of the question",
+        ),
         (replace(GOOD, steps=("Ada is a wumpus. Wumpuses are impuses.", *STEPS[1:])), "is not a rule of the question"),
         (replace(GOOD, steps=(*STEPS[:2], "Ada is shiny.")), "does not decide"),
         (replace(GOOD, steps=("Ada is a wumpus. Every wumpus is round.", "Ada is round.")), "does not decide"),
