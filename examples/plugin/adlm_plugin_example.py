@@ -2,7 +2,7 @@
 
 After `pip install examples/plugin` the names in its pyproject.toml work in every command:
 
-    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data=haiku ...
+    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data.name=haiku ...
     adlm sample RUN sampling.sampler=remask-late
 """
 
