@@ -378,7 +378,7 @@ class LanguageModel:
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any).
 
-    A .ckpt has no tokenizer, so it works with ids only; `adlm import --tokenizer` makes a model folder that has one.
+    A .ckpt is loaded without tokenizer, for ids only; `adlm import --tokenizer` makes a model folder that has one.
     """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
