@@ -69,7 +69,7 @@ def quickstart(
     for name, config in configs.items():
         print_stage(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _train_model(name, config, prepared, out, make_reporter)
-    print_stage("measuring both models on the same held-out rows and random draws")
+    print_stage("measuring both models on the same held-out rows and random numbers")
     rows = prepared.rows(held_out)
     settings = PerplexitySettings("any-order", REPLICATES, batch=64, max_tokens=ROWS * configs["adlm"].length)
     nats = {name: measure_nats(model.method, model.network, rows, settings) for name, model in models.items()}
