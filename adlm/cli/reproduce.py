@@ -28,7 +28,7 @@ from adlm.likelihood.estimators import ESTIMATORS
 from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
 
 EXAMPLE = """adlm reproduce owt-ppl                                        print the published table
-  adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
+  adlm reproduce owt-ppl model.ckpt --tokenizer gpt2 --row adlm-262B --out owt.json --plot owt.svg
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="MODEL",
-        help="model folders, run folders or .ckpt files to measure, or JSON results of\n"
+        help="model folders, run folders or .ckpt files (with --tokenizer) to measure, or JSON results of\n"
         "`adlm perplexity --out` and `adlm judge --out`",
     )
     add(

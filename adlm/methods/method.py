@@ -24,7 +24,10 @@ class Loss:
     total: Tensor
     """The training objective summed over tokens, in nats; carries the gradient."""
     nats: Tensor
-    """(B, L), the estimate of the bound per token without the anchor term; 0 at padding; carries no gradient."""
+    """(B, L), the estimate of the bound per token: weight * -log p, without the anchor term; 0 at padding; no gradient.
+
+    Unlike `Scored.nats`, which is not weighted.
+    """
     num_tokens: Tensor
     """The number of `predicted` tokens, masked or not."""
     parts: dict[str, Tensor]

@@ -55,7 +55,7 @@ def noise_at(config: Config, x: Tensor, pad: Tensor | None, t: Tensor, rng: Batc
 
 
 def weight(config: Config, noised: NoisedBatch) -> Tensor:
-    """(B, 1), the weight of each sequence's cross-entropies in the bound, in float32."""
+    """(B, 1), the loss weight of each sequence in float32: Eq. 4's, or Eq. 7's where `time.steps` is not 0."""
     schedule = schedule_of(config)
     if noised.s is None:
         weights = continuous_weight(schedule, noised.t)
@@ -72,7 +72,7 @@ def masked_positions(config: Config, z: Tensor, pad: Tensor | None) -> Tensor:
 
 
 def conditioning_sigma(config: Config, t: Tensor, device: torch.device) -> Tensor | None:
-    """sigma_t (B,) for time-conditioned networks, else None."""
+    """The noise level sigma_t = -log alpha_t (B,) for time-conditioned networks, else None."""
     return schedules.sigma(schedule_of(config), t).float().to(device) if config.model.time_conditioning else None
 
 

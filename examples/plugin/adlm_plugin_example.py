@@ -1,8 +1,8 @@
-"""A method, a bridge, a schedule, a sampler and a corpus for adlm, in a package of their own (docs/extending.md).
+"""A method, a bridge, a noise schedule, a sampler and a corpus for adlm, in a package of their own (docs/extending.md).
 
 After `pip install examples/plugin` the names in its pyproject.toml work in every command:
 
-    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data=haiku ...
+    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data.name=haiku ...
     adlm sample RUN sampling.sampler=remask-late
 """
 
