@@ -34,6 +34,7 @@ EXAMPLE = """adlm reproduce owt-ppl                                        print
 
 EVALUATION_ERROR_ONLY = "our standard errors cover the evaluation only, not the variance between training runs"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
+NAMES = {"monte_carlo": "Monte Carlo"}
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
 
 
@@ -224,7 +225,9 @@ def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
         "published": format(each.published, form),
         "model": each.model,
         "ours": "" if each.ours is None else f"{each.ours:{form}}{estimator}",
-        "±": ", ".join(f"{error:.2g} {source}" for source, error in each.errors.items() if error is not None),
+        "±": ", ".join(
+            f"{error:.2g} {NAMES.get(source, source)}" for source, error in each.errors.items() if error is not None
+        ),
         "difference": "" if each.difference is None else f"{each.difference:+{form}}",
         "in errors": "" if each.in_errors is None else f"{each.in_errors:+.1f}",
         "verdict": each.verdict,
