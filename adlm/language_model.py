@@ -34,7 +34,6 @@ from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
 from adlm.methods.method import Method
-from adlm.methods.noising import conditioning_sigma_of
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.rng import RowRng
@@ -145,7 +144,7 @@ class LanguageModel:
         with _standard_mode():
             check_ids(z, self.config, "text z")
             z = z.to(self.device)
-            sigma = conditioning_sigma_of(self.config, z, self._alpha_per_row(alpha, len(z)))
+            sigma = self.method.conditioning_sigma(z, self._alpha_per_row(alpha, len(z)))
             return _check_not_nan(self.network.anchor_logits(z, sigma))
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:

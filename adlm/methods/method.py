@@ -94,6 +94,10 @@ class Method(Protocol):
         """
         ...
 
+    def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+        """(B,) for time-conditioned networks, else None: -log alpha if given, else sigma at t = the share of masks."""
+        ...
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
