@@ -45,7 +45,7 @@ PLOT_METADATA = {
 
 def refuse_taken(folder: Path) -> None:
     """A user error if the path exists and is not an empty folder."""
-    with writing(folder):
+    with reporting_os_errors(folder):
         taken = folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
     if taken:
         raise UserError(f"{folder} exists already; give another path, or move it away")
@@ -60,7 +60,7 @@ def check_output(path: Path | None, option: str = "--out", force: bool = False, 
     if path is None:
         return
     target = path.absolute()
-    with writing(path, f"{option} {path} cannot be written"):
+    with reporting_os_errors(path, f"{option} {path} cannot be written"):
         if not target.parent.is_dir() or not target.name:
             raise UserError(f"{option} {path}: there is no folder {target.parent}")
         if target.exists() and not target.is_file():
@@ -100,8 +100,11 @@ def written_by_adlm(path: Path) -> bool:
 
 
 @contextmanager
-def writing(path: Path, problem: str = "") -> Iterator[None]:
-    """Operating system errors in the block become user errors with the path and the reason."""
+def reporting_os_errors(path: Path, problem: str = "") -> Iterator[None]:
+    """Operating system errors in the block, of reading or writing, become user errors with the path and the reason.
+
+    `problem` is the start of the message, by default "PATH cannot be written".
+    """
     try:
         yield
     except (OSError, ValueError) as error:
@@ -129,7 +132,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If `path` is a symbolic link, its target is replaced.
     """
-    with writing(path):
+    with reporting_os_errors(path):
         target = path.resolve()
         if target.exists() and not target.is_file():
             raise UserError(f"{path} is not a regular file; give another path")
@@ -149,7 +152,7 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yields an empty temporary folder to fill; after the block it atomically replaces `folder`, without any check."""
-    with writing(folder):
+    with reporting_os_errors(folder):
         target = folder.absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         part = _temporary_path(target)
@@ -235,7 +238,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def lock_file(file: IO[Any], problem: str) -> None:
     """Lock an open file until it is closed or the process ends; a user error if another process holds the lock."""
-    with writing(Path(file.name)):
+    with reporting_os_errors(Path(file.name)):
         if not lock_descriptor(file.fileno(), blocking=False):
             raise UserError(problem)
 

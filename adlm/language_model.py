@@ -25,7 +25,7 @@ from adlm.data.rows.packing import padding_id, row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError
-from adlm.files import writing
+from adlm.files import reporting_os_errors
 from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.estimate import perplexity_of, summarize
 from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
@@ -34,13 +34,16 @@ from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
 from adlm.methods.method import Method
-from adlm.methods.noising import conditioning_sigma_of
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
+NO_TOKENIZER = (
+    "this model has no tokenizer, so it cannot read or write text; of a .ckpt, make a model folder with one by "
+    "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`, or, in Python, use lm.complete, which takes ids"
+)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -65,7 +68,10 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the nats per token: an upper bound for diffusion models, exact for autoregressive ones."""
+    """exp of the nats per token: an upper bound for diffusion models, exact for autoregressive ones.
+
+    The two standard errors, Monte Carlo and over documents, are those of `adlm perplexity` (docs/evaluation.md).
+    """
 
     value: float
     stderr: float | None
@@ -73,15 +79,16 @@ class Perplexity:
     interval: tuple[float, float] | None
     """95% Monte Carlo confidence interval of `value`, by Student's t distribution: wide with few samples."""
     document_stderr: float | None
-    """Standard error of `value` over the choice of texts; None where it cannot be estimated, as for a single text."""
+    """Standard error of `value` over documents (the texts); None where it cannot be estimated, as for a single text."""
     nats: float
     nats_stderr: float | None
+    """Monte Carlo standard error of `nats`; `stderr` is this times `value`."""
     tokens: int
     """Number of tokens, including one end-of-text token per text."""
 
 
-class FrozenCache:
-    """The `FrozenNetwork` of a network, rebuilt when a weight has changed.
+class FrozenCopy:
+    """The frozen copy of a network for sampling, a `FrozenNetwork`, rebuilt when a weight has changed.
 
     A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
     `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
@@ -113,7 +120,7 @@ class LanguageModel:
     method: Method
     network: Any
     tokenizer: Tokenizer | None = None
-    _frozen: FrozenCache = field(default_factory=FrozenCache, repr=False, compare=False)
+    _frozen: FrozenCopy = field(default_factory=FrozenCopy, repr=False, compare=False)
 
     @property
     def mask_id(self) -> int:
@@ -137,7 +144,7 @@ class LanguageModel:
         with _standard_mode():
             check_ids(z, self.config, "text z")
             z = z.to(self.device)
-            sigma = conditioning_sigma_of(self.config, z, self._alpha_per_row(alpha, len(z)))
+            sigma = self.method.conditioning_sigma(z, self._alpha_per_row(alpha, len(z)))
             return _check_not_nan(self.network.anchor_logits(z, sigma))
 
     def bound(self, x: Tensor, pad: Tensor | None = None, seed: int = 0) -> Tensor:
@@ -363,19 +370,19 @@ class LanguageModel:
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(
-                "this model has no tokenizer, so it cannot read text; use complete, which takes ids, or add a "
-                "tokenizer.json to the model folder"
-            )
+            raise UserError(NO_TOKENIZER)
         return self.tokenizer
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any)."""
+    """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any).
+
+    A .ckpt is loaded without tokenizer, for ids only; `adlm import --tokenizer` makes a model folder that has one.
+    """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
     source, torch_device = Path(path), device_of(device)
-    with writing(source, f"{path} cannot be read"), _standard_mode():
+    with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
         if source.is_dir():
             trained = source / "model"  # the model folder inside a run folder
             return language_model(load_model_folder(trained if trained.is_dir() else source), torch_device)

@@ -1,4 +1,4 @@
-"""Everything a config chooses by name: methods, bridges, schedules and samplers, and where each is implemented.
+"""The methods, bridges, noise schedules and samplers that a config names, and where each is implemented.
 
 A built-in implementation is named by "module:attribute" and imported when first used, so that names can be checked
 before PyTorch is imported. Other packages add their own by `register`, or by an entry point in one of the groups

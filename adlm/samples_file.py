@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from adlm.config.load import differences
 from adlm.errors import UserError
-from adlm.files import append_synced, lock_file, opened, parse_json, writing
+from adlm.files import append_synced, lock_file, opened, parse_json, reporting_os_errors
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def open_samples(path: Path, made_by: Provenance, force: bool = False) -> Iterat
 
     With `force`, a file with other content is overwritten. A new file without samples is deleted at the end.
     """
-    with writing(path):
+    with reporting_os_errors(path):
         existed = path.exists()
         if existed and not path.is_file():
             raise UserError(f"{path} is not a regular file; give another --out")

@@ -233,7 +233,10 @@ def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
             lambda: model("ar").sample(sampler="remdm-cap"),
             r"remdm-cap does not work with method ar; use ancestral or left-to-right",
         ),
-        (lambda: model(tokenizer=None).sample(), r"this model has no tokenizer"),
+        (
+            lambda: model(tokenizer=None).sample(),
+            r"this model has no tokenizer.* `adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`",
+        ),
         (
             lambda: LM.sample(sampler="semi-autoregressive", stride=30, length=40),
             r"sampling.stride 30 would skip tokens",

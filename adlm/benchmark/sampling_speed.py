@@ -171,7 +171,7 @@ def _sample(
             "have; try ancestral"
         )
     run = cast(MaskedDiffusion, method).sampling_run(network, canvas, sampling, rng, None)
-    logits = logits_everywhere(lm.config, network, None)
+    logits = logits_everywhere(network, method.conditioning_sigma, None)
 
     def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
         return subs(logits(z, alpha), z, lm.mask_id)

@@ -23,13 +23,13 @@ from adlm.likelihood.perplexity import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, 
 from adlm.likelihood.text_sets import ZERO_SHOT
 
 EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
-  adlm perplexity model.ckpt --data zero-shot --samples 8 --out zero-shot.json
+  adlm perplexity model.ckpt --tokenizer gpt2 --data zero-shot --samples 8 --out zero-shot.json
   torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="a model folder, run folder or .ckpt file")
+    add("models", nargs="+", metavar="MODEL", help="a model folder, run folder, or .ckpt file (with --tokenizer)")
     add(
         "--data",
         nargs="+",
@@ -58,7 +58,13 @@ def add_measurement_options(add: Callable[..., Any], default_packing: str) -> No
     add("--samples", type=int, default=4, metavar="K", help="independent Monte Carlo replicates (default: 4)")
     add("--max-tokens", type=int, metavar="N", help="measure about N tokens, spread evenly over each text")
     add("--tokenizer", metavar="T", help="tokenizer name, file or folder, for a model that has none")
-    add("--seed", type=int, default=0, metavar="S", help="seed of the random draws of every model (default: 0)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the random numbers, the same for every model (default: 0)",
+    )
     add(
         "--batch",
         type=int,
@@ -105,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_results(results: list[PerplexityResult], differences: list[Difference]) -> None:
     console = Console()
-    columns = ("nats per token", "bits", "perplexity", "+- draws", "+- documents", "tokens", "units")
+    columns = ("nats per token", "bits", "perplexity", "+- Monte Carlo", "+- documents", "tokens", "documents")
     table = Table("model", "text", *columns, box=None)
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps numbers and never truncates them
@@ -125,7 +131,7 @@ def _print_results(results: list[PerplexityResult], differences: list[Difference
         )
     console.print(table)
     for each in differences:
-        stderrs = ((each.monte_carlo_stderr, "draws"), (each.document_stderr, "documents"))
+        stderrs = ((each.monte_carlo_stderr, "Monte Carlo"), (each.document_stderr, "documents"))
         errors = ", ".join(f"+- {error:.2g} {source}" for error, source in stderrs if error is not None)
         console.print(
             f"{each.model} minus {each.against} on {each.data}: {each.nats:+.4f} nats per token "
@@ -146,10 +152,10 @@ def _format_settings(results: list[PerplexityResult]) -> Iterator[str]:
     """The evaluation settings; where they differ between results, prefixed by the models and texts they apply to."""
     by_settings: dict[str, list[PerplexityResult]] = {}
     for result in results:
-        draws = f"estimator {result.estimator}, {result.samples} replicates, seed {result.seed}"
+        estimator = f"estimator {result.estimator}, {result.samples} replicates, seed {result.seed}"
         rows = f"rows of {result.length:,} tokens, {result.packing}"
         tokenizer = f"tokenizer {result.tokenizer} (sha256 {result.tokenizer_sha256[:8]})"
-        settings = f"{'exact' if result.exact else draws}; {rows}; {tokenizer}"
+        settings = f"{'exact' if result.exact else estimator}; {rows}; {tokenizer}"
         by_settings.setdefault(settings, []).append(result)
     for settings, group in by_settings.items():
         yield settings if len(by_settings) == 1 else f"{', '.join(_format_models(group, results))}: {settings}"

@@ -28,12 +28,13 @@ from adlm.likelihood.estimators import ESTIMATORS
 from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
 
 EXAMPLE = """adlm reproduce owt-ppl                                        print the published table
-  adlm reproduce owt-ppl model.ckpt --row adlm-262B --out owt.json --plot owt.svg
+  adlm reproduce owt-ppl model.ckpt --tokenizer gpt2 --row adlm-262B --out owt.json --plot owt.svg
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
 EVALUATION_ERROR_ONLY = "our standard errors cover the evaluation only, not the variance between training runs"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
+NAMES = {"monte_carlo": "Monte Carlo"}
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
 
 
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="MODEL",
-        help="model folders, run folders or .ckpt files to measure, or JSON results of\n"
+        help="model folders, run folders or .ckpt files (with --tokenizer) to measure, or JSON results of\n"
         "`adlm perplexity --out` and `adlm judge --out`",
     )
     add(
@@ -224,7 +225,9 @@ def _cells(each: Comparison, columns: Sequence[str]) -> list[str]:
         "published": format(each.published, form),
         "model": each.model,
         "ours": "" if each.ours is None else f"{each.ours:{form}}{estimator}",
-        "±": ", ".join(f"{error:.2g} {source}" for source, error in each.errors.items() if error is not None),
+        "±": ", ".join(
+            f"{error:.2g} {NAMES.get(source, source)}" for source, error in each.errors.items() if error is not None
+        ),
         "difference": "" if each.difference is None else f"{each.difference:+{form}}",
         "in errors": "" if each.in_errors is None else f"{each.in_errors:+.1f}",
         "verdict": each.verdict,

@@ -43,7 +43,12 @@ BATCH, GPU_BATCH = 16, 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", type=Path, help="a model folder, run folder or .ckpt file")
+    add(
+        "model",
+        metavar="MODEL",
+        type=Path,
+        help="a model folder or run folder; `adlm import` makes a model folder of a .ckpt file",
+    )
     add(
         "overrides",
         nargs="*",

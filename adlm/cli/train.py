@@ -14,7 +14,7 @@ from adlm.cli.console import Console, Progress, duration, silence
 from adlm.config.load import is_run_preset, load_config, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import writing
+from adlm.files import reporting_os_errors
 from adlm.training.metrics import MetricsLine
 from adlm.training.plots import plot_runs
 
@@ -103,7 +103,7 @@ def _run_folder(overrides: list[str], out: Path | None) -> Path:
 
 def _resolve_config(overrides: list[str], out: Path) -> Config:
     """The config of the run; overrides without a preset apply to the existing run in `out`."""
-    with writing(out):
+    with reporting_os_errors(out):
         existing = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
     if existing is None and not overrides:
         raise UserError(

@@ -223,9 +223,9 @@ class Train:
     """Optimisation, distribution over processes, logging and checkpoints."""
 
     steps: Count = 1_000_000
-    """Number of optimiser steps."""
+    """Number of optimizer steps."""
     batch_size: Count = 512
-    """Sequences per optimiser step, over all processes."""
+    """Sequences per optimizer step, over all processes."""
     learning_rate: Annotated[float, Gt(0)] = 3e-4
     """Peak learning rate of AdamW, reached after the warm-up."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9

@@ -45,6 +45,7 @@ class PerplexityResult:
     perplexity: float | None
     """None where it overflows a float."""
     monte_carlo_stderr: float | None
+    """Of `nats`, as is `document_stderr`; times `perplexity` they are standard errors of the perplexity."""
     document_stderr: float | None
     interval: tuple[float, float] | None
     """95% Monte Carlo confidence interval of the bound on this text, in nats per token."""
@@ -183,7 +184,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
 def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:
     """The model with the tokenizer of --tokenizer, which must fit; `name` None keeps the model's own."""
     if name is None and lm.tokenizer is None:
-        raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer")
+        raise UserError(f"{model} has no tokenizer, so it cannot read text; give --tokenizer, such as --tokenizer gpt2")
     if name is None:
         return lm
     tokenizer = load_tokenizer(name)

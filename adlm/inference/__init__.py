@@ -1,1 +1,1 @@
-"""Networks with frozen weights for fast sampling: KV cache, CUDA graphs, fused kernels."""
+"""How a network is evaluated fast during sampling: frozen weights, KV cache, CUDA graphs, kernels. No samplers."""

@@ -16,9 +16,8 @@ from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimator
 from adlm.methods import method_of
 from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Method
-from adlm.methods.noising import NoisedBatch, schedule_of
 
 PUBLISHED_EPS = 1e-3
 
@@ -46,7 +45,7 @@ def any_order(method: Method) -> Estimator:
     config = method.config
     if not method.any_order:
         raise UserError(f"estimator any-order needs beliefs in masked tokens, and {config.method} has none; use nelbo")
-    ends = schedule_of(config).alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    ends = cast(MaskedDiffusion, method).schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
     if config.data.pad == "attended":
         raise UserError(
             "estimator any-order counts masks of the text, and data.pad attended masks padding too; use nelbo"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adlm import distributed
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, writing
+from adlm.files import parse_json, read_bytes, reporting_os_errors
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import format_bytes, memory_of
@@ -114,7 +114,7 @@ def measure_nats(
     for group in measure_groups(method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo):
         done[group.group] = group
         if journal_file is not None:
-            with writing(journal_file), journal_file.open("a", encoding="utf-8") as file:
+            with reporting_os_errors(journal_file), journal_file.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # a new line first: the last one may be incomplete
         report_progress(min(total, len(done) * ranks), total)
     return nats_of(distributed.gather(list(done.values())), method.exact, repeats)

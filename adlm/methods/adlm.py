@@ -13,11 +13,9 @@ from torch import Tensor
 
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
-from adlm.methods import noising
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.anchored import AnchoredTransformer
 
 
@@ -37,15 +35,15 @@ class Adlm(MaskedDiffusion):
         progress: float = 1.0,
     ) -> Loss:
         """The ANELBO. The reported perplexity is that of `nats`, which leaves the anchor term out."""
-        config, anchor, vocabulary = self.config, self.config.anchor, vocabulary_of(self.config)
-        base = noising.weight(config, noised)
-        masked = noising.masked_positions(config, noised.z, pad)
+        anchor = self.config.anchor
+        base = self.weight(noised)
+        masked = self.masked_positions(noised.z, pad)
         weight, anchor_weights = base * masked, None
         if anchor.gamma > 0:
-            anchors = anchor_mask(x, anchor.tau, vocabulary.size, pad)
+            anchors = anchor_mask(x, anchor.tau, vocabulary_of(self.config).size, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
         scored, anchor_scored = network.score(
-            noised.z, x, weight, anchor_weights, vocabulary.mask_id, *self.conditioning(noised, pad)
+            noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad)
         )
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if anchor_scored is not None:
@@ -55,7 +53,6 @@ class Adlm(MaskedDiffusion):
 
     def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) of the denoiser at masked positions (B, L), 0 elsewhere."""
-        weight = noising.masked_positions(self.config, noised.z, pad).float()
-        mask_id = vocabulary_of(self.config).mask_id
-        scored, _ = network.score(noised.z, x, weight, None, mask_id, *self.conditioning(noised, pad))
+        weight = self.masked_positions(noised.z, pad).float()
+        scored, _ = network.score(noised.z, x, weight, None, self.mask_id, *self.conditioning(noised, pad))
         return scored.nats

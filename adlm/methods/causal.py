@@ -70,6 +70,9 @@ class Causal:
         with eval_mode(network):
             return clean_log_beliefs(network(z), mask_id)
 
+    def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+        return None
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:

@@ -15,12 +15,10 @@ from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 from adlm.sampling.reference import sample_reference, shape_everywhere
@@ -37,7 +35,7 @@ class D3pm(MaskedDiffusion):
             raise UserError(
                 "time.steps 0 is continuous time, and d3pm is a method of discrete steps; try time.steps=1000"
             )
-        if noising.schedule_of(self.config).mask_chance(torch.zeros(())) > 0:
+        if self.schedule.mask_chance(torch.zeros(())) > 0:
             raise UserError(
                 f"schedule.name {self.config.schedule.name} masks tokens at t = 0 already, and d3pm reads clean text "
                 "there; try schedule=published"
@@ -70,7 +68,7 @@ class D3pm(MaskedDiffusion):
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, sigma: Tensor | None = None
     ) -> Tensor:
         config, mask_id = self.config, vocabulary_of(self.config).mask_id
-        schedule, masked = noising.schedule_of(config), noising.masked_positions(config, noised.z, pad)
+        schedule, masked = self.schedule, self.masked_positions(noised.z, pad)
         assert noised.s is not None
 
         def at_masked(alpha: Tensor) -> Tensor:
@@ -86,7 +84,7 @@ class D3pm(MaskedDiffusion):
             return (config.time.steps * divergence).to(logits.dtype)
 
         if sigma is None:
-            sigma = noising.conditioning_sigma(config, noised.t, x.device)
+            sigma = self.conditioning(noised, pad)[0]
         return network.nats_at_positions(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
 
     def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
@@ -109,7 +107,7 @@ class D3pm(MaskedDiffusion):
     ) -> Iterator[Frame]:
         check_sampler(self, sampling)
         run = self.sampling_run(network, canvas, sampling, rng, pad)
-        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(self.config, network, pad)
+        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)

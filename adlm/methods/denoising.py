@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import Config
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
-from adlm.methods.inputs import eval_mode, vocabulary_of
-from adlm.methods.noising import conditioning_sigma_of
+from adlm.methods.inputs import eval_mode
 from adlm.sampling.frame import Denoiser, DenoiserOutput
 
 
@@ -58,12 +56,15 @@ class NetworkOutput:
             return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
 
 
-def as_denoiser(config: Config, network: nn.Module | FrozenNetwork) -> Denoiser:
+SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
+"""(z (B, L), alpha (B,) or None, pad) -> sigma (B,) of a time-conditioned network, else None."""
+
+
+def as_denoiser(network: nn.Module | FrozenNetwork, mask_id: int, sigma_of: SigmaFunction) -> Denoiser:
     """The network as a function from noisy ids to beliefs."""
-    mask_id = vocabulary_of(config).mask_id
 
     def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
-        sigma = conditioning_sigma_of(config, z, alpha, pad)
+        sigma = sigma_of(z, alpha, pad)
         if isinstance(network, FrozenNetwork):
             return FrozenOutput(network, network.hidden(z, sigma, pad), mask_id)
         return NetworkOutput(network, z, sigma, pad, mask_id)
@@ -72,13 +73,13 @@ def as_denoiser(config: Config, network: nn.Module | FrozenNetwork) -> Denoiser:
 
 
 def logits_everywhere(
-    config: Config, network: nn.Module | FrozenNetwork, pad: Tensor | None
+    network: nn.Module | FrozenNetwork, sigma_of: SigmaFunction, pad: Tensor | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """(z, alpha) -> logits (B, L, V), for reference sampling; dropout off and no gradient."""
 
     @torch.no_grad()
     def logits(z: Tensor, alpha: Tensor) -> Tensor:
-        sigma = conditioning_sigma_of(config, z, alpha, pad)
+        sigma = sigma_of(z, alpha, pad)
         if isinstance(network, FrozenNetwork):
             return network.logits(network.hidden(z, sigma, pad).last.flatten(0, 1)).view(*z.shape, -1)
         with eval_mode(network):

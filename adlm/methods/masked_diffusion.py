@@ -1,10 +1,11 @@
-"""The base class of the masked diffusion methods: bound, beliefs and sampling. What is trained is in the subclasses.
+"""The base class of the masked diffusion methods: noise, bound, beliefs and sampling. Subclasses define the loss.
 
 Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,19 +13,32 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
 from adlm.data.rows.packing import row_boundaries
+from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.objectives import prior_nats
-from adlm.diffusion.times import BatchRng
-from adlm.inference.frozen import FrozenNetwork
-from adlm.methods import noising
+from adlm.diffusion.masking import mask_tokens
+from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
+from adlm.diffusion.schedules import NoiseSchedule
+from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
+from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Frame, Row, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
+
+
+@dataclass(frozen=True)
+class NoisedBatch:
+    """A batch after the forward process: the input of a masked diffusion network."""
+
+    z: Tensor
+    """(B, L), noisy ids."""
+    t: Tensor
+    """(B,), the time of each sequence, in double precision."""
+    s: Tensor | None = None
+    """(B,), the end of the step from t in discrete time; None in continuous time."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +58,64 @@ class MaskedDiffusion:
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)
 
+    @property
+    def mask_id(self) -> int:
+        return vocabulary_of(self.config).mask_id
+
+    @cached_property
+    def schedule(self) -> NoiseSchedule:
+        """The schedule that the config names; its fields are the options of the same names."""
+        schedule, options = SCHEDULES[self.config.schedule.name], self.config.schedule
+        return schedule(*(getattr(options, field.name) for field in fields(schedule)))  # type: ignore[no-any-return]
+
+    # The training objective
+
     def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
         return not_pad(x, pad)
 
     def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
-        noised = noising.noise(self.config, x, pad, rng, self.config.time.t_min)
-        return self.loss_at(network, x, noised, pad, progress)
+        return self.loss_at(network, x, self.noise(x, pad, rng, self.config.time.t_min), pad, progress)
 
     def loss_at(
         self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0
     ) -> Loss:
         """The loss of a given noised batch."""
         raise NotImplementedError
+
+    def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
+        """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
+        time, s = self.config.time, None
+        if time.steps:
+            t, s = draw_grid_times(len(x), time.steps, rng, time.antithetic)
+        else:
+            t = draw_times(len(x), rng, t_min, time.antithetic)
+        return NoisedBatch(self.noise_at(x, pad, t, rng), t, s)
+
+    def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
+        """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
+        mask_chance = self.schedule.mask_chance(t).float().to(x.device)[:, None]
+        z = mask_tokens(x, mask_chance, self.mask_id, rng)
+        unattended = attention_pad(self.config, pad)
+        return z if unattended is None else torch.where(unattended, x, z)
+
+    def weight(self, noised: NoisedBatch) -> Tensor:
+        """(B, 1), the weight of each sequence's cross-entropies in the bound, in float32."""
+        schedule, time = self.schedule, self.config.time
+        if noised.s is None:
+            weights = continuous_weight(schedule, noised.t)
+        else:
+            weights = discrete_weight(schedule.alpha(noised.s), schedule.alpha(noised.t), time.steps, time.sigma)
+        return weights.float().to(noised.z.device)[:, None]
+
+    def masked_positions(self, z: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), True at masks outside the padding."""
+        return (z == self.mask_id) & not_pad(z, pad)
+
+    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
+        return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
+
+    # The bound
 
     @torch.no_grad()
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
@@ -64,40 +124,65 @@ class MaskedDiffusion:
         Times cover all of (0, 1], with importance weights. A schedule with alpha_0 < 1 adds the cross-entropy of what
         is still masked at t = 0, one with alpha_1 > 0 adds `prior_nats`. Log-linear with eps 0 needs neither.
         """
-        config, schedule = self.config, noising.schedule_of(self.config)
         with eval_mode(network):
-            noised, importance = noising.noise_for_bound(config, x, pad, rng)
+            noised, importance = self.noise_for_bound(x, pad, rng)
             nats = self.step_nats(network, x, noised, pad) * importance.float().to(x.device)[:, None]
             start = torch.zeros(len(x), dtype=torch.float64, device=rng.generator.device)
-            if schedule.mask_chance(start[0]) > 0:
-                at_start = NoisedBatch(noising.noise_at(config, x, pad, start, rng), start)
+            if self.schedule.mask_chance(start[0]) > 0:
+                at_start = NoisedBatch(self.noise_at(x, pad, start, rng), start)
                 nats = nats + self.masked_nats(network, x, at_start, pad)
-            return (nats + prior_nats(schedule, vocabulary_of(config).num_clean)) * not_pad(x, pad)
+            return (nats + prior_nats(self.schedule, vocabulary_of(self.config).num_clean)) * not_pad(x, pad)
+
+    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
+        """A noised batch for the bound and its importance weights (B,): uniform density of t over the one drawn from.
+
+        Before t0 = 2 / L a row has about one mask or none, and one mask contributes 1/t, so uniform times would give an
+        estimate of infinite variance. Therefore times below t0 get twice their uniform share, distributed as t0 u^2:
+        the weighted contribution of one mask then grows as 1 / sqrt(t). Later times are uniform. In discrete time all
+        times are uniform: no step is so early that it matters.
+        """
+        if self.config.time.steps:
+            return self.noise(x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
+        u = draw_times(len(x), rng, antithetic=self.config.time.antithetic)
+        t0 = min(0.25, 2 / x.shape[1])
+        is_early, share = u <= 2 * t0, u / (2 * t0)
+        slope = (1 - t0) / (1 - 2 * t0)
+        t = torch.where(is_early, t0 * share**2, t0 + slope * (u - 2 * t0))
+        return NoisedBatch(self.noise_at(x, pad, t, rng), t), torch.where(is_early, share, slope)
 
     def step_nats(self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """(B, L), the weighted terms of the bound for a noised batch."""
-        return noising.weight(self.config, noised) * self.masked_nats(network, x, noised, pad)
+        return self.weight(noised) * self.masked_nats(network, x, noised, pad)
 
     def masked_nats(self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) at masked positions (B, L), 0 elsewhere."""
-        weight = noising.masked_positions(self.config, noised.z, pad).float()
-        mask_id = vocabulary_of(self.config).mask_id
-        scored = network.score(noised.z, x, weight, mask_id, *self.conditioning(noised, pad))
+        weight = self.masked_positions(noised.z, pad).float()
+        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad))
         return scored.nats  # type: ignore[no-any-return]
 
-    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
-        sigma = noising.conditioning_sigma(self.config, noised.t, noised.z.device)
-        return sigma, attention_pad(self.config, pad)
+    # Beliefs and sampling
 
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
-        return subs(self.logits(network, z, alpha), z, vocabulary_of(self.config).mask_id)
+        return subs(self.logits(network, z, alpha), z, self.mask_id)
 
     @torch.no_grad()
     def logits(self, network: Any, z: Tensor, alpha: Tensor | None) -> Tensor:
         """(B, L, V), with dropout off."""
         with eval_mode(network):
-            return network(z, noising.conditioning_sigma_of(self.config, z, alpha))  # type: ignore[no-any-return]
+            return network(z, self.conditioning_sigma(z, alpha))  # type: ignore[no-any-return]
+
+    def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+        if not self.config.model.time_conditioning:
+            return None
+        if alpha is not None:
+            return -torch.log(alpha).float().to(z.device)
+        share = self.masked_positions(z, pad).sum(dim=1).double() / not_pad(z, pad).sum(dim=1)
+        return self._sigma_at(share, z.device)
+
+    def _sigma_at(self, t: Tensor, device: torch.device) -> Tensor | None:
+        """sigma_t (B,) for time-conditioned networks, else None."""
+        time_conditioning = self.config.model.time_conditioning
+        return schedules.sigma(self.schedule, t).float().to(device) if time_conditioning else None
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
@@ -107,11 +192,10 @@ class MaskedDiffusion:
         return sampler_of(sampling).sample(self.sampling_run(network, canvas, sampling, rng, pad))
 
     def sampling_run(
-        self, network: nn.Module | FrozenNetwork, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
     ) -> SamplingRun:
         """The input of a sampler."""
-        config, vocabulary = self.config, vocabulary_of(self.config)
-        steps = steps_of(noising.schedule_of(config), sampling)
-        bos, eos = row_boundaries(vocabulary)
-        row = Row(config.length, tuple(bos), tuple(eos))
-        return SamplingRun(as_denoiser(config, network), canvas, vocabulary.mask_id, steps, sampling, rng, pad, row)
+        denoiser = as_denoiser(network, self.mask_id, self.conditioning_sigma)
+        bos, eos = row_boundaries(vocabulary_of(self.config))
+        row = Row(self.config.length, tuple(bos), tuple(eos))
+        return SamplingRun(denoiser, canvas, self.mask_id, steps_of(self.schedule, sampling), sampling, rng, pad, row)

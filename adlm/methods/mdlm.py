@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from adlm.methods import noising
-from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
 
 
@@ -21,8 +18,7 @@ class Mdlm(MaskedDiffusion):
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0
     ) -> Loss:
         """The NELBO's weight times the cross-entropy at masked positions; the same at any `progress`."""
-        weight = noising.weight(self.config, noised) * noising.masked_positions(self.config, noised.z, pad)
-        mask_id = vocabulary_of(self.config).mask_id
-        scored = network.score(noised.z, x, weight, mask_id, *self.conditioning(noised, pad))
+        weight = self.weight(noised) * self.masked_positions(noised.z, pad)
+        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad))
         parts = {"nelbo": scored.total.detach()}
         return Loss(scored.total, weight * scored.nats, self.predicted(x, pad).sum(), parts)

@@ -24,7 +24,10 @@ class Loss:
     total: Tensor
     """The training objective summed over tokens, in nats; carries the gradient."""
     nats: Tensor
-    """(B, L), the estimate of the bound per token without the anchor term; 0 at padding; carries no gradient."""
+    """(B, L), the estimate of the bound per token: weight * -log p, without the anchor term; 0 at padding; no gradient.
+
+    Unlike `Scored.nats`, which is not weighted.
+    """
     num_tokens: Tensor
     """The number of `predicted` tokens, masked or not."""
     parts: dict[str, Tensor]
@@ -89,6 +92,10 @@ class Method(Protocol):
         `alpha` (B,), the share of visible tokens, matters only to time-conditioned networks; without it the share of
         masks in each row is taken for t.
         """
+        ...
+
+    def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+        """(B,) for time-conditioned networks, else None: -log alpha if given, else sigma at t = the share of masks."""
         ...
 
     def generate(

@@ -18,12 +18,10 @@ from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.scores import log_scores, score_entropy, score_step
 from adlm.errors import UserError
-from adlm.methods import noising
 from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
 from adlm.sampling.reference import sample_reference
@@ -40,7 +38,7 @@ class Sedd(MaskedDiffusion):
                 f"time.steps {self.config.time.steps} is discrete time, and sedd is a method of continuous time; "
                 "use time.steps=0"
             )
-        if noising.schedule_of(self.config).alpha(torch.ones((), dtype=torch.float64)) <= 0:
+        if self.schedule.alpha(torch.ones((), dtype=torch.float64)) <= 0:
             raise UserError(
                 f"schedule.eps {self.config.schedule.eps} makes the noise at t = 1 infinite, and sedd is trained on "
                 "noise; try schedule=published"
@@ -55,8 +53,8 @@ class Sedd(MaskedDiffusion):
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
     def step_nats(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
-        schedule, mask_id = noising.schedule_of(self.config), vocabulary_of(self.config).mask_id
-        masked = noising.masked_positions(self.config, noised.z, pad)
+        schedule, mask_id = self.schedule, vocabulary_of(self.config).mask_id
+        masked = self.masked_positions(noised.z, pad)
         sigma = schedules.sigma(schedule, noised.t).float().to(x.device)[:, None].expand_as(x)[masked]
         rate = schedules.sigma_prime(schedule, noised.t).float().to(x.device)[:, None]
         targets = x[masked]
@@ -82,7 +80,7 @@ class Sedd(MaskedDiffusion):
                     "unchanged scores; use ancestral"
                 )
         run = self.sampling_run(network, canvas, replace(sampling, final="draw"), rng, pad)
-        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(self.config, network, pad)
+        steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 
         def beliefs(z: Tensor, alpha: Tensor) -> Tensor:
             return subs(logits(z, alpha), z, mask_id)

@@ -32,7 +32,7 @@ class Scored:
     total: Tensor
     """Sum over tokens of weight * nats: a scalar with a gradient."""
     nats: Tensor
-    """-log p(target) of each token, 0 where its weight is 0; detached."""
+    """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
 
 
 class Positions:

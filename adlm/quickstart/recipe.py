@@ -17,7 +17,7 @@ from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
-from adlm.files import check_output, writing
+from adlm.files import check_output, reporting_os_errors
 from adlm.language_model import LanguageModel, load
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.ngrams import ngram_nats
@@ -69,7 +69,7 @@ def quickstart(
     for name, config in configs.items():
         print_stage(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
         models[name], seconds[name] = _train_model(name, config, prepared, out, make_reporter)
-    print_stage("measuring both models on the same held-out rows and random draws")
+    print_stage("measuring both models on the same held-out rows and random numbers")
     rows = prepared.rows(held_out)
     settings = PerplexitySettings("any-order", REPLICATES, batch=64, max_tokens=ROWS * configs["adlm"].length)
     nats = {name: measure_nats(model.method, model.network, rows, settings) for name, model in models.items()}
@@ -100,7 +100,7 @@ def quickstart(
 
 def _check_output_folder(out: Path) -> None:
     """Raise a user error if the quickstart would replace a file that it did not write."""
-    with writing(out):
+    with reporting_os_errors(out):
         if not out.is_dir():
             return
         for name in METHODS:
@@ -154,7 +154,7 @@ def _model_row(model: LanguageModel, config: Config, nats: Nats, seconds: float)
 
 
 def _stderr(estimate: Estimate) -> float:
-    """The standard error over documents and draws; over draws only if a single document is held out."""
+    """The standard error over documents and Monte Carlo; Monte Carlo only if a single document is held out."""
     stderr = estimate.monte_carlo if estimate.stderr is None else estimate.stderr
     assert stderr is not None  # REPLICATES > 1
     return stderr

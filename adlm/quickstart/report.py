@@ -36,7 +36,7 @@ class QuickstartReport:
     adlm: TrainedModel
     mdlm: TrainedModel
     difference: float
-    """Bound of adlm minus bound of mdlm, on the same rows and draws."""
+    """Bound of adlm minus bound of mdlm, on the same rows and random numbers."""
     difference_stderr: float
     unigram_nats: float
     bigram_nats: float
@@ -62,7 +62,7 @@ class QuickstartReport:
         better, worse = ("ADLM", "MDLM") if self.difference < 0 else ("MDLM", "ADLM")
         return (
             f"For these two models, {better}'s bound is lower than {worse}'s by {abs(self.difference):.4f} ± "
-            f"{self.difference_stderr:.4f} nats per token on the same text and draws. {SEED_CAVEAT}"
+            f"{self.difference_stderr:.4f} nats per token on the same text and random numbers. {SEED_CAVEAT}"
         )
 
 

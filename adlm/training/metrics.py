@@ -23,7 +23,7 @@ from adlm.config.schema import Config
 from adlm.data.rows.loader import Position
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, write_file, writing
+from adlm.files import parse_json, read_bytes, reporting_os_errors, write_file
 from adlm.training.step import StepReport, learning_rate
 from adlm.training.validation import ValidationResult
 
@@ -89,16 +89,16 @@ class Metrics:
     def __init__(self, path: Path, step: int, report: Callable[[str], None]):
         self.path = path
         _truncate(path, step, report)
-        with writing(path):
+        with reporting_os_errors(path):
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
-        with writing(self.path):
+        with reporting_os_errors(self.path):
             self._file.write(json.dumps(_without_infinities(line), allow_nan=False) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
-        with writing(self.path):
+        with reporting_os_errors(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.config.load import differences, load_config, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import PART, lock_file, remove_parts, write_file, writing
+from adlm.files import PART, lock_file, remove_parts, reporting_os_errors, write_file
 
 CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
 
@@ -74,7 +74,7 @@ class RunFolder:
 @contextmanager
 def open_run_folder(path: Path) -> Iterator[RunFolder]:
     """Create the folder if necessary and lock it, so that only one process trains in it."""
-    with writing(path):
+    with reporting_os_errors(path):
         if path.is_dir() and not (path / CONFIG).is_file() and _has_foreign_files(path):
             raise UserError(f"{path} is not a run of adlm and is not empty; give another --out")
         if (path / WEIGHTS).is_file():

@@ -26,10 +26,11 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
-    """Inside, SIGTERM, SIGINT or SIGHUP is reported and requests a stop after the current step.
+    """Inside, SIGTERM, SIGINT or SIGHUP is reported and requests a stop before the next step.
 
-    The same signal a second time ends the process at once, except SIGHUP: a closing terminal sends it more than once,
-    possibly followed by SIGTERM. If SIGHUP is ignored (nohup), it stays ignored.
+    Validation and sampling that have begun are completed first. The same signal a second time ends the process at once,
+    except SIGHUP: a closing terminal sends it more than once, possibly followed by SIGTERM. If SIGHUP is ignored
+    (nohup), it stays ignored.
 
     Python runs signal handlers between two bytecodes of the main thread, that is, only after a long backward pass has
     returned. The wakeup file descriptor is written to immediately, so a thread that reads it handles the signals.
@@ -97,7 +98,8 @@ def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: str
 
 def _out_of_memory_error(config: Config, rows: int, step: int, resume_hint: str) -> UserError:
     train = config.train
-    remedies = [f"train.micro_batch={rows // 2} (now {rows}; the result is the same)"] if rows > 1 else []
+    same = "up to rounding" if config.model.dropout == 0 else "in distribution, as dropout differs"
+    remedies = [f"train.micro_batch={rows // 2} (now {rows}; the result is the same {same})"] if rows > 1 else []
     remedies += [] if train.recompute else ["train.recompute=true"]
     remedies += [f"more processes with train.shard={train.shard * 2}", "a smaller model or length"]
     return UserError(

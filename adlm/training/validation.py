@@ -14,7 +14,7 @@ import torch
 
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import Processes
-from adlm.files import write_file, writing
+from adlm.files import reporting_os_errors, write_file
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Method
@@ -93,6 +93,6 @@ def write_samples(
     if processes.is_main_process:
         texts = [data.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         content = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
-        with writing(folder):
+        with reporting_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"step-{step:08}.txt", content)

@@ -1,8 +1,8 @@
-"""A method, a bridge, a schedule, a sampler and a corpus for adlm, in a package of their own (docs/extending.md).
+"""A method, a bridge, a noise schedule, a sampler and a corpus for adlm, in a package of their own (docs/extending.md).
 
 After `pip install examples/plugin` the names in its pyproject.toml work in every command:
 
-    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data=haiku ...
+    adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data.name=haiku ...
     adlm sample RUN sampling.sampler=remask-late
 """
 
@@ -15,11 +15,10 @@ from adlm.config.schema import Sampling
 from adlm.data.sources.corpora import Corpus
 from adlm.diffusion.masking import reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
-from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import vocabulary_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import Bridge
 from adlm.sampling.events import sample_positions_first
@@ -39,10 +38,10 @@ class Unweighted(Adlm):
         pad: Tensor | None = None,
         progress: float = 1.0,
     ) -> Loss:
-        masked = noising.masked_positions(self.config, noised.z, pad).float()
+        masked = self.masked_positions(noised.z, pad).float()
         mask_id = vocabulary_of(self.config).mask_id
         scored, _ = network.score(noised.z, x, masked, None, mask_id, *self.conditioning(noised, pad))
-        nats = noising.weight(self.config, noised) * scored.nats
+        nats = self.weight(noised) * scored.nats
         parts = {"cross_entropy": scored.total.detach()}
         return Loss(scored.total, nats, self.predicted(x, pad).sum(), parts)
 

@@ -19,7 +19,6 @@ from adlm.config.load import resolve
 from adlm.config.schema import Config, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.times import BatchRng
-from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.anchored import AnchoredTransformer
@@ -33,9 +32,10 @@ def batch(config: Config, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     draws, vocabulary = torch.Generator("cuda").manual_seed(0), vocabulary_of(config)
     chances = 1 / torch.arange(1, vocabulary.size, device="cuda")
     x = torch.multinomial(chances.expand(rows, -1), config.length, replacement=True, generator=draws)
-    noised = noising.noise(config, x, None, BatchRng(draws), config.time.t_min)
-    weight = noising.weight(config, noised)
-    masked = noising.masked_positions(config, noised.z, None)
+    method = Adlm(config)
+    noised = method.noise(x, None, BatchRng(draws), config.time.t_min)
+    weight = method.weight(noised)
+    masked = method.masked_positions(noised.z, None)
     return x, noised.z, weight * masked, weight * anchor_mask(x, config.anchor.tau, vocabulary.size)
 
 

@@ -12,7 +12,6 @@ from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.times import BatchRng
-from adlm.methods import noising
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
 from adlm.training.build import compile_trunks
@@ -32,9 +31,10 @@ def main() -> None:
             torch.nn.init.normal_(weight, std=0.02 if "head" in name else 0.1)
     draws = torch.Generator("cuda").manual_seed(0)
     x = zipf(config, 32, torch.Generator().manual_seed(0)).cuda()
-    noised = noising.noise(config, x, None, BatchRng(draws), config.time.t_min)
-    base = noising.weight(config, noised)
-    weight = base * noising.masked_positions(config, noised.z, None)
+    method = Adlm(config)
+    noised = method.noise(x, None, BatchRng(draws), config.time.t_min)
+    base = method.weight(noised)
+    weight = base * method.masked_positions(noised.z, None)
     at_anchors = base * anchor_mask(x, config.anchor.tau, MASK + 1)
     print(f"masked {(weight != 0).float().mean():.4f}, anchors {(at_anchors != 0).float().mean():.4f} of all positions")
 

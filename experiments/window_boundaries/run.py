@@ -19,7 +19,6 @@ from adlm.data.rows.packing import row_boundaries
 from adlm.language_model import LanguageModel
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.noising import schedule_of
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
@@ -51,7 +50,8 @@ def main() -> None:
 def sampled(lm: LanguageModel, length: int, before: list[int], after: list[int], texts: int = TEXTS) -> np.ndarray:
     """(texts, length) ids through windows that are read between `before` and `after`."""
     sampling = lm.sampling(sampler="semi-autoregressive", steps=STEPS)
-    denoiser, steps = as_denoiser(lm.config, lm.frozen), steps_of(schedule_of(lm.config), sampling)
+    denoiser = as_denoiser(lm.frozen, lm.mask_id, lm.method.conditioning_sigma)
+    steps = steps_of(lm.method.schedule, sampling)
     draws = RowRng(0, range(texts))
     window = with_boundaries(
         lambda part: sample_positions_first(SamplingRun(denoiser, part, lm.mask_id, steps, sampling, draws)),

@@ -96,7 +96,7 @@ def test_a_difference_is_printed_with_its_standard_error_or_marked_if_there_is_n
     [gap] = results(capsys, *words, "--samples", 2)["differences"]
     assert gap["monte_carlo_stderr"] < 5e-5
     assert main(["perplexity", *words, "--samples", "2"]) == 0
-    assert f"(+- {gap['monte_carlo_stderr']:.2g} draws" in capsys.readouterr().out
+    assert f"(+- {gap['monte_carlo_stderr']:.2g} Monte Carlo" in capsys.readouterr().out
     assert main(["perplexity", *words, "--samples", "1"]) == 0
     assert "nats per token (no standard error)" in capsys.readouterr().out
 
@@ -134,7 +134,7 @@ def test_results_do_not_depend_on_batch_size_or_number_of_processes(world, capsy
 def test_the_table_names_both_standard_errors_and_the_settings(world, capsys):
     assert main(["perplexity", str(world / "adlm"), "--data", str(world / "prepared")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("+- draws", "estimator nelbo, 4 replicates, seed 0; rows of 16 tokens, packed"):
+    for words in ("+- Monte Carlo", "estimator nelbo, 4 replicates, seed 0; rows of 16 tokens, packed"):
         assert words in shown
 
 

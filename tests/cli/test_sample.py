@@ -147,7 +147,7 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
         (["ar", "--suffix", "z"], "gives a token after a mask, and ar writes from left to right"),
         (["ar", "--prompt", "abc", "--length", "16"], "is 17 tokens long with bos and the model was made for"),
         (["d3pm", "--sampler", "dfm"], "does not work with method d3pm; use ancestral"),
-        (["ids"], "text needs a tokenizer, and this model has none; in Python, lm.complete"),
+        (["ids"], "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`, or, in Python, use lm.complete"),
         (["none"], "is neither a model folder nor a .ckpt file: there is nothing of that name"),
         (["text8", "--device", "abacus"], "device 'abacus' is not one that torch sees here"),
     ],

@@ -19,7 +19,7 @@ from adlm.likelihood import estimate as likelihood
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
 from adlm.methods import method_of
-from adlm.methods.noising import NoisedBatch, schedule_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.registry import METHODS
 
 MASK, LENGTH = 4, 4
@@ -90,7 +90,7 @@ def exact_bound(method, network, x):
     z, num = masks_of(x)
     if method.exact:
         return float(-clean_log_beliefs(network(x[None, :-1])[0], MASK).gather(-1, x[1:, None]).sum())
-    schedule, config = schedule_of(method.config), method.config
+    schedule, config = method.schedule, method.config
     if config.time.steps:
         grid = torch.arange(1, config.time.steps + 1).double() / config.time.steps
         times, weights, before = grid, torch.full_like(grid, 1 / len(grid)), grid - 1 / len(grid)

@@ -16,7 +16,7 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
-from adlm.methods.noising import NoisedBatch, conditioning_sigma_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
@@ -308,7 +308,7 @@ def test_a_time_conditioned_network_depends_on_the_time(name):
 
 @every_diffusion
 def test_without_time_conditioning_no_masks_are_counted(name):
-    assert conditioning_sigma_of(settings(name), torch.full((2, 8), MASK, device="meta"), None) is None
+    assert method_of(settings(name)).conditioning_sigma(torch.full((2, 8), MASK, device="meta"), None) is None
 
 
 @every_diffusion

@@ -16,7 +16,7 @@ from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.methods.noising import NoisedBatch
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.registry import METHODS
 from adlm.training.step import EMA, MicroBatch, TrainState, build_optimizer, count_tokens, train_step
 

@@ -393,7 +393,8 @@ def test_too_many_consecutive_skipped_steps_are_a_user_error(prepared, tmp_path,
 
 def test_out_of_memory_names_the_options_to_change(tiny_config):
     config = replace(tiny_config, train=replace(tiny_config.train, batch_size=64))
-    error = r"out of memory in step 8 with 64 sequences of 8 tokens.*train.micro_batch=32 .*train.recompute=true"
+    same = r"\(now 64; the result is the same up to rounding\)"
+    error = rf"out of memory in step 8 with 64 sequences of 8 tokens.*train.micro_batch=32 {same}.*train.recompute=true"
     with (
         pytest.raises(UserError, match=error),
         stopping.explain_out_of_memory(config, 64, 7, "there is no checkpoint yet"),
@@ -404,6 +405,12 @@ def test_out_of_memory_names_the_options_to_change(tiny_config):
         stopping.explain_out_of_memory(config, 64, 7, "there is no checkpoint yet"),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+    with_dropout = replace(config, model=replace(config.model, dropout=0.1))
+    with (
+        pytest.raises(UserError, match="the result is the same in distribution"),
+        stopping.explain_out_of_memory(with_dropout, 64, 7, "there is no checkpoint yet"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_a_compiler_failure_names_the_compilers_cache(tiny_config):

@@ -16,7 +16,7 @@ import numpy as np
 
 from adlm.data.prepare.shards import SPLITS, Extent, ShardWriter, reaches
 from adlm.errors import UserError
-from adlm.files import append_synced, lock_file, parse_json, read_bytes, remove_folder, write_file, writing
+from adlm.files import append_synced, lock_file, parse_json, read_bytes, remove_folder, reporting_os_errors, write_file
 
 RECIPE, JOURNAL, LOCK = "recipe.json", "journal.jsonl", "lock"
 
@@ -36,7 +36,7 @@ class JournalEntry:
 @contextmanager
 def locked(work: Path, out: Path) -> Iterator[None]:
     """Lock the working folder exclusively. Errors become user errors; a folder without progress is deleted."""
-    with writing(out):
+    with reporting_os_errors(out):
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / LOCK).open("w")
     with lock:

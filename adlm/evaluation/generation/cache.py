@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adlm import distributed
 from adlm.errors import UserError
-from adlm.files import opened, replacing, write_file, writing
+from adlm.files import opened, replacing, reporting_os_errors, write_file
 
 TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
 
@@ -61,7 +61,7 @@ def compute_in_parts(
 
 
 def _make_cache_folder(folder: Path, about: Mapping[str, Any]) -> Path:
-    with writing(folder):
+    with reporting_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "about.json").is_file():
         write_file(folder / "about.json", json.dumps(about, indent=1))

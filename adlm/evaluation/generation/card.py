@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from adlm import __version__
 from adlm.errors import UserError
 from adlm.evaluation.generation.mauve import ENOUGH_TEXTS, PUBLISHED_LONGEST
-from adlm.files import check_output, parse_json, read_bytes, write_file, writing
+from adlm.files import check_output, parse_json, read_bytes, reporting_os_errors, write_file
 
 FORMAT = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
@@ -103,7 +103,7 @@ def make_output_folder(path: Path | None, force: bool = False, inputs: Sequence[
     """Create the folder of the card and check that it may be written, before anything is computed."""
     if path is None:
         return
-    with writing(path, f"--out {path} cannot be written"):
+    with reporting_os_errors(path, f"--out {path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, force=force, inputs=inputs)
 

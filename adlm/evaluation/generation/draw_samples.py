@@ -13,7 +13,7 @@ from adlm.config.schema import ETA, Sampling
 from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.evaluation.model_summary import summarize_model
-from adlm.language_model import LanguageModel
+from adlm.language_model import NO_TOKENIZER, LanguageModel
 from adlm.models.transformer import weights_sha256
 from adlm.samples_file import Provenance, Sample
 from adlm.sampling.frame import Frame, last_frame
@@ -129,7 +129,5 @@ def provenance_of(lm: LanguageModel, model: str, request: SampleRequest) -> Prov
 
 def tokenizer_of(lm: LanguageModel) -> Tokenizer:
     if lm.tokenizer is None:
-        raise UserError(
-            "text needs a tokenizer, and this model has none; in Python, lm.complete(canvas) works with ids"
-        )
+        raise UserError(NO_TOKENIZER)
     return lm.tokenizer

@@ -44,7 +44,7 @@ class OwnJudge:
         if tokenizer is None:
             raise UserError(
                 f"{name} has no tokenizer, so it cannot read texts; of a .ckpt, make a model folder with one by "
-                "`adlm import MODEL.ckpt --tokenizer NAME --out FOLDER`"
+                "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`"
             )
         self.method, self.network, self.tokenizer = method_of(config), network, tokenizer
         weight = next(network.parameters())

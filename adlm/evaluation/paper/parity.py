@@ -26,9 +26,9 @@ from adlm.evaluation.paper.golden import Golden
 from adlm.methods.adlm import Adlm
 from adlm.methods.ar import Ar
 from adlm.methods.d3pm import D3pm
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
-from adlm.methods.noising import NoisedBatch
 from adlm.methods.sedd import Sedd
 from adlm.models.anchored import AnchoredTransformer
 from adlm.sampling.reference import shape_everywhere

@@ -139,7 +139,7 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
             column=column,
             value=figure["perplexity"],
             errors={
-                "draws": _perplexity_stderr(figure["monte_carlo_stderr"], figure["perplexity"]),
+                "monte_carlo": _perplexity_stderr(figure["monte_carlo_stderr"], figure["perplexity"]),
                 "documents": _perplexity_stderr(figure["document_stderr"], figure["perplexity"]),
             },
             how=figure["estimator"],

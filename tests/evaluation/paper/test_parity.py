@@ -18,7 +18,7 @@ from adlm.diffusion.beliefs import subs
 from adlm.errors import UserError
 from adlm.evaluation.paper.parity import ParityRow, compare
 from adlm.methods import method_of
-from adlm.methods.noising import NoisedBatch
+from adlm.methods.masked_diffusion import NoisedBatch
 
 
 @pytest.fixture

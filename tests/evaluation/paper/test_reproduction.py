@@ -172,11 +172,11 @@ def test_agreement_ends_at_two_errors_which_add_in_quadrature():
     table = TABLES["owt-ppl"]
     row = table.rows[0]
     both = replace(
-        finding(row, "perplexity", row.figures["perplexity"] + 0.99), errors={"draws": 0.3, "documents": 0.4}
+        finding(row, "perplexity", row.figures["perplexity"] + 0.99), errors={"monte_carlo": 0.3, "documents": 0.4}
     )
     assert compared(table, row, both).verdict == "agrees"
     assert compared(table, row, replace(both, value=both.value + 0.02)).verdict == "differs"
-    unknown = replace(both, errors={"draws": None, "documents": None})
+    unknown = replace(both, errors={"monte_carlo": None, "documents": None})
     assert compared(table, row, unknown).verdict == "undecided"
 
 
