@@ -46,6 +46,7 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        model.set_attn_implementation("sdpa")  # takes a mask of booleans
 
     def reader(self) -> "HuggingFaceReader":
         return HuggingFaceReader(self.model)
@@ -69,13 +70,24 @@ class HuggingFaceReader:
         positions = (self.is_text.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
         output = self.model.base_model(
             inputs_embeds=inputs,
-            attention_mask=self.is_text.long(),
+            attention_mask=_visible(self.is_text, inputs.shape[1]),
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
         )
         self.cache = output.past_key_values
         return output.last_hidden_state  # type: ignore[no-any-return]
+
+
+def _visible(is_text: Tensor, num_new: int) -> Tensor:
+    """(B, 1, n, L), True where one of the n new positions attends: to text before it, and always to itself.
+
+    A position of padding on the left would otherwise attend to nothing, for which attention kernels may return NaN.
+    """
+    length = is_text.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool, device=is_text.device).tril()
+    itself = torch.eye(length, dtype=torch.bool, device=is_text.device)
+    return (is_text[:, None, None, :] & before | itself)[:, :, -num_new:]
 
 
 class OwnModel(nn.Module):
