@@ -1,4 +1,4 @@
-"""ACoT and its baselines from random initialisation: a small GPT-2 on generated ProsQA problems, tested on the real ones.
+"""ACoT and its baselines from random weights: a small GPT-2 on generated ProsQA problems, tested on the real ones.
 
     python experiments/reasoning/scratch.py --data DATA/prosqa --method acot --seed 0 > acot-0.json
 
