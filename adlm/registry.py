@@ -37,7 +37,10 @@ class Registry(Mapping[str, Any]):
             module, _, attribute = found.partition(":")
             return getattr(import_module(module), attribute)
         point = self._entry_points()[name]
-        self._registered[name] = point.load()
+        try:
+            self._registered[name] = point.load()
+        except (ImportError, AttributeError, SyntaxError) as error:
+            raise UserError(f"{self.kind} {name!r}: its entry point {point.value} cannot be loaded: {error}") from None
         return self._registered[name]
 
     def __contains__(self, name: object) -> bool:

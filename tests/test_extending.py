@@ -80,6 +80,15 @@ def test_unknown_names_list_those_of_other_packages(installed, capsys):
     assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted; did you mean 'unweighted'?" in message
 
 
+def test_an_entry_point_that_cannot_be_loaded_is_a_user_error(installed, tmp_path, capsys):
+    points = tmp_path / "site" / "adlm_plugin_example-0.1.dist-info" / "entry_points.txt"
+    points.write_text("[adlm.methods]\nbroken = no_such_module:Method\n")
+    (tmp_path / "text.txt").write_text("some words and more words\n" * 200)
+    words = ["train", "own", "method=broken", f"data.path={tmp_path / 'text.txt'}", "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "method 'broken': its entry point no_such_module:Method cannot be loaded" in capsys.readouterr().err
+
+
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN)
