@@ -44,7 +44,8 @@ def attention_mask(pad: Tensor, causal: bool) -> Tensor:
     """Attention mask from padding pad (B, L) and causality: (B, 1, L or 1, L), True where a key may be attended to."""
     if not causal:
         return attendable(pad)
-    return attendable(pad) & torch.ones(pad.shape[1], pad.shape[1], dtype=torch.bool, device=pad.device).tril()
+    before = torch.ones(pad.shape[1], pad.shape[1], dtype=torch.bool, device=pad.device).tril()
+    return attendable(pad) & before | torch.eye(pad.shape[1], dtype=torch.bool, device=pad.device)
 
 
 def attention(qkv: Tensor, rotary: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
