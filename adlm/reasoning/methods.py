@@ -42,7 +42,7 @@ class ReasoningMethod:
         return self.slots != "none" and self.staged
 
 
-METHODS: dict[str, ReasoningMethod] = {
+REASONING_METHODS: dict[str, ReasoningMethod] = {
     "no-cot": ReasoningMethod("none", staged=False),
     "cot": ReasoningMethod("none", leaves_out_steps=False, staged=False),
     "pause": ReasoningMethod("pause", staged=False),
@@ -79,9 +79,9 @@ def curriculum(
     first s steps; the last stage takes the epochs that remain. In the last stage of iCoT, Coconut and its pause
     variant no step is left.
     """
-    if name not in METHODS:
-        raise UserError(f"reasoning method {name!r} is not one of {', '.join(METHODS)}")
-    method = METHODS[name]
+    if name not in REASONING_METHODS:
+        raise UserError(f"reasoning method {name!r} is not one of {', '.join(REASONING_METHODS)}")
+    method = REASONING_METHODS[name]
     if not method.staged:
         slots = max_slots if method.slots != "none" else 0
         return [Stage(epochs, slots, ALL_STEPS if method.leaves_out_steps else 0)]

@@ -55,7 +55,7 @@ class Encoder:
         """The question and the slots: what is given at inference."""
         return self.encode(f"{problem.question}\n") + self._slots([], method, num_slots)
 
-    def row(self, problem: Problem, method: ReasoningMethod, stage: Stage) -> "Row":
+    def row(self, problem: Problem, method: ReasoningMethod, stage: Stage) -> "ReasoningRow":
         """The ids of a problem in a stage."""
         question = self.encode(f"{problem.question}\n")
         labels = [self.label_id(label) for label in self.labels(problem)] if method.labelled else []
@@ -63,7 +63,7 @@ class Encoder:
         steps = () if stage.left_out == ALL_STEPS else problem.steps[stage.left_out :]
         rest = [index for step in steps for index in self.encode(f"{step}\n")]
         rest += [*self.encode(f"{ANSWER_MARK}{problem.answer}"), self.ids.eos]
-        return Row(question + slots + rest, len(question), len(question) + len(slots))
+        return ReasoningRow(question + slots + rest, len(question), len(question) + len(slots))
 
     def _slots(self, labels: Sequence[int], method: ReasoningMethod, num: int) -> list[int]:
         if num == 0 or method.slots == "none":
@@ -76,7 +76,7 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReasoningRow:
     ids: list[int]
     num_question: int
     num_prompt: int
@@ -99,7 +99,7 @@ class ReasoningBatch:
     """The columns of continuous slots, whose input is the hidden state before them."""
 
 
-def collate(rows: Sequence[Row], ids: SpecialIds, method: ReasoningMethod, num_slots: int) -> ReasoningBatch:
+def collate(rows: Sequence[ReasoningRow], ids: SpecialIds, method: ReasoningMethod, num_slots: int) -> ReasoningBatch:
     """A batch of rows of one stage."""
     if not rows:
         raise UserError("a batch needs at least one problem")

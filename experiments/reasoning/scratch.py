@@ -3,7 +3,7 @@
     python experiments/reasoning/scratch.py --data DATA/prosqa --method acot --seed 0 > acot-0.json
 
 Words are tokens, so every label is one. All methods get the same problems in the same order, the same number of epochs
-and the same optimizer; the table of docs/results.md is made from these files.
+and the same optimizer; the table of docs/reasoning.md is made from these files.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from adlm.data.reasoning.problem import Problem, read_problems
 from adlm.data.reasoning.series import forbidden_forms
 from adlm.reasoning.generate import generate
 from adlm.reasoning.loss import reasoning_loss
-from adlm.reasoning.methods import METHODS, curriculum
+from adlm.reasoning.methods import REASONING_METHODS, curriculum
 from adlm.reasoning.network import HuggingFaceModel
 from adlm.reasoning.rows import ANSWER_MARK, Encoder, SpecialIds, collate
 
@@ -62,7 +62,7 @@ def answer_of(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with prosqa_valid.json and prosqa_test.json")
-    parser.add_argument("--method", choices=METHODS, required=True)
+    parser.add_argument("--method", choices=REASONING_METHODS, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--problems", type=int, default=60_000)
     parser.add_argument("--epochs", type=int, default=6)
@@ -94,7 +94,7 @@ def main() -> int:
         attn_pdrop=0.0,
     )
     model = HuggingFaceModel(GPT2LMHeadModel(config)).to(device)
-    method = METHODS[arguments.method]
+    method = REASONING_METHODS[arguments.method]
     if method.staged:
         stages = curriculum(
             arguments.method, arguments.epochs, arguments.first_epochs, arguments.stage_epochs, arguments.slots

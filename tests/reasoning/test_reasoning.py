@@ -12,7 +12,7 @@ from adlm.data.reasoning.problem import Problem
 from adlm.models.transformer import Transformer
 from adlm.reasoning.generate import generate
 from adlm.reasoning.loss import reasoning_loss
-from adlm.reasoning.methods import ALL_STEPS, METHODS, Stage, curriculum
+from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, curriculum
 from adlm.reasoning.network import (
     HuggingFaceModel,
     OwnModel,
@@ -35,7 +35,7 @@ PROBLEMS = [
     Problem("Ada is a wug. Is Ada a wug or dax?", ("Ada is a wug.",), "Ada is a wug."),
 ]
 ENCODER = Encoder(lambda text: list(text.encode("ascii")), prosqa.anchor_labels, IDS)
-ACOT, COT, COCONUT = METHODS["acot"], METHODS["cot"], METHODS["coconut"]
+ACOT, COT, COCONUT = REASONING_METHODS["acot"], REASONING_METHODS["cot"], REASONING_METHODS["coconut"]
 
 
 def gpt2():
@@ -139,7 +139,7 @@ def test_with_anchor_weight_zero_acot_is_coconut_to_the_last_bit(build):
 @every_model
 @pytest.mark.parametrize("method", ["acot", "coconut-pause", "pause", "cot"])
 def test_the_cached_forward_equals_the_plain_one_gradients_too(build, method):
-    model, batch = built(build), batch_of(METHODS[method], Stage(1, slots=3))
+    model, batch = built(build), batch_of(REASONING_METHODS[method], Stage(1, slots=3))
     results = []
     for form in (hidden_states, plain_hidden_states):
         model.zero_grad()
@@ -160,8 +160,8 @@ def test_a_slot_reads_the_hidden_state_before_it_and_not_its_id(build):
 
 
 @every_model
-def test_positions_without_a_target_have_no_gradient(build):
-    """The logits of the question, of unlabelled slots and of padding get none."""
+def test_positions_without_a_target_have_no_gradient(build, monkeypatch):
+    """The loss of hidden states at the question, before unlabelled slots and at padding has none."""
     model, batch = built(build), batch_of(ACOT, Stage(1, slots=5))
     seen = []
     logits = model.logits
@@ -169,27 +169,23 @@ def test_positions_without_a_target_have_no_gradient(build):
     reasoning_loss(model, batch, 1.0)
     assert [len(rows) for rows in seen] == [int(batch.predicted.sum()), int(batch.anchors.sum())]
     assert int(batch.anchors.sum()) == 6
-    hidden = hidden_states(model, batch)
-    hidden.retain_grad()
-    loss = reasoning_loss_of(model, hidden, batch)
-    loss.backward()
+    hidden = hidden_states(model, batch).detach().requires_grad_()
+    monkeypatch.setattr("adlm.reasoning.loss.hidden_states", lambda *_: hidden)
+    reasoning_loss(model, batch, 1.0).total.backward()
     has_target = torch.zeros_like(batch.predicted)
     has_target[:, :-1] = (batch.predicted | batch.anchors)[:, 1:]
     assert (hidden.grad[~has_target] == 0).all()
     assert (hidden.grad[has_target].abs().sum(dim=-1) > 0).all()
 
 
-def reasoning_loss_of(model, hidden, batch):
-    """The loss as a function of hidden states that are already computed."""
-    where = batch.predicted | batch.anchors
-    logits = model.logits(hidden[:, :-1][where[:, 1:]])
-    return torch.nn.functional.cross_entropy(logits, batch.ids[where], reduction="sum")
-
-
 @every_model
 @pytest.mark.parametrize("method", ["acot", "coconut", "coconut-pause", "pause", "cot"])
 def test_problems_generated_together_are_written_as_alone(build, method):
-    model, method, num_slots = built(build), METHODS[method], 3 if METHODS[method].slots != "none" else 0
+    model, method, num_slots = (
+        built(build),
+        REASONING_METHODS[method],
+        3 if REASONING_METHODS[method].slots != "none" else 0,
+    )
     prompts = [ENCODER.prompt(problem, method, num_slots) for problem in PROBLEMS]
     args = (IDS, method, num_slots, 12, torch.device("cpu"))
     together = generate(model, prompts, *args)
