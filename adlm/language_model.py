@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from adlm.canvas import MAX_HOLE as LONGEST_HOLE
 from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
-from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, network_of
+from adlm.checkpoints.model_folder import ARCHITECTURE, ModelFolder, load_model_folder, network_of
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
 from adlm.config.load import validate_sampling
 from adlm.config.options import suggestion
@@ -384,8 +384,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     source, torch_device = Path(path), device_of(device)
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
         if source.is_dir():
-            trained = source / "model"  # the model folder inside a run folder
-            return language_model(load_model_folder(trained if trained.is_dir() else source), torch_device)
+            folder = source / "model" if (source / "model").is_dir() else source  # of a run folder, the model inside
+            if (folder / ARCHITECTURE).is_file():
+                raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
+            return language_model(load_model_folder(folder), torch_device)
         if source.suffix == ".ckpt":
             return language_model(to_model_folder(read_checkpoint(source)), torch_device)
         absent = "" if source.exists() else ": there is nothing of that name"

@@ -11,10 +11,11 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import Tokenizer as Engine
@@ -206,6 +207,26 @@ def load_tokenizer(name: str) -> Tokenizer:
     engine.no_truncation()
     engine.no_padding()
     return Tokenizer(name, engine, _build_vocabulary(engine, special))
+
+
+def tokenizer_of_transformers(name: str, tokenizer: Any) -> Tokenizer:
+    """The tokenizer that `transformers` loaded with a model."""
+    engine = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(engine, Engine):
+        raise UserError(f"the tokenizer of {name} has no tokenizer.json; give a model that has one")
+    engine = Engine.from_str(engine.to_str())
+    engine.no_truncation()
+    engine.no_padding()
+    named = {role: getattr(tokenizer, f"{role}_token") for role in DEFAULT_SPECIAL_TOKENS}
+    return Tokenizer(name, engine, _build_vocabulary(engine, {role: token for role, token in named.items() if token}))
+
+
+def add_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
+    """The tokenizer with more special tokens, each a symbol of its own that no text is encoded as."""
+    engine = Engine.from_str(tokenizer.engine.to_str())
+    engine.add_special_tokens(list(tokens))
+    size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
+    return replace(tokenizer, engine=engine, vocabulary=replace(tokenizer.vocabulary, size=size))
 
 
 def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:

@@ -1,5 +1,7 @@
 """Model folders: model.safetensors + config.yaml + tokenizer.json. Independent of training.
 
+The folder of a fine-tuned model of `transformers` also has the config.json from which that package builds it.
+
 A folder is written atomically. Loading one cannot execute code: safetensors and YAML hold plain values only.
 """
 
@@ -18,12 +20,13 @@ from torch import Tensor
 from adlm.config.load import load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import refuse_taken, replacing_folder
+from adlm.files import refuse_taken, replacing_folder, write_file
 from adlm.methods import method_of
 from adlm.models.meta import on_meta
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
+ARCHITECTURE = "config.json"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MIN_WEIGHTS_PER_BLOCK = 6
 
@@ -35,6 +38,8 @@ class ModelFolder:
     config: Config
     weights: dict[str, Tensor]
     tokenizer: Tokenizer | None = None
+    architecture: str | None = None
+    """The config.json of a model of `transformers`, for writing; None for our own networks."""
 
 
 def save_model_folder(model: ModelFolder, folder: Path) -> None:
@@ -48,6 +53,8 @@ def replace_model_folder(model: ModelFolder, folder: Path) -> None:
     with replacing_folder(folder) as part:
         write_tensors(model.weights, part / WEIGHTS)
         save_config(model.config, part / CONFIG)
+        if model.architecture is not None:
+            write_file(part / ARCHITECTURE, model.architecture)
         if model.tokenizer is not None:
             model.tokenizer.save(part)
 

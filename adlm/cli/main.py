@@ -32,6 +32,7 @@ COMMANDS = {
     "reproduce": "compare models, or saved results, with a table of the paper, with standard errors and caveats",
     "sample": "generate text with a model: unconditionally, after a prompt, or by infilling",
     "judge": "evaluate a samples file: generative perplexity, MAUVE, entropy and diversity, as a metric card",
+    "reason": "fine-tune a causal language model to solve problems (ACoT and baselines), evaluate and watch it",
     "import": "convert a checkpoint of the released code to a model folder, without executing code from it",
     "parity": "compare this implementation with reference outputs of the released code",
     "bench": "measure the training or sampling speed of this machine",

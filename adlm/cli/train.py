@@ -19,6 +19,7 @@ from adlm.training.metrics import MetricsLine
 from adlm.training.plots import plot_runs
 
 if TYPE_CHECKING:  # importing torch takes seconds; the first message is printed before
+    from adlm.training.task import OpenTask
     from adlm.training.train import RunStart, TrainOutcome
 
 EXAMPLE = """adlm train own data.path='texts/*.txt'
@@ -33,6 +34,7 @@ METRIC_FORMATS = {
     "loss": "loss {:.4f}",
     "nats": "train nats {:.4f}",
     "anchor": "anchor {:.4f}",
+    "anchors": "anchors {:.4f}",
     "gamma": "gamma {:.2g}",
     "learning_rate": "lr {:.2g}",
     "tokens_per_second": "{:,.0f} tok/s",
@@ -69,21 +71,31 @@ def run(arguments: argparse.Namespace) -> int:
         files = [str(file) for file in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
         sys.stdout.write(f"{json.dumps(files)}\n" if arguments.json else "".join(f"{file}\n" for file in files))
         return 0
-    out = _run_folder(arguments.overrides, arguments.out)
-    config = _resolve_config(arguments.overrides, out)
+    out = run_folder_of(arguments.overrides, arguments.out)
+    config = resolve_run(arguments.overrides, out)
+    if config.reason is not None:
+        raise UserError(f"reason.method {config.reason.method} is trained by `adlm reason train`")
+    from adlm.training.task import open_text_task
+
+    return train_and_report(config, out, open_text_task, arguments.json)
+
+
+def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: bool) -> int:
+    """Train, print the result, and return the exit code."""
     reporter = TrainReporter(config)
     is_rank_zero = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
     source = config.data.prepared or config.data.name or config.data.path or config.data.hub
     if is_rank_zero and source:
-        reporter.info(f"training {config.method} on {source}, output in {out}")
+        method = config.method if config.reason is None else config.reason.method
+        reporter.info(f"training {method} on {source}, output in {out}")
     from adlm.training.train import train
 
     try:
-        outcome = train(config, out, reporter)
+        outcome = train(config, out, reporter, open_task)
     finally:
         reporter.close()
     if is_rank_zero:
-        text = json.dumps(_report(outcome)) if arguments.json else _format_outcome(outcome)
+        text = json.dumps(_report(outcome)) if as_json else _format_outcome(outcome)
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -92,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 128 + outcome.signal if outcome.signal else 0
 
 
-def _run_folder(overrides: list[str], out: Path | None) -> Path:
+def run_folder_of(overrides: list[str], out: Path | None) -> Path:
     """--out, or runs/PRESET with / replaced by -, since runs/quickstart/adlm is a model folder of the quickstart."""
     preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
@@ -101,7 +113,7 @@ def _run_folder(overrides: list[str], out: Path | None) -> Path:
     return out or Path("runs", str(preset).replace("/", "-"))
 
 
-def _resolve_config(overrides: list[str], out: Path) -> Config:
+def resolve_run(overrides: list[str], out: Path) -> Config:
     """The config of the run; overrides without a preset apply to the existing run in `out`."""
     with reporting_os_errors(out):
         existing = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
@@ -128,6 +140,7 @@ def _report(outcome: "TrainOutcome") -> dict[str, Any]:
         "tokens": counters.tokens,
         "skipped": counters.skipped,
         "nats": None if measured is None or not math.isfinite(measured.nats) else measured.nats,
+        "accuracy": None if measured is None else measured.accuracy,
         "stderr": None if measured is None or not math.isfinite(measured.stderr) else measured.stderr,
         "best_nats": counters.best_nats,
         "best_step": counters.best_step,
@@ -149,6 +162,8 @@ def _format_outcome(outcome: "TrainOutcome") -> str:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
         quantity = "exact loss" if outcome.exact else "upper bound on the loss"
         text += f"\n{quantity} of {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats per token"
+        if measured.accuracy is not None:
+            text += f"\nsolved {measured.accuracy:.1%} of {measured.rows} held-out problems"
     return text
 
 
@@ -197,8 +212,9 @@ def describe_start(start: "RunStart", config: Config) -> str:
     text, train = "streamed text", config.train
     if start.num_rows is not None:
         passes = train.steps * train.batch_size / start.num_rows
+        rows = f"rows of {config.length} tokens" if config.reason is None else "problems"
         text = (
-            f"{start.num_rows:,} rows of {config.length} tokens from {start.num_tokens:,} tokens of text, "
+            f"{start.num_rows:,} {rows} from {start.num_tokens:,} tokens of text, "
             f"{passes:.2g} epochs in {train.steps:,} steps of {train.batch_size} rows"
         )
     held_out = f"{start.num_held_out:,} rows held out" if start.num_held_out else "no rows held out"
@@ -214,6 +230,8 @@ def format_metrics(line: MetricsLine, steps: int, exact: bool, left: str = "") -
         error = "" if stderr is None else f" ± {stderr:.4f}"
         at_most = "" if exact else "<= "
         fields.append(f"held out {at_most}{nats:.4f}{error} nats (ppl {at_most}{line['valid_perplexity']:.2f})")
+    if line.get("valid_accuracy") is not None:
+        fields.append(f"{line['valid_accuracy']:.1%} solved")
     if line.get("skipped"):
         fields.append(f"skipped {line['skipped']}")
     return "  ".join([*fields, left] if left else fields)

@@ -363,6 +363,36 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Fine-tuning a causal language model to solve problems (`adlm reason`): what stands before the answer."""
+
+    method: Literal["no-cot", "cot", "pause", "icot", "coconut", "coconut-pause", "acot"] = "acot"
+    """Reasoning method; docs/reasoning.md describes them."""
+    base: str = ""
+    """Model to fine-tune: a Hugging Face name or folder, a .gguf file or an ar run; empty trains `model` anew."""
+    slots: CountOrZero = 6
+    """Slots between question and answer in the last stage."""
+    epochs: Count = 50
+    """Epochs after the first stage, over all stages."""
+    first_epochs: CountOrZero = 0
+    """Epochs of a first stage of plain chain of thought, for the methods with stages."""
+    stage_epochs: Count = 5
+    """Epochs of each stage; the last one takes those that remain."""
+    slots_a_stage: Count = 1
+    """Slots that each stage adds."""
+    remove_steps: bool | None = None
+    """acot: whether each stage removes one more reasoning step; null does so on prosqa, as published."""
+    anchor_weight: Rate = 1.0
+    """acot: weight of the cross-entropy of the anchor labels."""
+    reset_optimizer: bool = True
+    """Start the optimizer anew at every stage, as Coconut does."""
+    misfits: Literal["refuse", "keep"] = "refuse"
+    """Problems without steps, more steps than slots, labels of several tokens: an error, or kept (first token)."""
+    max_tokens: Count = 128
+    """Largest number of tokens that are generated for a problem."""
+
+
+@dataclass(frozen=True)
 class Config:
     """All options of one run. The resolved config is saved with every model and can be used as a preset."""
 
@@ -381,6 +411,8 @@ class Config:
     anchor: Anchor = field(default_factory=Anchor)
     train: Train = field(default_factory=Train)
     sampling: Sampling = field(default_factory=Sampling)
+    reason: Reason | None = None
+    """Set for reasoning runs (`adlm reason`), null for language modelling."""
 
     def __post_init__(self) -> None:
         if (

@@ -103,23 +103,27 @@ class Block(nn.Module):
             parts = self.modulation(condition)[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         h = h + self._attend(modulate(self.norm1(h), shift1, scale1), gate1, angles, visible)
-        return h + self._mlp(modulate(self.norm2(h), shift2, scale2), gate2)
+        return h + self.mlp(modulate(self.norm2(h), shift2, scale2), gate2)
 
     def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
-        angles = angles[0][:, None], angles[1][:, None]
-        q, k, v = (part.transpose(1, 2) for part in (apply_rotary(q, angles), apply_rotary(k, angles), v))
+        q, k, v = self.queries_keys_values(h, angles)
         if visible is not None and self.causal:
             before = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
             itself = torch.eye(h.shape[1], dtype=torch.bool, device=h.device)  # padding on the left sees nothing else
             visible = visible & before | itself
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
-        return self._gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
+        return self.gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
 
-    def _mlp(self, h: Tensor, gate: Tensor | float) -> Tensor:
-        return self._gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
+    def queries_keys_values(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H, L, d / H) each, rotated, of normed and modulated hidden states (B, L, d)."""
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
+        angles = angles[0][:, None], angles[1][:, None]
+        return apply_rotary(q, angles).transpose(1, 2), apply_rotary(k, angles).transpose(1, 2), v.transpose(1, 2)
 
-    def _gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
+    def mlp(self, h: Tensor, gate: Tensor | float) -> Tensor:
+        return self.gated(F.gelu(self.widen(h), approximate="tanh"), self.narrow, gate)
+
+    def gated(self, h: Tensor, layer: nn.Linear, gate: Tensor | float) -> Tensor:
         """gate * dropout(layer(h)).
 
         A gate shared by all sequences, (1, 1, d), is multiplied into the layer's weights instead:

@@ -4,48 +4,72 @@ Shapes: B rows, L tokens, d wide, V symbols, N targets.
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from adlm.config.schema import Config, Reason
+from adlm.diffusion.times import BatchRng
+from adlm.methods.method import Loss
+from adlm.reasoning.methods import REASONING_METHODS, ReasoningMethod
 from adlm.reasoning.network import CausalLanguageModel, hidden_states
-from adlm.reasoning.rows import ReasoningBatch
+from adlm.reasoning.rows import ReasoningBatch, SpecialIds, as_batch, between_markers
+
+# cuDNN, which training on text prefers, plans anew for every shape: 4 s for a model of 30 layers, where a step takes
+# 0.33 s, and 0.35 s with this kernel (H200, 128 rows of 416 tokens).
+ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
-class ReasoningLoss:
-    """Sums over tokens; `total` carries the gradient."""
+class ReasoningObjective:
+    """What a training step minimises: see `training.step.Objective`. `pad` is True where nothing is predicted."""
 
-    total: Tensor
-    """Cross-entropy of reasoning and answer + anchor_weight * cross-entropy of the anchor labels."""
-    nats: Tensor
-    """Of reasoning and answer."""
-    anchor_nats: Tensor
-    num_tokens: Tensor
-    """Tokens of reasoning and answer: `total` is divided by these, so that anchors do not rescale the rest."""
-    num_anchors: Tensor
-    num_right_anchors: Tensor
-    """Anchors whose label is the most likely token."""
+    config: Config
+    ids: SpecialIds
+    exact: ClassVar[bool] = True
+
+    @property
+    def reason(self) -> Reason:
+        assert self.config.reason is not None
+        return self.config.reason
+
+    @property
+    def reasoning_method(self) -> ReasoningMethod:
+        return REASONING_METHODS[self.reason.method]
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), True at reasoning and answer: the loss is divided by these, so anchors do not rescale the rest."""
+        assert pad is not None
+        return ~pad & ~between_markers(x, self.ids)
+
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+        assert pad is not None
+        batch = as_batch(x, pad, self.ids, self.reasoning_method)
+        with sdpa_kernel(ATTENTION):
+            return reasoning_loss(network, batch, self.reason.anchor_weight if self.reasoning_method.labelled else 0.0)
 
 
-def reasoning_loss(model: CausalLanguageModel, batch: ReasoningBatch, anchor_weight: float) -> ReasoningLoss:
-    """The loss of a batch. Slots without a label have none, and with `anchor_weight` 0 no slot has."""
+def reasoning_loss(model: CausalLanguageModel, batch: ReasoningBatch, anchor_weight: float) -> Loss:
+    """Cross-entropy of reasoning and answer + anchor_weight * cross-entropy of the anchor labels.
+
+    Slots without a label have no loss, and with `anchor_weight` 0 no slot has. `parts["anchors"]` is the cross-entropy
+    of the labels without its weight.
+    """
     hidden = hidden_states(model, batch)
-    nats, _ = _cross_entropy(model, hidden, batch.ids, batch.predicted)
-    anchor_nats, right = _cross_entropy(model, hidden, batch.ids, batch.anchors)
-    total = nats.sum() if anchor_weight == 0 else nats.sum() + anchor_weight * anchor_nats.sum()
-    return ReasoningLoss(
-        total,
-        nats.sum().detach(),
-        anchor_nats.sum().detach(),
-        batch.predicted.sum(),
-        batch.anchors.sum(),
-        right.sum(),
-    )
+    nats = _cross_entropy(model, hidden, batch.ids, batch.predicted)
+    total, parts = nats.sum(), {"answer": nats.sum().detach()}
+    if anchor_weight:
+        anchor_nats = _cross_entropy(model, hidden, batch.ids, batch.anchors).sum()
+        total, parts["anchors"] = total + anchor_weight * anchor_nats, anchor_nats.detach()
+    by_position = torch.zeros(batch.ids.shape, dtype=nats.dtype, device=nats.device)
+    by_position[batch.predicted] = nats.detach()
+    return Loss(total, by_position, batch.predicted.sum(), parts)
 
 
-def _cross_entropy(model: CausalLanguageModel, hidden: Tensor, ids: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
-    """-log p (N,) of the ids at `where` (B, L) given what stands before them, and whether each is the most likely."""
+def _cross_entropy(model: CausalLanguageModel, hidden: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+    """-log p (N,) of the ids at `where` (B, L) given what stands before them."""
     logits = model.logits(hidden[:, :-1][where[:, 1:]]).float()
-    targets = ids[where]
-    return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(dim=-1) == targets
+    return F.cross_entropy(logits, ids[where], reduction="none")

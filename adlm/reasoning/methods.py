@@ -8,15 +8,16 @@ hidden state; or a learnt pause token), in whether slots have labels, and in how
 | no-cot | none | | all |
 | cot | none | | none |
 | pause | pause tokens | | all |
-| icot | none | | one more in each stage |
-| coconut | continuous | no | one more in each stage |
-| coconut-pause | pause tokens | no | one more in each stage |
+| icot | none | | one more in each stage, all in the last |
+| coconut | continuous | no | one more in each stage, all in the last |
+| coconut-pause | pause tokens | no | one more in each stage, all in the last |
 | acot | continuous | yes | none, or one more in each stage (ProsQA) |
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from adlm.config.schema import Reason
 from adlm.errors import UserError
 
 ALL_STEPS = -1
@@ -32,7 +33,7 @@ class ReasoningMethod:
     labelled: bool = False
     """Whether the slots are trained towards the anchor labels."""
     leaves_out_steps: bool = True
-    """Whether stages remove reasoning steps."""
+    """Whether stages remove reasoning steps; for acot a choice of the data: `Reason.remove_steps`."""
     staged: bool = True
     """Whether there is a curriculum: the first stage is CoT, each later one has one more slot or one step fewer."""
 
@@ -69,29 +70,37 @@ class Stage:
         if self.epochs < 1 or self.slots < 0 or self.left_out < ALL_STEPS:
             raise UserError(f"{self} is not a stage: epochs must be at least 1, slots and steps left out at least 0")
 
+    def __str__(self) -> str:
+        steps = "all steps" if self.left_out == ALL_STEPS else _counted(self.left_out, "step")
+        return f"{_counted(self.epochs, 'epoch')} with {_counted(self.slots, 'slot')}, {steps} left out"
 
-def curriculum(
-    name: str, epochs: int, first_epochs: int = 0, stage_epochs: int = 5, max_slots: int = 6, slots_a_stage: int = 1
-) -> list[Stage]:
-    """The stages of a method in `epochs` epochs, after `first_epochs` of plain CoT for the methods with a curriculum.
 
-    Stage s = 1, 2, ... of `stage_epochs` epochs has s * slots_a_stage slots (at most `max_slots`) and leaves out the
-    first s steps; the last stage takes the epochs that remain. In the last stage of iCoT, Coconut and its pause
-    variant no step is left.
+def _counted(num: int, what: str) -> str:
+    return f"{num} {what}{'' if num == 1 else 's'}"
+
+
+def curriculum(reason: Reason, data: str = "") -> list[Stage]:
+    """The stages of a run on the problems of a corpus.
+
+    Methods without stages train for first_epochs + epochs. The others begin with `first_epochs` of plain CoT; stage
+    s = 1, 2, ... of `stage_epochs` has s * slots_a_stage slots, at most `slots`, and leaves out the first s steps; the
+    last stage takes the epochs that remain. ACoT leaves out steps on ProsQA only, unless `remove_steps` says otherwise.
     """
-    if name not in REASONING_METHODS:
-        raise UserError(f"reasoning method {name!r} is not one of {', '.join(REASONING_METHODS)}")
-    method = REASONING_METHODS[name]
+    method = REASONING_METHODS[reason.method]
     if not method.staged:
-        slots = max_slots if method.slots != "none" else 0
-        return [Stage(epochs, slots, ALL_STEPS if method.leaves_out_steps else 0)]
-    stages = [Stage(first_epochs)] if first_epochs else []
-    remaining, number = epochs, 0
+        slots = reason.slots if method.slots != "none" else 0
+        return [Stage(reason.first_epochs + reason.epochs, slots, ALL_STEPS if method.leaves_out_steps else 0)]
+    removes = data == "prosqa" if reason.remove_steps is None else reason.remove_steps
+    stages = [Stage(reason.first_epochs)] if reason.first_epochs else []
+    remaining, number = reason.epochs, 0
     while remaining > 0:
         number += 1
-        is_last = number * slots_a_stage >= max_slots or remaining <= stage_epochs
-        slots = 0 if method.slots == "none" else min(number * slots_a_stage, max_slots)
-        left_out = 0 if not method.leaves_out_steps else number
-        stages.append(Stage(remaining if is_last else stage_epochs, slots, left_out, reset_optimizer=True))
-        remaining -= stages[-1].epochs
+        is_last = number * reason.slots_a_stage >= reason.slots or remaining <= reason.stage_epochs
+        slots = 0 if method.slots == "none" else min(number * reason.slots_a_stage, reason.slots)
+        left_out = ALL_STEPS if is_last else number
+        if method.labelled:
+            left_out = number if removes and slots else 0
+        epochs = remaining if is_last else reason.stage_epochs
+        stages.append(Stage(epochs, slots, left_out, reason.reset_optimizer))
+        remaining -= epochs
     return stages

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adlm.models.transformer import Transformer
+from adlm.models.transformer import Transformer, rotary_angles
 from adlm.reasoning.rows import ReasoningBatch
 
 
@@ -91,7 +92,7 @@ def _visible(is_text: Tensor, num_new: int) -> Tensor:
 
 
 class OwnModel(nn.Module):
-    """Our AR network. Its training form has no KV cache, so a reader reads the row anew for each part."""
+    """Our AR network, without time conditioning."""
 
     def __init__(self, network: Transformer):
         super().__init__()
@@ -109,16 +110,30 @@ class OwnModel(nn.Module):
 
 @dataclass
 class OwnReader:
+    """Keeps keys and values of every block. Rotary embeddings are relative, so padding on the left changes nothing."""
+
     network: Transformer
-    inputs: list[Tensor] = field(default_factory=list)
-    is_text: list[Tensor] = field(default_factory=list)
+    cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values (B, H, L, d / H) of everything read so far, block by block."""
+    is_text: Tensor | None = None
 
     def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
-        self.inputs.append(inputs)
-        self.is_text.append(is_text)
-        pad = ~torch.cat(self.is_text, dim=1)
-        hidden = self.network.trunk(torch.cat(self.inputs, dim=1), None, pad if pad.any() else None)
-        return hidden[:, -inputs.shape[1] :]  # type: ignore[no-any-return]
+        trunk: Any = self.network.trunk
+        num_new = inputs.shape[1]
+        self.is_text = is_text if self.is_text is None else torch.cat([self.is_text, is_text], dim=1)
+        visible = _visible(self.is_text, num_new)
+        cos, sin = rotary_angles(self.is_text.shape[1], trunk.head_width, like=inputs)
+        h, cache = inputs, []
+        for number, block in enumerate(trunk.blocks):
+            q, k, v = block.queries_keys_values(block.norm1(h), (cos[-num_new:], sin[-num_new:]))
+            if self.cache:
+                k, v = (torch.cat(pair, dim=2) for pair in zip(self.cache[number], (k, v), strict=True))
+            cache.append((k, v))
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+            h = h + block.gated(mixed.transpose(1, 2).flatten(-2), block.out, 1.0)
+            h = h + block.mlp(block.norm2(h), 1.0)
+        self.cache = cache
+        return trunk.finish(h, None)  # type: ignore[no-any-return]
 
 
 def hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
@@ -150,24 +165,35 @@ def plain_hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Te
 
 
 @torch.no_grad()
-def add_special_tokens(model: HuggingFaceModel, num: int) -> range:
-    """Adds `num` symbols to embedding and output layer and returns their ids.
+def resize_vocabulary(model: HuggingFaceModel | OwnModel, num_known: int, size: int) -> None:
+    """Give embedding and output layer at least `size` symbols; those from `num_known` on are new.
 
-    Their rows are the mean of the existing rows: a new symbol starts as likely as an average one, and its embedding has
-    an ordinary size. A small seeded noise tells them apart.
+    The rows of new symbols are the mean of the others: a new symbol starts as likely as an average one, and its
+    embedding has an ordinary size. A small seeded noise tells them apart.
     """
-    old = model.model.get_input_embeddings().weight.shape[0]
-    means = [layer.weight.mean(dim=0) for layer in _embedding_layers(model.model)]
-    model.model.resize_token_embeddings(old + num, mean_resizing=False)
+    if isinstance(model, HuggingFaceModel):
+        network = model.model
+        if network.get_input_embeddings().weight.shape[0] < size:
+            network.resize_token_embeddings(size, mean_resizing=False)
+        embedding, output = network.get_input_embeddings(), network.get_output_embeddings()
+    else:
+        embedding, output = _with_rows(model.network.embedding, size), _with_rows(model.network.head, size)
+        model.network.embedding, model.network.head = embedding, output
     generator = torch.Generator().manual_seed(0)
-    for layer, mean in zip(_embedding_layers(model.model), means, strict=True):
-        spread = layer.weight[:old].std(dim=0)
-        noise = torch.randn(num, len(mean), generator=generator).to(mean)
-        layer.weight[old:] = mean + 0.1 * spread * noise
-    return range(old, old + num)
+    for layer in [embedding] if output.weight is embedding.weight else [embedding, output]:
+        mean, spread = layer.weight[:num_known].mean(dim=0), layer.weight[:num_known].std(dim=0)
+        num_new = len(layer.weight) - num_known
+        noise = torch.randn(num_new, len(mean), generator=generator).to(mean)
+        layer.weight[num_known:] = mean + 0.1 * spread * noise
 
 
-def _embedding_layers(model: Any) -> list[Any]:
-    """The input embedding and, unless it shares its weights, the output layer."""
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    return [embedding] if output.weight is embedding.weight else [embedding, output]
+def _with_rows(layer: Any, num: int) -> Any:
+    """An embedding or linear layer with `num` rows, the first of them those of `layer`; a new bias is the mean."""
+    if isinstance(layer, nn.Embedding):
+        new: Any = nn.Embedding(num, layer.embedding_dim)
+    else:
+        new = nn.Linear(layer.in_features, num)
+        new.bias[: len(layer.bias)] = layer.bias
+        new.bias[len(layer.bias) :] = layer.bias.mean()
+    new.weight[: len(layer.weight)] = layer.weight
+    return new.to(layer.weight)

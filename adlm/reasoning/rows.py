@@ -1,4 +1,4 @@
-"""From a problem to token ids: `question [BOA] slot*k [EOA] reasoning answer`, as one row or as the prompt of one.
+"""From problems to token ids: `question [BOA] slot*k [EOA] reasoning answer`, as rows or as prompts. No networks.
 
 A slot of a row holds the id it is trained towards: its anchor label, or [ANT] where there is none. So next-token
 targets are the targets of the method: [BOA] predicts the first label, slot i label i + 1, the last slot [EOA].
@@ -8,15 +8,42 @@ Shapes: B rows, L ids.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.data.reasoning import gsm8k, prontoqa, prosqa
 from adlm.data.reasoning.problem import Problem
 from adlm.errors import UserError
 from adlm.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage
+from adlm.tokens import Tokenizer, add_special_tokens
+
+Ids = NDArray[np.int64]
 
 ANSWER_MARK = "### "
+BOA, SLOT, EOA, PAUSE, PAD = "[BOA]", "[ANT]", "[EOA]", "[PAUSE]", "[PAD]"
+WIDTH = 16  # questions and answers are padded to multiples of this, so that batches have few different shapes
+REMEDY = "remove it, or set reason.misfits=keep"
+
+
+@dataclass(frozen=True)
+class AnchorLabels:
+    """The anchor labels of the problems of a corpus."""
+
+    of: Callable[[Problem], tuple[str, ...]]
+    """The labels of a problem, in order."""
+    before: str = " "
+    """What stands before a label in the reasoning, which decides how it is tokenized."""
+
+
+ANCHOR_LABELS = {
+    "gsm8k": AnchorLabels(gsm8k.anchor_labels, before=""),
+    "prosqa": AnchorLabels(prosqa.anchor_labels),
+    "prontoqa": AnchorLabels(prontoqa.anchor_labels),
+}
 
 
 @dataclass(frozen=True)
@@ -34,36 +61,74 @@ class SpecialIds:
     eos: int
 
 
+def with_reasoning_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with [BOA], [ANT], [EOA], [PAUSE] and [PAD]; one that has them already keeps its ids."""
+    if tokenizer.vocabulary.eos_id is None:
+        raise UserError(f"tokenizer {tokenizer.name} has no end-of-text token, with which an answer ends; use another")
+    return add_special_tokens(tokenizer, (BOA, SLOT, EOA, PAUSE, PAD))
+
+
+def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+    """The ids of a tokenizer made by `with_reasoning_tokens`."""
+    pad, boa, slot, eoa, pause = map(tokenizer.engine.token_to_id, (PAD, BOA, SLOT, EOA, PAUSE))
+    return SpecialIds(pad, boa, slot, eoa, pause, tokenizer.vocabulary.eos_id)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class EncodedProblem:
+    """The ids of the parts of a problem."""
+
+    question: Ids
+    steps: tuple[Ids, ...]
+    answer: Ids
+    """With its mark and the end-of-text token."""
+    labels: tuple[int, ...]
+    """The anchor labels: the first token of each, as it stands in the reasoning."""
+
+
 @dataclass(frozen=True)
 class Encoder:
     """How problems become ids."""
 
-    encode: Callable[[str], list[int]]
-    labels: Callable[[Problem], tuple[str, ...]]
-    """The anchor labels of a problem, in order."""
+    encode_batch: Callable[[Sequence[str]], list[list[int]]]
+    labels: AnchorLabels
     ids: SpecialIds
+    misfits: Literal["refuse", "keep"] = "keep"
 
-    def label_id(self, label: str) -> int:
-        """The first token of a label as it stands in a text, after a space.
+    def encode(self, problems: Sequence[Problem], where: str = "problem") -> list[EncodedProblem]:
+        """The problems; errors name a problem `where` 1, 2, ...
 
         A slot predicts one token. Of a label that the tokenizer splits, the first token is the target: it is what the
         model has to write first when the label is due.
         """
-        return self.encode(f" {label}")[0]
+        texts: list[str] = []
+        labels = [self.labels.of(problem) for problem in problems]
+        for number, (problem, given) in enumerate(zip(problems, labels, strict=True), 1):
+            if self.misfits == "refuse" and not problem.steps:
+                raise UserError(f"{where} {number} has no steps ({problem.question:.40}...); {REMEDY}")
+            texts += [f"{problem.question}\n", *(f"{step}\n" for step in problem.steps)]
+            texts += [f"{ANSWER_MARK}{problem.answer}", *(f"{self.labels.before}{label}" for label in given)]
+        encoded, result = iter(self.encode_batch(texts)), []
+        for number, (problem, given) in enumerate(zip(problems, labels, strict=True), 1):
+            question, *steps = [np.array(next(encoded), dtype=np.int64) for _ in range(1 + len(problem.steps))]
+            answer = np.array([*next(encoded), self.ids.eos], dtype=np.int64)
+            parts = [next(encoded) for _ in given]
+            split = next((label for label, ids in zip(given, parts, strict=True) if len(ids) > 1), None)
+            if self.misfits == "refuse" and split is not None:
+                raise UserError(f"the tokenizer splits the anchor label {split!r} of {where} {number}; {REMEDY}")
+            result.append(EncodedProblem(question, tuple(steps), answer, tuple(ids[0] for ids in parts)))
+        return result
 
-    def prompt(self, problem: Problem, method: ReasoningMethod, num_slots: int) -> list[int]:
+    def prompt(self, problem: EncodedProblem, method: ReasoningMethod, num_slots: int) -> list[int]:
         """The question and the slots: what is given at inference."""
-        return self.encode(f"{problem.question}\n") + self._slots([], method, num_slots)
+        return [*problem.question.tolist(), *self._slots((), method, num_slots)]
 
-    def row(self, problem: Problem, method: ReasoningMethod, stage: Stage) -> "ReasoningRow":
+    def row(self, problem: EncodedProblem, method: ReasoningMethod, stage: Stage) -> "ReasoningRow":
         """The ids of a problem in a stage."""
-        question = self.encode(f"{problem.question}\n")
-        labels = [self.label_id(label) for label in self.labels(problem)] if method.labelled else []
-        slots = self._slots(labels, method, stage.slots)
+        slots = self._slots(problem.labels if method.labelled else (), method, stage.slots)
         steps = () if stage.left_out == ALL_STEPS else problem.steps[stage.left_out :]
-        rest = [index for step in steps for index in self.encode(f"{step}\n")]
-        rest += [*self.encode(f"{ANSWER_MARK}{problem.answer}"), self.ids.eos]
-        return ReasoningRow(question + slots + rest, len(question), len(question) + len(slots))
+        ids = np.concatenate([problem.question, np.array(slots, dtype=np.int64), *steps, problem.answer])
+        return ReasoningRow(ids, len(problem.question), len(problem.question) + len(slots))
 
     def _slots(self, labels: Sequence[int], method: ReasoningMethod, num: int) -> list[int]:
         if num == 0 or method.slots == "none":
@@ -77,7 +142,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class ReasoningRow:
-    ids: list[int]
+    ids: Ids
     num_question: int
     num_prompt: int
     """Question and slots, with their markers."""
@@ -99,23 +164,44 @@ class ReasoningBatch:
     """The columns of continuous slots, whose input is the hidden state before them."""
 
 
-def collate(rows: Sequence[ReasoningRow], ids: SpecialIds, method: ReasoningMethod, num_slots: int) -> ReasoningBatch:
-    """A batch of rows of one stage."""
+def collate(
+    rows: Sequence[ReasoningRow], ids: SpecialIds, method: ReasoningMethod, num_slots: int, width: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Rows of one stage as x (B, L) and pad (B, L), True where nothing is predicted: all that a batch is made of.
+
+    Padding on the left lets slots share columns. Questions and what follows them are padded to multiples of `width`.
+    """
     if not rows:
         raise UserError("a batch needs at least one problem")
-    before = max(row.num_question for row in rows)
-    length = before + max(len(row.ids) - row.num_question for row in rows)
-    x = torch.full((len(rows), length), ids.pad)
-    is_text, predicted, anchors = (torch.zeros(len(rows), length, dtype=torch.bool) for _ in range(3))
+    before = _round_up(max(row.num_question for row in rows), width)
+    length = before + _round_up(max(len(row.ids) - row.num_question for row in rows), width)
+    x, pad = np.full((len(rows), length), ids.pad), np.ones((len(rows), length), dtype=bool)
     for index, row in enumerate(rows):
         start = before - row.num_question
-        x[index, start : start + len(row.ids)] = torch.tensor(row.ids)
-        is_text[index, start : start + len(row.ids)] = True
-        predicted[index, start + row.num_prompt : start + len(row.ids)] = True
-    continuous = method.slots == "continuous" and num_slots > 0
-    slots = range(before + 1, before + 1 + num_slots) if continuous else range(0)
-    if method.labelled and continuous:
-        columns = slice(slots.start, slots.stop)
-        anchors[:, columns] = x[:, columns] != ids.slot
-        anchors[:, slots.stop] = anchors[:, slots.stop - 1]  # the last slot predicts [EOA] if it has a label itself
-    return ReasoningBatch(x, is_text, predicted, anchors, slots)
+        x[index, start : start + len(row.ids)] = row.ids
+        pad[index, start + row.num_prompt : start + len(row.ids)] = False
+    if method.labelled and num_slots:
+        columns = slice(before + 1, before + 1 + num_slots)
+        pad[:, columns] = x[:, columns] == ids.slot
+        pad[:, columns.stop] = pad[:, columns.stop - 1]  # the last slot predicts [EOA] if it has a label itself
+    return torch.from_numpy(x), torch.from_numpy(pad)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def as_batch(x: Tensor, pad: Tensor, ids: SpecialIds, method: ReasoningMethod) -> ReasoningBatch:
+    """The batch that `collate` made x and pad of. Synchronizes with the device if the method has continuous slots."""
+    between = between_markers(x, ids)
+    columns = range(0)
+    if method.slots == "continuous":
+        found = between[0].nonzero()[:, 0].tolist()
+        columns = range(found[0] + 1, found[-1]) if found else columns
+    return ReasoningBatch(x, x != ids.pad, ~pad & ~between, ~pad & between, columns)
+
+
+def between_markers(x: Tensor, ids: SpecialIds) -> Tensor:
+    """(B, L), True from [BOA] to [EOA], both included."""
+    opened, closed = (x == ids.boa).cumsum(dim=1), (x == ids.eoa).cumsum(dim=1)
+    return (opened > closed) | (x == ids.eoa)

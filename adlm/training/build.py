@@ -46,10 +46,10 @@ def build_train_state(
     if should_compile(train, processes.device) and (problem := compile_trunks(network)):
         report(problem)
     shard_network(network, processes)
-    return new_train_state(method, network.train(), _autocast_dtype(train, processes.device), flops)
+    return new_train_state(method, network.train(), autocast_dtype(train, processes.device), flops)
 
 
-def _autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
     precision = train.precision
     return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and device.type == "cuda") else None
 

@@ -291,6 +291,8 @@ def metrics_line(
             "valid_perplexity": perplexity(measured.nats),
             "valid_tokens": measured.tokens,
         }
+        if measured.accuracy is not None:
+            line["valid_accuracy"] = measured.accuracy
     return {**line, **timings}
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
-from adlm.config.schema import Train
+from adlm.config.schema import Config, Train
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
-from adlm.methods.method import Method
+from adlm.methods.method import Loss
 from adlm.training.sharding import gather_tensors, reshard
 
 
@@ -73,11 +73,25 @@ def _local(weight: Tensor) -> Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
+class Objective(Protocol):
+    """What a step needs of a method: see `methods.method.Method`."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor: ...
+
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss: ...
+
+
 @dataclass(frozen=True)
 class TrainState:
     """What a step changes, and how it computes."""
 
-    method: Method
+    method: Objective
     network: Any
     optimizer: AdamW
     ema: EMA | None
@@ -124,7 +138,7 @@ class TrainState:
 
 
 def new_train_state(
-    method: Method, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
+    method: Objective, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
 ) -> TrainState:
     """The state before the first step, with the optimizer and the EMA of the config."""
     train = method.config.train
@@ -182,7 +196,7 @@ def micro_batch_shape(train: Train, num_ranks: int) -> tuple[int, int]:
     return train.batch_size // (num_ranks * size), size
 
 
-def count_tokens(method: Method, batches: Sequence[MicroBatch]) -> int:
+def count_tokens(method: Objective, batches: Sequence[MicroBatch]) -> int:
     """The number of predicted tokens: the nats per token of these batches are means over them."""
     return sum(int(method.predicted(batch.x, batch.pad).sum()) for batch in batches)
 

@@ -1,7 +1,7 @@
-"""The training loop, for every method: prepare the data, build or resume the state, train, validate, checkpoint.
+"""The training loop: open the data, build or resume the state, train, validate, checkpoint.
 
-Independent of any particular method and of the console: progress goes to a `Reporter`. Every process runs this code;
-only the main process (rank 0) writes files and reports.
+Independent of the task (`task.py`), of any particular method and of the console: progress goes to a `Reporter`. Every
+process runs this code; only the main process (rank 0) writes files and reports.
 """
 
 import math
@@ -14,18 +14,13 @@ from typing import Any, Protocol
 
 import torch
 
-from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
-from adlm.limits import check_training
-from adlm.methods import method_of
 from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint, run_folder
-from adlm.training.build import build_train_state
-from adlm.training.data import TrainingData, log_frequencies, open_training_data
 from adlm.training.metrics import (
     Counters,
     MetricsLine,
@@ -49,8 +44,9 @@ from adlm.training.step import (
     train_step,
 )
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
+from adlm.training.task import OpenTask, Task, open_text_task
 from adlm.training.throughput import ThroughputMeter
-from adlm.training.validation import ValidationResult, validate, write_samples
+from adlm.training.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ class TrainContext:
     config: Config
     processes: Processes
     run: RunFolder
-    data: TrainingData
+    task: Task
     state: TrainState
     logger: MetricsLogger | None
     """None except in the main process."""
@@ -122,7 +118,7 @@ class TrainContext:
     stop: Stop
 
 
-def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
+def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = open_text_task) -> TrainOutcome:
     """Train `config` into the folder `out`, resuming the run there if there is one."""
     with training_processes(config.train, reporter.info) as processes:
         main = processes.is_main_process
@@ -136,21 +132,18 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
             previous = _previous_config(run, latest)
             if previous is not None:
                 run_folder.check_options(run, previous, config, include_data_options=False)
-            data = open_training_data(config, run, processes, report)
-            config = data.config
-            method_of(config)  # raises for an invalid config before it is saved as the run's config
-            check_training(config, processes.device, processes.num_ranks)
+            task = open_task(config, run, processes, report)
+            config = task.config
             changes = [] if previous is None else run_folder.check_options(run, previous, config)
             if latest is not None:
-                run_folder.check_fingerprint(run, data.fingerprint)
+                run_folder.check_fingerprint(run, task.fingerprint)
                 run_folder.check_steps(run, config, latest.counters.step)
-            frequencies = log_frequencies(data, processes) if config.train.unigram_start else None
-            state = build_train_state(config, processes, report, frequencies)
+            state = task.build_state(processes, report)
             counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
                 for change in changes:
                     report(change)
-                run_folder.save_run(run, config, data.fingerprint)
+                run_folder.save_run(run, config, task.fingerprint)
                 if latest is not None:
                     checkpoint.set_damaged_aside(latest)
                     checkpoint.prune_checkpoints(run.checkpoints, config.train.keep)
@@ -158,7 +151,7 @@ def train(config: Config, out: Path, reporter: Reporter) -> TrainOutcome:
             try:
                 with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
                     main_reporter = reporter if main else None
-                    context = TrainContext(config, processes, run, data, state, logger, main_reporter, stop)
+                    context = TrainContext(config, processes, run, task, state, logger, main_reporter, stop)
                     return _training_loop(context, counters)
             finally:
                 if logger is not None:
@@ -219,7 +212,7 @@ def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Cal
 def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
     """Steps until `train.steps` are done or a signal asks to stop."""
     config, processes, first_step = context.config, context.processes, counters.step
-    batches = context.data.training.batches(counters.position)
+    batches = context.task.training.batches(counters.position)
     meter = ThroughputMeter(counters, processes.device, context.state.flops_per_token, processes.num_ranks)
     pending: PendingReport | None = None  # the last step's report, which may still be computed on the device
     measured: ValidationResult | None = None
@@ -233,6 +226,8 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         if stopped or failed:
             return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
         assert isinstance(batch, Batch)
+        if batch.resets_optimizer:
+            context.state.optimizer.state.clear()
         report = _step(context, counters, parts, int(tokens))
         counters = _add_pending(context, counters, pending)
         counters, pending = _count_step(counters, batch, int(tokens)), report
@@ -248,14 +243,14 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
 
 
 def _run_start(context: TrainContext, step: int) -> RunStart:
-    config, data = context.config, context.data
+    config, task = context.config, context.task
     return RunStart(
         device_name(context.processes.device),
         config.train.threads if context.processes.device.type == "cpu" else None,
         num_parameters(context.state.network),
-        data.num_rows,
-        data.num_tokens,
-        data.num_held_out,
+        task.num_rows,
+        task.num_tokens,
+        task.num_held_out,
         step,
         context.state.method.exact,
     )
@@ -345,7 +340,7 @@ def _validate_and_checkpoint(
         counters = replace(counters, window={})
     if is_last or _is_multiple(step, train.sample_every):
         with state.with_ema():
-            write_samples(state.method, state.network, context.data, context.run.samples, step, context.processes)
+            context.task.write_samples(state, context.run.samples, step, context.processes)
     if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured
@@ -353,11 +348,10 @@ def _validate_and_checkpoint(
 
 def _validate(context: TrainContext) -> ValidationResult | None:
     """The bound on the held-out rows, with the EMA weights."""
-    if not context.data.num_held_out:
+    if not context.task.num_held_out:
         return None
-    _, size = micro_batch_shape(context.config.train, context.processes.num_ranks)
     with context.state.with_ema():
-        return validate(context.state.method, context.state.network, context.data, size, context.processes)
+        return context.task.validate(context.state, context.processes)
 
 
 def _save_if_best(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> Counters:
@@ -388,11 +382,8 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
 
 
 def _save_model(context: TrainContext, path: Path) -> None:
-    """Write a model folder. Model folders are shared, so its config leaves out the local path `data.prepared`."""
     weights = context.state.model_weights(context.processes)
-    config = replace(context.config, data=replace(context.config.data, prepared=""))
-    model = ModelFolder(config, weights, context.data.tokenizer)
-    context.processes.on_main_process(lambda: replace_model_folder(model, path))
+    context.processes.on_main_process(lambda: context.task.save_model(weights, path))
 
 
 def _stop_early(

@@ -36,6 +36,8 @@ class ValidationResult:
     """Standard error of the mean over rows and noise, as if rows were independent; rows of one document are not."""
     tokens: int
     rows: int
+    accuracy: float | None = None
+    """Share of the problems that are solved, in runs on problems."""
 
 
 def validate(method: Method, network: Any, data: TrainingData, size: int, processes: Processes) -> ValidationResult:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import randomized
 
-from adlm.config.schema import Model
+from adlm.config.schema import Model, Reason
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
 from adlm.data.reasoning.problem import Problem
 from adlm.models.transformer import Transformer
@@ -16,11 +16,11 @@ from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, curricul
 from adlm.reasoning.network import (
     HuggingFaceModel,
     OwnModel,
-    add_special_tokens,
     hidden_states,
     plain_hidden_states,
+    resize_vocabulary,
 )
-from adlm.reasoning.rows import Encoder, SpecialIds, collate
+from adlm.reasoning.rows import AnchorLabels, Encoder, SpecialIds, as_batch, collate
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,7 +34,7 @@ PROBLEMS = [
     ),
     Problem("Ada is a wug. Is Ada a wug or dax?", ("Ada is a wug.",), "Ada is a wug."),
 ]
-ENCODER = Encoder(lambda text: list(text.encode("ascii")), prosqa.anchor_labels, IDS)
+ENCODER = Encoder(lambda texts: [list(text.encode("ascii")) for text in texts], AnchorLabels(prosqa.anchor_labels), IDS)
 ACOT, COT, COCONUT = REASONING_METHODS["acot"], REASONING_METHODS["cot"], REASONING_METHODS["coconut"]
 
 
@@ -65,8 +65,8 @@ def built(build):
 
 
 def batch_of(method, stage, problems=PROBLEMS):
-    rows = [ENCODER.row(problem, method, stage) for problem in problems]
-    return collate(rows, IDS, method, stage.slots)
+    rows = [ENCODER.row(problem, method, stage) for problem in ENCODER.encode(problems)]
+    return as_batch(*collate(rows, IDS, method, stage.slots), IDS, method)
 
 
 def loss_and_gradients(model, method, stage, weight=1.0):
@@ -186,7 +186,7 @@ def test_problems_generated_together_are_written_as_alone(build, method):
         REASONING_METHODS[method],
         3 if REASONING_METHODS[method].slots != "none" else 0,
     )
-    prompts = [ENCODER.prompt(problem, method, num_slots) for problem in PROBLEMS]
+    prompts = [ENCODER.prompt(problem, method, num_slots) for problem in ENCODER.encode(PROBLEMS)]
     args = (IDS, method, num_slots, 12, torch.device("cpu"))
     together = generate(model, prompts, *args)
     assert together == [generate(model, [prompt], *args)[0] for prompt in prompts]
@@ -199,30 +199,42 @@ def test_generation_continues_the_row_that_training_read(build):
     model, stage = built(build), Stage(1, slots=2, left_out=ALL_STEPS)
     batch = batch_of(ACOT, stage, PROBLEMS[:1])
     logits = model.logits(hidden_states(model, batch))[0, batch.slots.stop]
-    [written] = generate(model, [ENCODER.prompt(PROBLEMS[0], ACOT, 2)], IDS, ACOT, 2, 1, torch.device("cpu"))
+    [written] = generate(
+        model, [ENCODER.prompt(ENCODER.encode(PROBLEMS)[0], ACOT, 2)], IDS, ACOT, 2, 1, torch.device("cpu")
+    )
     assert (written.ids or [IDS.eos]) == [int(logits.argmax())]
 
 
-def test_new_symbols_begin_near_the_mean_embedding_and_tied_layers_stay_tied():
-    model = built(gpt2)
-    before = model.model.get_input_embeddings().weight.detach().clone()
-    new = add_special_tokens(model, 5)
-    after = model.model.get_input_embeddings().weight
-    assert list(new) == list(range(134, 139))
+@every_model
+def test_new_symbols_begin_near_the_mean_embedding_and_tied_layers_stay_tied(build):
+    model = built(build)
+    before = model.embed(torch.arange(134)).detach().clone()
+    resize_vocabulary(model, 134, 139)
+    after = model.embed(torch.arange(139))
     assert torch.equal(after[:134], before)
     assert (after[134:] - before.mean(dim=0)).abs().max() < before.std(dim=0).max()
     assert len({tuple(row.tolist()) for row in after[134:]}) == 5
-    assert model.model.get_output_embeddings().weight is after
+    assert model.logits(after).shape == (139, 139)
+    if build is gpt2:
+        assert model.model.get_output_embeddings().weight is model.model.get_input_embeddings().weight
 
 
 def test_curricula():
-    assert curriculum("cot", 10) == [Stage(10)]
-    assert curriculum("no-cot", 10) == [Stage(10, 0, ALL_STEPS)]
-    assert curriculum("pause", 10, max_slots=6) == [Stage(10, 6, ALL_STEPS)]
-    acot = curriculum("acot", 50, first_epochs=5, stage_epochs=5, max_slots=6)
+    def stages(method, data="prosqa", **options):
+        return curriculum(Reason(method, **options), data)
+
+    assert stages("cot", epochs=10) == [Stage(10)]
+    assert stages("no-cot", epochs=8, first_epochs=2) == [Stage(10, 0, ALL_STEPS)]
+    assert stages("pause", epochs=10, slots=6) == [Stage(10, 6, ALL_STEPS)]
+    acot = stages("acot", first_epochs=5)
     assert [(stage.epochs, stage.slots, stage.left_out) for stage in acot] == [
         (5, 0, 0), (5, 1, 1), (5, 2, 2), (5, 3, 3), (5, 4, 4), (5, 5, 5), (25, 6, 6)
     ]  # fmt: skip
     assert [stage.reset_optimizer for stage in acot] == [False] + [True] * 6
-    assert sum(stage.epochs for stage in curriculum("icot", 7, stage_epochs=3)) == 7
-    assert all(stage.slots == 0 for stage in curriculum("icot", 7, stage_epochs=3))
+    gsm8k = stages("acot", "gsm8k", epochs=25, stage_epochs=3, slots=2)
+    assert [(stage.epochs, stage.slots, stage.left_out) for stage in gsm8k] == [(3, 1, 0), (22, 2, 0)]
+    coconut = stages("coconut", "gsm8k", epochs=25, stage_epochs=3, slots=6, slots_a_stage=2)
+    assert [(stage.epochs, stage.slots, stage.left_out) for stage in coconut] == [(3, 2, 1), (3, 4, 2), (19, 6, -1)]
+    assert sum(stage.epochs for stage in stages("icot", epochs=7, stage_epochs=3)) == 7
+    assert all(stage.slots == 0 for stage in stages("icot", epochs=7, stage_epochs=3))
+    assert stages("acot", slots=0, epochs=3) == [Stage(3, reset_optimizer=True)]

@@ -15,7 +15,7 @@ from small_runs import RecordingReporter, corpus, logged, run, weights
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
-from adlm.training import checkpoint, run_folder, train
+from adlm.training import checkpoint, run_folder, task, train
 from adlm.training.validation import ValidationResult
 
 SHORT = ("model.blocks=1", "train.steps=4", "train.checkpoint_every=2", "train.valid_every=2")
@@ -157,8 +157,8 @@ def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("nats", [math.nan, math.inf])
 def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
-    validate, reporter = train.validate, RecordingReporter()
-    monkeypatch.setattr(train, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
+    validate, reporter = task.validate, RecordingReporter()
+    monkeypatch.setattr(task, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
     outcome = run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
@@ -166,7 +166,7 @@ def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nat
     manifest = json.loads((tmp_path / "run/checkpoints/step-00000004/checkpoint.json").read_text())
     assert manifest["nats"] is None
     assert logged(tmp_path / "run")[-1]["valid_nats"] is None
-    monkeypatch.setattr(train, "validate", validate)
+    monkeypatch.setattr(task, "validate", validate)
     outcome = run(prepared, tmp_path / "run", *SHORT, "train.steps=6")
     assert outcome.counters.best_step == 6
     assert (tmp_path / "run" / "best").is_dir()

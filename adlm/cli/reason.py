@@ -1,0 +1,218 @@
+"""`adlm reason`: fine-tune a causal language model to solve problems, evaluate it, and watch it solve one problem."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from adlm.cli.console import Console, Progress
+from adlm.cli.train import resolve_run, run_folder_of, train_and_report
+from adlm.config.schema import Config
+from adlm.errors import UserError
+from adlm.files import check_output, file_sha256, replacing
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.data.reasoning.problem import Problem
+    from adlm.reasoning.solve import Score, Solution, Solver
+
+EXAMPLE = """adlm reason train prosqa/small --out runs/prosqa
+  adlm reason train prosqa/gpt2 reason.method=coconut --out runs/coconut
+  adlm reason eval runs/prosqa --data prosqa --out answers.jsonl
+  adlm reason show runs/prosqa --data prosqa --problem 7"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    train = actions.add_parser("train", help="train, resume or extend a run", description="Train or resume a run.")
+    train.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="a preset such as prosqa/small, then option=value"
+    )
+    train.add_argument("--out", metavar="RUN", type=Path, help="run folder (default: runs/PRESET)")
+    train.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+    evaluate = actions.add_parser("eval", help="exact-match accuracy on a set of problems")
+    _add_model(evaluate)
+    evaluate.add_argument("--limit", metavar="N", type=int, help="solve the first N problems only")
+    evaluate.add_argument(
+        "--slots", metavar="N", type=int, nargs="+", help="numbers of slots to evaluate (default: of the last stage)"
+    )
+    evaluate.add_argument("--out", metavar="FILE", type=Path, help="write every answer as a line of JSON")
+    evaluate.add_argument("--force", action="store_true", help="replace an existing FILE")
+    evaluate.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+    show = actions.add_parser("show", help="one problem being solved: slots, their labels, the answer")
+    _add_model(show)
+    show.add_argument("--problem", metavar="N", type=int, default=1, help="which problem, from 1 on (default: 1)")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=Path, help="a run or model folder of adlm reason train")
+    parser.add_argument(
+        "--data",
+        metavar="NAME_OR_FILE",
+        help="gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
+    )
+    parser.add_argument("--root", metavar="DIR", help="folder that holds the corpora (default: ADLM_DATA)")
+    parser.add_argument("--split", choices=("test", "valid", "train"), default="test", help="default: test")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    actions = {"train": _train, "eval": _evaluate, "show": _show}
+    return actions[arguments.action](arguments)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    out = run_folder_of(arguments.overrides, arguments.out)
+    config = resolve_run(arguments.overrides, out)
+    from adlm.reasoning.training import open_reasoning_task, with_steps
+
+    return train_and_report(with_steps(config), out, open_reasoning_task, arguments.json)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    check_output(arguments.out, force=arguments.force)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UserError(f"--limit {arguments.limit} must be at least 1")
+    solver, name, path, problems = _open(arguments)
+    from adlm.reasoning.solve import score
+
+    problems = problems[: arguments.limit]
+    results = []
+    with ExitStack() as stack:
+        file = None
+        if arguments.out is not None:
+            file = stack.enter_context(stack.enter_context(replacing(arguments.out)).open("w", encoding="utf-8"))
+        for num_slots in arguments.slots or [solver.last_stage.slots]:
+            solutions = _solve(solver, problems, num_slots, name)
+            results.append(_result(solver, name, path, num_slots, score(solutions)))
+            if file is not None:
+                file.writelines(f"{json.dumps(_line(solution, num_slots))}\n" for solution in solutions)
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(results[0] if len(results) == 1 else results)}\n")
+        return 0
+    console = Console()
+    for result in results:
+        _print_result(console, result)
+    if arguments.out is not None:
+        console.print(f"answers: {arguments.out}", style="dim")
+    return 0
+
+
+def _solve(solver: "Solver", problems: Sequence["Problem"], num_slots: int, name: str) -> list["Solution"]:
+    bar = Progress(Console(stderr=True), "solving", len(problems), 0)
+    solutions = []
+    try:
+        for solution in solver.solve(problems, num_slots, name):
+            solutions.append(solution)
+            bar.update(len(solutions))
+    finally:
+        bar.close()
+    return solutions
+
+
+def _open(arguments: argparse.Namespace) -> tuple["Solver", str, Path | None, Sequence["Problem"]]:
+    """The model, the name of the corpus, the file of problems if there is one, and the problems."""
+    from adlm.distributed import device_of
+    from adlm.reasoning.solve import load_solver
+
+    solver = load_solver(arguments.model, device_of(arguments.device))
+    name, path, problems = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
+    if not problems:
+        raise UserError(f"--data {arguments.data}: there is no problem in it")
+    slots = getattr(arguments, "slots", None) or ()
+    for num in slots:
+        if not 0 <= num <= 1000:
+            raise UserError(f"--slots {num} must be from 0 to 1000")
+    return solver, name, path, problems
+
+
+def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, Path | None, list["Problem"]]:
+    from adlm.data.sources.problem_files import READERS, ProblemFile
+    from adlm.reasoning.rows import ANCHOR_LABELS
+    from adlm.reasoning.training import problem_parts
+
+    if data not in ANCHOR_LABELS:
+        file = Path(data)
+        if file.suffix not in READERS or not file.is_file():
+            names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
+            raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
+        return config.data.name, file, list(READERS[file.suffix](file))
+    section = replace(config.data, name=data, problems=0, root=arguments.root or "")
+    parts = problem_parts(replace(config, data=section))
+    if arguments.split not in parts:
+        raise UserError(f"--split {arguments.split}: {data} has {', '.join(parts)} only")
+    part = parts[arguments.split]
+    return data, part.path if isinstance(part, ProblemFile) else None, list(part.problems())
+
+
+def _result(solver: "Solver", name: str, path: Path | None, num_slots: int, found: "Score") -> dict[str, Any]:
+    return {
+        "method": solver.reason.method,
+        "base": solver.reason.base,
+        "data": name,
+        "file": None if path is None else path.name,
+        "sha256": None if path is None else file_sha256(path),
+        "seed": solver.config.train.seed,
+        "slots": num_slots,
+        **asdict(found),
+        "accuracy": found.share,
+    }
+
+
+def _line(solution: "Solution", num_slots: int) -> dict[str, Any]:
+    problem = solution.problem
+    return {
+        "question": problem.question,
+        "expected": problem.answer,
+        "answer": solution.answer,
+        "right": solution.is_right,
+        "written": solution.written,
+        "tokens": solution.num_tokens,
+        "ended": solution.ended,
+        "hops": len(problem.steps),
+        "num_slots": num_slots,
+        "labels": solution.labels,
+        "slots": solution.slots,
+    }
+
+
+def _print_result(console: Console, result: dict[str, Any]) -> None:
+    low, high = result["interval"]
+    console.print(
+        f"{result['method']} with {result['slots']} slots on {result['data']}: {result['right']} of {result['num']} "
+        f"right, {result['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}), {result['tokens']:.1f} tokens written"
+    )
+    hops = (f"{count} steps {right}/{num}" for count, (right, num) in result["by_hops"].items())
+    console.print(f"by the number of steps: {', '.join(hops)}", style="dim")
+    if result["slots_right"]:
+        shares = (f"{right / num:.0%}" for right, num in result["slots_right"])
+        console.print(f"labels predicted, from the first on: {' '.join(shares)}", style="dim")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    solver, name, _, problems = _open(arguments)
+    if not 1 <= arguments.problem <= len(problems):
+        raise UserError(f"--problem {arguments.problem} must be from 1 to {len(problems)}")
+    [solution] = solver.solve([problems[arguments.problem - 1]], data=name)
+    console = Console()
+    console.print(Text(solution.problem.question))
+    for step in solution.problem.steps:
+        console.print(Text(f"  {step}", style="dim"))
+    if solution.slots:
+        table = Table("slot", "label", "most likely token", box=None, pad_edge=False)
+        for number, token in enumerate(solution.slots):
+            label = solution.labels[number] if number < len(solution.labels) else ""
+            is_right = number < len(solution.slots_right) and solution.slots_right[number]
+            style = "green" if is_right else "red" if label else "dim"
+            table.add_row("[BOA]" if number == 0 else str(number), label, Text(repr(token), style=style))
+        console.print(table)
+    console.print(Text(solution.written, style="bold"))
+    mark = "right" if solution.is_right else f"wrong: expected {solution.problem.answer}"
+    console.print(mark, style="green" if solution.is_right else "red")
+    return 0

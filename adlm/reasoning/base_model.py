@@ -1,0 +1,129 @@
+"""The model that is fine-tuned: of the hub, a folder or a GGUF file, our own AR model, or new; and its model folder."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from adlm.checkpoints.model_folder import (
+    ARCHITECTURE,
+    CONFIG,
+    ModelFolder,
+    load_model_folder,
+    network_of,
+    replace_model_folder,
+)
+from adlm.checkpoints.pretrained import context_length, load_pretrained, load_pretrained_model
+from adlm.config.schema import Config
+from adlm.errors import UserError
+from adlm.methods import method_of
+from adlm.reasoning.network import HuggingFaceModel, OwnModel, resize_vocabulary
+from adlm.reasoning.rows import with_reasoning_tokens
+from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, tokenizer_of_transformers, train_bpe
+
+CausalModel = HuggingFaceModel | OwnModel
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A model to fine-tune, with the special tokens of reasoning."""
+
+    config: Config
+    """The run's config with `vocabulary`, `tokenizer` and, for our own models, `model` filled in."""
+    tokenizer: Tokenizer
+    max_length: int | None
+    """The most tokens the model can read; None if there is no limit."""
+    build: Callable[[], CausalModel]
+    architecture: Callable[[], str | None] = lambda: None
+    """The config.json of a model of `transformers`, once it is built; None for our own."""
+
+
+def open_base(config: Config, texts: Callable[[], Iterable[str]]) -> BaseModel:
+    """The model that `reason.base` names, or `model` from random weights; a bpe tokenizer is trained on `texts`."""
+    assert config.reason is not None
+    base = config.reason.base
+    if not base:
+        size = bpe_size(config.tokenizer)
+        tokenizer = with_reasoning_tokens(
+            load_tokenizer(config.tokenizer) if size is None else train_bpe(texts(), size)
+        )
+        config = replace(config, vocabulary=tokenizer.vocabulary)
+        return BaseModel(config, tokenizer, None, lambda: OwnModel(method_of(config).build()))  # type: ignore[arg-type]
+    folder = next((folder for folder in (Path(base, "model"), Path(base)) if (folder / CONFIG).is_file()), None)
+    return _open_pretrained(config, base) if folder is None else _open_own(config, folder)
+
+
+def _open_pretrained(config: Config, base: str) -> BaseModel:
+    theirs, model = load_pretrained(base, "AutoModelForCausalLM", "a causal language model")
+    plain = tokenizer_of_transformers(base, theirs)
+    tokenizer = with_reasoning_tokens(plain)
+    resolved = replace(config, vocabulary=tokenizer.vocabulary, tokenizer=base)
+
+    def build() -> HuggingFaceModel:
+        network = HuggingFaceModel(model)
+        resize_vocabulary(network, _num_symbols(plain), tokenizer.vocabulary.size)
+        return network
+
+    return BaseModel(resolved, tokenizer, context_length(model, theirs, base), build, lambda: _architecture(model))
+
+
+def _open_own(config: Config, folder: Path) -> BaseModel:
+    """A model folder of method ar: plain, or fine-tuned before."""
+    found = load_model_folder(folder)
+    if found.config.method != "ar":
+        raise UserError(f"reason.base {folder} is a model of method {found.config.method}; give one of method ar")
+    known = require_tokenizer(found, folder)
+    tokenizer = with_reasoning_tokens(known)
+    resolved = replace(
+        config, vocabulary=tokenizer.vocabulary, tokenizer=found.config.tokenizer, model=found.config.model
+    )
+
+    model = reasoning_network(found, folder).requires_grad_(True)
+    theirs = model.model if isinstance(model, HuggingFaceModel) else None
+
+    def build() -> CausalModel:
+        if tokenizer.vocabulary.size > known.vocabulary.size:
+            resize_vocabulary(model, _num_symbols(known), tokenizer.vocabulary.size)
+        return model
+
+    return BaseModel(
+        resolved,
+        tokenizer,
+        None if theirs is None else theirs.config.to_dict().get("max_position_embeddings"),
+        build,
+        lambda: None if theirs is None else _architecture(theirs),
+    )
+
+
+def require_tokenizer(found: ModelFolder, folder: Path) -> Tokenizer:
+    if found.tokenizer is None:
+        raise UserError(f"{folder} has no tokenizer.json, so it cannot read problems; give a model with one")
+    return found.tokenizer
+
+
+def _num_symbols(tokenizer: Tokenizer) -> int:
+    """The symbols that a model knows: all but the mask, if our tokenizer has added it at the end."""
+    vocabulary = tokenizer.vocabulary
+    return vocabulary.size - (vocabulary.mask_id == vocabulary.size - 1)
+
+
+def reasoning_network(found: ModelFolder, folder: Path) -> CausalModel:
+    """The network of a model folder, in eval mode."""
+    if (folder / ARCHITECTURE).is_file():
+        return HuggingFaceModel(load_pretrained_model(str(folder), "AutoModelForCausalLM", "a causal language model"))
+    return OwnModel(network_of(found.config, found.weights))
+
+
+def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write the model folder, replacing an existing one. `transformers` can load that of one of its models."""
+    plain = {name.partition(".")[2]: value for name, value in weights.items()}  # without the name of the wrapper
+    replace_model_folder(ModelFolder(base.config, plain, base.tokenizer, base.architecture()), path)
+
+
+def _architecture(model: Any) -> str:
+    values = {**model.config.to_dict(), "dtype": "float32", "architectures": [type(model).__name__]}
+    values.pop("quantization_config", None)
+    return json.dumps(values, indent=1, default=str)

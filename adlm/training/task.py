@@ -1,0 +1,93 @@
+"""What a run trains: the parts of training that depend on the kind of data. Text here, problems in adlm/reasoning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
+from adlm.config.schema import Config
+from adlm.data.rows.loader import Batches
+from adlm.distributed import Processes
+from adlm.limits import check_training
+from adlm.methods import method_of
+from adlm.training.build import build_train_state
+from adlm.training.data import TrainingData, log_frequencies, open_training_data
+from adlm.training.run_folder import RunFolder
+from adlm.training.step import TrainState, micro_batch_shape
+from adlm.training.validation import ValidationResult, validate, write_samples
+
+Report = Callable[[str], None]
+
+
+class Task(Protocol):
+    """The data of a run, opened, and what is done with it outside the training step."""
+
+    @property
+    def config(self) -> Config:
+        """The run's config with the options that depend on the data filled in."""
+        ...
+
+    @property
+    def training(self) -> Batches: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the training data."""
+        ...
+
+    @property
+    def num_rows(self) -> int | None:
+        """Of the training data; None for a stream."""
+        ...
+
+    @property
+    def num_tokens(self) -> int | None: ...
+
+    @property
+    def num_held_out(self) -> int:
+        """Rows used for validation; 0 if nothing is held out."""
+        ...
+
+    def build_state(self, processes: Processes, report: Report) -> TrainState: ...
+
+    def validate(self, state: TrainState, processes: Processes) -> ValidationResult: ...
+
+    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None: ...
+
+    def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
+        """Write the model folder, replacing an existing one."""
+        ...
+
+
+OpenTask = Callable[[Config, RunFolder, Processes, Report], Task]
+
+
+@dataclass(frozen=True)
+class TextTask(TrainingData):
+    """Language modelling: rows of text, and any method."""
+
+    def build_state(self, processes: Processes, report: Report) -> TrainState:
+        frequencies = log_frequencies(self, processes) if self.config.train.unigram_start else None
+        return build_train_state(self.config, processes, report, frequencies)
+
+    def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
+        _, size = micro_batch_shape(self.config.train, processes.num_ranks)
+        return validate(method_of(self.config), state.network, self, size, processes)
+
+    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None:
+        write_samples(method_of(self.config), state.network, self, folder, step, processes)
+
+    def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
+        """Model folders are shared, so the config leaves out the local path `data.prepared`."""
+        config = replace(self.config, data=replace(self.config.data, prepared=""))
+        replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
+
+
+def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
+    task = TextTask(**vars(open_training_data(config, run, processes, report)))
+    method_of(task.config)  # raises for an invalid config before it is saved as the run's config
+    check_training(task.config, processes.device, processes.num_ranks)
+    return task

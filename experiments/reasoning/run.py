@@ -1,0 +1,217 @@
+"""The table of docs/reasoning.md: every method on ProsQA, ProntoQA and GSM8K, trained here, tested on the real files.
+
+    python experiments/reasoning/run.py train smollm2-prosqa --base SmolLM2 --runs runs/reason --results results.json
+    python experiments/reasoning/run.py table experiments/reasoning/results.json
+    python experiments/reasoning/run.py plot experiments/reasoning/results.json
+
+`train` runs the rows of a group, several at a time (--lanes), until the --seconds are used up; rows that are in the
+results already are skipped. A row is one `adlm reason train` and one `adlm reason eval` on the test file. Methods with
+stages start from a common first stage of plain chain of thought, the row `first`, whose epochs count as theirs.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STAGED = ("icot", "coconut", "coconut-pause", "acot")
+PLAIN = ("cot", "no-cot", "pause")
+REPEATED = ("acot", "cot", "coconut")
+"""Methods that are trained with a second seed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that share data, model and budget."""
+
+    preset: str
+    overrides: tuple[str, ...]
+    first_epochs: int
+    epochs: int
+    stage_epochs: int = 1
+    slots: int = 6
+    data: str = "prosqa"
+    pretrained: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    command: tuple[str, ...]
+    """Of `adlm reason train`, without --out."""
+    needs: str = ""
+    """The row whose model this one starts from."""
+    evaluate: bool = True
+
+
+GROUPS = {
+    "smollm2-prosqa": Group(
+        "prosqa/gpt2",
+        ("data.problems=5000", "train.batch_size=64", "train.learning_rate=2e-4"),
+        first_epochs=2,
+        epochs=8,
+    ),
+    "smollm2-prontoqa": Group(
+        "prontoqa/gpt2", ("data.problems=4000", "train.learning_rate=3e-4"), first_epochs=2, epochs=7, data="prontoqa"
+    ),
+    "smollm2-gsm8k": Group(
+        "gsm8k/gpt2",
+        ("train.learning_rate=3e-4", "reason.max_tokens=160"),
+        first_epochs=3,
+        epochs=5,
+        slots=2,
+        data="gsm8k",
+    ),
+    "scratch-prosqa": Group(
+        "prosqa/small", ("data.problems=100000",), first_epochs=20, epochs=14, stage_epochs=2, pretrained=False
+    ),
+    "smoke": Group(
+        "prosqa/small",
+        (
+            "data.problems=64",
+            "model.hidden=32",
+            "model.heads=2",
+            "model.blocks=2",
+            "train.batch_size=32",
+            "train.warm_up_steps=1",
+            "reason.max_tokens=8",
+            "reason.misfits=keep",
+        ),
+        first_epochs=1,
+        epochs=2,
+        slots=2,
+        pretrained=False,
+    ),
+}
+
+
+def rows_of(group: Group, base: str) -> list[Row]:
+    """All rows of a group, those with a second seed last."""
+    common = (group.preset, *group.overrides, f"reason.slots={group.slots}", "train.valid_rows=100")
+    stages = f"reason.stage_epochs={group.stage_epochs}"
+    rows = []
+    for seed, methods in ((0, (*REPEATED, *PLAIN[1:], "icot", "coconut-pause")), (1, REPEATED)):
+        start = (*common, f"train.seed={seed}", *((f"reason.base={base}",) if group.pretrained else ()))
+        first = f"first-{seed}"
+        rows.append(
+            Row(first, (*start, "reason.method=cot", f"reason.epochs={group.first_epochs}", "reason.first_epochs=0"))
+        )
+        for method in methods:
+            command = (*common, f"train.seed={seed}", f"reason.method={method}", "reason.first_epochs=0", stages)
+            if method in STAGED or method == "cot":
+                rows.append(Row(f"{method}-{seed}", (*command, f"reason.epochs={group.epochs}"), needs=first))
+            else:
+                whole = f"reason.epochs={group.first_epochs + group.epochs}"
+                rows.append(Row(f"{method}-{seed}", (*start, *command[len(common) :], whole)))
+    return rows
+
+
+@dataclass
+class Lanes:
+    """Runs rows in threads, a row after the one it needs."""
+
+    group: Group
+    runs: Path
+    results: Path
+    commit: str
+    deadline: float
+    pending: list[Row]
+    done: dict[str, dict] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    lock: threading.Condition = field(default_factory=threading.Condition)
+
+    def work(self) -> None:
+        while (row := self._next()) is not None:
+            began = time.monotonic()
+            result = self._run(row)
+            with self.lock:
+                if result is None:
+                    self.failed.add(row.name)
+                else:
+                    self.done[row.name] = result | {"seconds": round(time.monotonic() - began, 1)}
+                    self.results.write_text(json.dumps(self.done, indent=1))
+                self.lock.notify_all()
+
+    def _next(self) -> Row | None:
+        with self.lock:
+            while self.pending and time.monotonic() < self.deadline:
+                self.pending = [row for row in self.pending if row.needs not in self.failed]
+                ready = next((row for row in self.pending if not row.needs or row.needs in self.done), None)
+                if ready is not None:
+                    self.pending.remove(ready)
+                    return ready
+                self.lock.wait(timeout=5)
+        return None
+
+    def _run(self, row: Row) -> dict | None:
+        out = self.runs / row.name
+        base = (f"reason.base={self.runs / row.needs / 'model'}",) if row.needs else ()
+        command = ["reason", "train", *row.command, *base]
+        log = self.runs / f"{row.name}.log"
+        with log.open("w") as file:
+            if _adlm([*command, "--out", str(out)], file) is None:
+                return None
+            evaluation = ["reason", "eval", str(out), "--data", self.group.data, "--json"]
+            said = _adlm([*evaluation, "--out", f"{out}.jsonl", "--force"], file)
+        if said is None:
+            return None
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        curve = [[line["step"], line["epoch"], line.get("nats"), line.get("anchors")] for line in lines]
+        print(f"{row.name}: {said}", flush=True)
+        return {
+            **json.loads(said),
+            "epochs": [self.group.first_epochs, self.group.epochs, self.group.stage_epochs],
+            "needs": row.needs,
+            "command": f"adlm {' '.join(command)}",
+            "commit": self.commit,
+            "steps": lines[-1]["step"],
+            "curve": curve[:: max(1, len(curve) // 60)],
+        }
+
+
+def _adlm(arguments: list[str], log) -> str | None:
+    done = subprocess.run([sys.executable, "-m", "adlm", *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def train(arguments: argparse.Namespace) -> int:
+    group = GROUPS[arguments.group]
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    pending = [row for row in rows_of(group, arguments.base) if row.name not in found]
+    if arguments.only:
+        wanted = set(arguments.only)
+        pending = [row for row in pending if row.name in wanted]
+    deadline = time.monotonic() + arguments.seconds
+    lanes = Lanes(group, arguments.runs, arguments.results, arguments.commit, deadline, pending, found)
+    threads = [threading.Thread(target=lanes.work) for _ in range(arguments.lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 1 if lanes.failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="action", required=True)
+    training = commands.add_parser("train")
+    training.add_argument("group", choices=GROUPS)
+    training.add_argument("--base", default="", help="folder of the pretrained model")
+    training.add_argument("--runs", type=Path, required=True)
+    training.add_argument("--results", type=Path, required=True)
+    training.add_argument("--lanes", type=int, default=3)
+    training.add_argument("--seconds", type=float, default=1e9)
+    training.add_argument("--only", nargs="*", help="names of rows")
+    training.add_argument("--commit", default="", help="the commit, to keep with the results")
+    training.set_defaults(run=train)
+    arguments = parser.parse_args()
+    return int(arguments.run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
