@@ -85,10 +85,16 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
     return name, {}
 
 
+def num_positions(model: Any) -> int | None:
+    """Maximum number of tokens by the config, which may not say; GPT-2 calls it n_positions."""
+    config = model.config.to_dict()
+    found: int | None = config.get("max_position_embeddings") or config.get("n_positions")
+    return found
+
+
 def context_length(model: Any, tokenizer: Any, name: str) -> int:
     """Maximum number of tokens, by the config or the tokenizer."""
-    config = model.config.to_dict()
-    positions = config.get("max_position_embeddings") or config.get("n_positions") or tokenizer.model_max_length
+    positions = num_positions(model) or tokenizer.model_max_length
     context = min(positions, tokenizer.model_max_length)  # RoBERTa reserves two of its positions
     if context > MAX_CONTEXT:
         raise UserError(f"{name} does not say how long a text it reads: its config has no max_position_embeddings")

@@ -57,7 +57,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_FILE",
         help="gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
     )
-    parser.add_argument("--root", metavar="DIR", help="folder that holds the corpora (default: ADLM_DATA)")
+    parser.add_argument(
+        "--root", metavar="DIR", help="folder that holds the corpora (default: as trained, else ADLM_DATA)"
+    )
     parser.add_argument("--split", choices=("test", "valid", "train"), default="test", help="default: test")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
 
@@ -76,10 +78,15 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    check_output(arguments.out, force=arguments.force)
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit} must be at least 1")
+    for num in arguments.slots or ():
+        if not 0 <= num <= 1000:
+            raise UserError(f"--slots {num} must be from 0 to 1000")
     solver, name, path, problems = _open(arguments)
+    if arguments.slots and solver.method.slots == "none":
+        raise UserError(f"--slots {arguments.slots[0]}: {solver.reason.method} has no slots; leave it out")
+    check_output(arguments.out, force=arguments.force, inputs=[] if path is None else [path])
     from adlm.reasoning.solve import score
 
     problems = problems[: arguments.limit]
@@ -124,11 +131,7 @@ def _open(arguments: argparse.Namespace) -> tuple["Solver", str, Path | None, Se
     solver = load_solver(arguments.model, device_of(arguments.device))
     name, path, problems = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
     if not problems:
-        raise UserError(f"--data {arguments.data}: there is no problem in it")
-    slots = getattr(arguments, "slots", None) or ()
-    for num in slots:
-        if not 0 <= num <= 1000:
-            raise UserError(f"--slots {num} must be from 0 to 1000")
+        raise UserError(f"--data {arguments.data or name}: there is no problem in it")
     return solver, name, path, problems
 
 
@@ -143,7 +146,8 @@ def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple
             names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
         return config.data.name, file, list(READERS[file.suffix](file))
-    section = replace(config.data, name=data, problems=0, root=arguments.root or "")
+    trained_on = config.data.root if Path(config.data.root).is_dir() else ""
+    section = replace(config.data, name=data, problems=0, root=arguments.root or trained_on)
     parts = problem_parts(replace(config, data=section))
     if arguments.split not in parts:
         raise UserError(f"--split {arguments.split}: {data} has {', '.join(parts)} only")

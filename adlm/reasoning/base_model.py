@@ -16,7 +16,7 @@ from adlm.checkpoints.model_folder import (
     network_of,
     replace_model_folder,
 )
-from adlm.checkpoints.pretrained import context_length, load_pretrained, load_pretrained_model
+from adlm.checkpoints.pretrained import load_pretrained, load_pretrained_model, num_positions
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
@@ -67,7 +67,7 @@ def _open_pretrained(config: Config, base: str) -> BaseModel:
         resize_vocabulary(network, _num_symbols(plain), tokenizer.vocabulary.size)
         return network
 
-    return BaseModel(resolved, tokenizer, context_length(model, theirs, base), build, lambda: _architecture(model))
+    return BaseModel(resolved, tokenizer, num_positions(model), build, lambda: _architecture(model))
 
 
 def _open_own(config: Config, folder: Path) -> BaseModel:
@@ -92,7 +92,7 @@ def _open_own(config: Config, folder: Path) -> BaseModel:
     return BaseModel(
         resolved,
         tokenizer,
-        None if theirs is None else theirs.config.to_dict().get("max_position_embeddings"),
+        model.max_length,
         build,
         lambda: None if theirs is None else _architecture(theirs),
     )
@@ -125,5 +125,6 @@ def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: P
 
 def _architecture(model: Any) -> str:
     values = {**model.config.to_dict(), "dtype": "float32", "architectures": [type(model).__name__]}
-    values.pop("quantization_config", None)
+    for local in ("quantization_config", "_name_or_path"):
+        values.pop(local, None)
     return json.dumps(values, indent=1, default=str)

@@ -36,7 +36,12 @@ def generate(
     max_tokens: int,
     device: torch.device,
 ) -> list[Generated]:
-    """Greedy decoding of a batch of prompts, padded on the left. Each row is decoded as it would be alone."""
+    """Greedy decoding of a batch of prompts, padded on the left. Each row is decoded as it would be alone.
+
+    A row ends at the end-of-text token, after `max_tokens`, or where the model can read no further token.
+    """
+    room = [max_tokens if model.max_length is None else model.max_length + 1 - len(prompt) for prompt in prompts]
+    limits = torch.tensor(room, device=device).clamp(max=max_tokens)
     length = max(map(len, prompts))
     x = torch.full((len(prompts), length), ids.pad, device=device)
     is_text = torch.zeros(len(prompts), length, dtype=torch.bool, device=device)
@@ -53,12 +58,13 @@ def generate(
     while len(new) < max_tokens:
         token = torch.where(running, model.logits(last).argmax(dim=-1), ids.eos)
         new.append(token)
-        running = running & (token != ids.eos)
+        running = running & (token != ids.eos) & (limits > len(new))
         if not running.any():
             break
-        last = reader.read(model.embed(token[:, None]), torch.ones_like(token[:, None], dtype=torch.bool))[:, -1]
-    written = torch.stack(new, dim=1).tolist() if new else [[] for _ in prompts]
-    return [
-        Generated(tokens[: tokens.index(ids.eos)] if ids.eos in tokens else tokens, ids.eos in tokens, predicted)
-        for tokens, predicted in zip(written, slot_ids.tolist(), strict=True)
-    ]
+        last = reader.read(model.embed(token[:, None]), running[:, None])[:, -1]
+    results = []
+    for row, limit, predicted in zip(torch.stack(new, dim=1).tolist(), limits.tolist(), slot_ids.tolist(), strict=True):
+        tokens = row[:limit]
+        ended = ids.eos in tokens
+        results.append(Generated(tokens[: tokens.index(ids.eos)] if ended else tokens, ended, predicted))
+    return results

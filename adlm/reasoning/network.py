@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adlm.checkpoints.pretrained import num_positions
 from adlm.models.transformer import Transformer, rotary_angles
 from adlm.reasoning.rows import ReasoningBatch
 
@@ -27,6 +28,11 @@ class Reader(Protocol):
 
 class CausalLanguageModel(Protocol):
     """What is needed of a causal model."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens it can read; None if there is no limit."""
+        ...
 
     def reader(self) -> Reader:
         """A reader that has read nothing yet."""
@@ -47,6 +53,7 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        self.max_length = num_positions(model)
         model.set_attn_implementation("sdpa")  # takes a mask of booleans
 
     def reader(self) -> "HuggingFaceReader":
@@ -92,7 +99,9 @@ def _visible(is_text: Tensor, num_new: int) -> Tensor:
 
 
 class OwnModel(nn.Module):
-    """Our AR network, without time conditioning."""
+    """Our AR network, without time conditioning. Rotary embeddings have no largest position."""
+
+    max_length = None
 
     def __init__(self, network: Transformer):
         super().__init__()

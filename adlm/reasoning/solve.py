@@ -17,7 +17,7 @@ from adlm.errors import UserError
 from adlm.reasoning.base_model import CausalModel, reasoning_network, require_tokenizer
 from adlm.reasoning.generate import generate
 from adlm.reasoning.loss import reasoning_loss
-from adlm.reasoning.methods import REASONING_METHODS, Stage, curriculum
+from adlm.reasoning.methods import REASONING_METHODS, ReasoningMethod, Stage, curriculum
 from adlm.reasoning.rows import ANCHOR_LABELS, Encoder, as_batch, collate, special_ids
 from adlm.tokens import Tokenizer
 
@@ -118,6 +118,10 @@ class Solver:
         return self.config.reason
 
     @property
+    def method(self) -> ReasoningMethod:
+        return REASONING_METHODS[self.reason.method]
+
+    @property
     def last_stage(self) -> Stage:
         return curriculum(self.reason, self.config.data.name)[-1]
 
@@ -132,14 +136,16 @@ class Solver:
 
     def solve(self, problems: Sequence[Problem], num_slots: int | None = None, data: str = "") -> Iterator[Solution]:
         """The solutions in order, in batches; `num_slots` None gives the slots of the last stage."""
-        encoder, method = self.encoder(data), REASONING_METHODS[self.reason.method]
+        encoder, method = self.encoder(data), self.method
         slots = self.last_stage.slots if num_slots is None else num_slots
+        encoded = encoder.encode(problems)
+        prompts = [encoder.prompt(problem, method, slots) for problem in encoded]
+        self._check_room(prompts)
         for first in range(0, len(problems), BATCH):
-            part = problems[first : first + BATCH]
-            encoded = encoder.encode(part)
-            prompts = [encoder.prompt(problem, method, slots) for problem in encoded]
+            part = slice(first, first + BATCH)
             arguments = (encoder.ids, method, slots, self.reason.max_tokens, self.device)
-            for problem, ids, written in zip(part, encoded, generate(self.network, prompts, *arguments), strict=True):
+            found = generate(self.network, prompts[part], *arguments)
+            for problem, ids, written in zip(problems[part], encoded[part], found, strict=True):
                 text = self.tokenizer.decode(written.ids)
                 yield Solution(
                     problem,
@@ -152,10 +158,19 @@ class Solver:
                     tuple(label == index for label, index in zip(ids.labels, written.slot_ids, strict=False)),
                 )
 
+    def _check_room(self, prompts: Sequence[Sequence[int]]) -> None:
+        longest = self.network.max_length
+        for number, prompt in enumerate(prompts, 1):
+            if longest is not None and len(prompt) > longest:
+                raise UserError(
+                    f"problem {number} takes {len(prompt)} tokens with its slots, and the model reads at most "
+                    f"{longest}; give fewer slots, or shorter problems"
+                )
+
     @torch.no_grad()
     def answer_nats(self, problems: Sequence[Problem]) -> tuple[float, float, int]:
         """Mean nats per token of reasoning and answer in the form of the last stage, its standard error, and tokens."""
-        encoder, method, stage = self.encoder(), REASONING_METHODS[self.reason.method], self.last_stage
+        encoder, method, stage = self.encoder(), self.method, self.last_stage
         nats, tokens = [], []
         for first in range(0, len(problems), BATCH):
             rows = [encoder.row(problem, method, stage) for problem in encoder.encode(problems[first : first + BATCH])]

@@ -211,7 +211,7 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     """Read or generate the problems, encode them for the model, and check that they fit."""
     if processes.num_ranks > 1:
         raise UserError("`adlm reason train` runs in one process; start it without torchrun")
-    reason, parts = reason_of(config), problem_parts(config)
+    parts = problem_parts(config)
     if config.method != "ar":
         raise UserError(f"method {config.method} is not causal; reasoning needs method=ar")
     report(f"reading the problems of {config.data.name}")
@@ -220,12 +220,14 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     encoder = problem_encoder(base.config, base)
     held_out = list(parts["valid"].problems())[: config.train.valid_rows] if "valid" in parts else []
     encoded = encoder.encode(problems, "training problem")
-    stages = curriculum(reason, config.data.name)
-    for stage in stages:
-        report(f"stage: {stage}")
-    _check_fit(encoded, encoder, REASONING_METHODS[reason.method], stages, config, base.max_length)
     fingerprint = hashlib.sha256(parts["train"].fingerprint().encode()).hexdigest()
-    return ReasoningTask(base, encoder, encoded, held_out, fingerprint)
+    task = ReasoningTask(base, encoder, encoded, held_out, fingerprint)
+    for stage in task.stages:
+        report(f"stage: {stage}")
+    _check_num_steps(task)
+    _check_room(task, encoded, "training problem")
+    _check_room(task, replace(encoder, misfits="keep").encode(held_out), "validation problem")
+    return task
 
 
 def problem_encoder(config: Config, base: BaseModel) -> Encoder:
@@ -234,29 +236,28 @@ def problem_encoder(config: Config, base: BaseModel) -> Encoder:
     return Encoder(tokenizer.encode_batch, labels, special_ids(tokenizer), reason_of(config).misfits)
 
 
-def _check_fit(
-    problems: Sequence[EncodedProblem],
-    encoder: Encoder,
-    method: ReasoningMethod,
-    stages: Sequence[Stage],
-    config: Config,
-    max_length: int | None,
-) -> None:
-    """User errors for more steps than the stages can leave out, and for rows that the model has no room for."""
-    last = stages[-1]
-    removes_one_by_one = method.labelled and last.left_out not in (0, ALL_STEPS)
-    room = config.length if max_length is None else min(config.length, max_length)
-    for number, problem in enumerate(problems, 1):
-        steps = len(problem.steps)
-        if encoder.misfits == "refuse" and removes_one_by_one and steps > last.left_out:
+def _check_num_steps(task: ReasoningTask) -> None:
+    """A user error for more steps than the stages of an anchored method leave out."""
+    last = task.stages[-1].left_out
+    if task.encoder.misfits == "keep" or not task.method.labelled or last in (0, ALL_STEPS):
+        return
+    for number, problem in enumerate(task.problems, 1):
+        if len(problem.steps) > last:
             raise UserError(
-                f"training problem {number} has {steps} steps, and the last stage leaves out {last.left_out}; raise "
-                "reason.slots, or set reason.misfits=keep"
+                f"training problem {number} has {len(problem.steps)} steps, and the last stage leaves out {last}; "
+                "raise reason.slots and reason.epochs, or set reason.misfits=keep"
             )
-        longest = max(len(encoder.row(problem, method, stage).ids) for stage in stages)
-        if longest > room:
+
+
+def _check_room(task: ReasoningTask, problems: Sequence[EncodedProblem], what: str) -> None:
+    """A user error for rows that the model has no room for."""
+    config, longest = task.config, task.base.max_length
+    room = config.length if longest is None else min(config.length, longest)
+    for number, problem in enumerate(problems, 1):
+        needed = max(len(task.encoder.row(problem, task.method, stage).ids) for stage in task.stages)
+        if needed > room:
             owner = "length" if room == config.length else f"the model {reason_of(config).base}"
             raise UserError(
-                f"training problem {number} takes {longest} tokens with its slots, and {owner} has room for {room}; "
-                "give fewer reason.slots, another model or a larger length"
+                f"{what} {number} takes {needed} tokens with its slots, and {owner} has room for {room}; give fewer "
+                "reason.slots, another model or a larger length"
             )

@@ -106,14 +106,13 @@ def check_options(
     """UserError if an option differs that must not change on resuming; otherwise the changes, one message each.
 
     `previous` is the config of the checkpoint, or of the folder if there is none. `include_data_options` False skips
-    the options that are unknown before the data is opened.
+    the options that are unknown before data and base model are opened.
     """
     changed = differences(previous, config_as_json(config))
     rejected = {
         option: values
         for option, values in changed.items()
-        if option not in MAY_CHANGE
-        and (include_data_options or (option not in DATA_OPTIONS and not option.startswith("vocabulary.")))
+        if option not in MAY_CHANGE and (include_data_options or not _depends_on_data(option, config))
     }
     if rejected:
         changes = ", ".join(f"{option} {old} -> {new}" for option, (old, new) in rejected.items())
@@ -122,6 +121,12 @@ def check_options(
             "--out for a new run"
         )
     return [f"{option} {old} -> {new}" for option, (old, new) in changed.items()]
+
+
+def _depends_on_data(option: str, config: Config) -> bool:
+    """Whether an option is unknown before the data, or the model that is fine-tuned, is opened."""
+    has_base = config.reason is not None and config.reason.base != ""
+    return option in DATA_OPTIONS or option.startswith("vocabulary.") or (has_base and option.startswith("model."))
 
 
 def check_fingerprint(run: RunFolder, fingerprint: str) -> None:
