@@ -17,7 +17,7 @@ from adlm.tokens import Tokenizer, train_bpe
 SHAPE = Shape(num_nodes=8, min_hops=1, max_hops=3)
 NUM_TRAIN, NUM_VALID, NUM_TEST = 24, 6, 7
 
-# Plain chain of thought, then three stages, of two epochs of three batches each.
+# Plain chain of thought, then three stages, of one epoch of three batches each.
 TINY = (
     "method=ar",
     "tokenizer=bpe-500",
@@ -30,7 +30,7 @@ TINY = (
     "train.batch_size=8",
     "train.learning_rate=3e-3",
     "train.warm_up_steps=0",
-    "train.log_every=4",
+    "train.log_every=2",
     "train.valid_every=0",
     "train.sample_every=0",
     "train.checkpoint_every=1000",
@@ -38,13 +38,13 @@ TINY = (
     "train.device=cpu",
     "train.ema=0",
     "reason.method=acot",
-    "reason.first_epochs=2",
-    "reason.epochs=6",
-    "reason.stage_epochs=2",
+    "reason.first_epochs=1",
+    "reason.epochs=3",
+    "reason.stage_epochs=1",
     "reason.slots=3",
     "reason.max_tokens=12",
 )
-STEPS_PER_STAGE, NUM_STEPS = 6, 24
+STEPS_PER_STAGE, NUM_STEPS = 3, 12
 
 
 def prosqa_problems(num: int, start: int = 0) -> list[Problem]:

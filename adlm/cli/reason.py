@@ -57,9 +57,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_FILE",
         help="gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
     )
-    parser.add_argument(
-        "--root", metavar="DIR", help="folder that holds the corpora (default: as trained, else ADLM_DATA)"
-    )
+    parser.add_argument("--root", metavar="DIR", help="folder of the corpora (default: as trained, else ADLM_DATA)")
     parser.add_argument("--split", choices=("test", "valid", "train"), default="test", help="default: test")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
 
