@@ -40,7 +40,7 @@ GROUP = 16  # batches whose problems are sorted by length
 
 def reason_of(config: Config) -> Reason:
     if config.reason is None:
-        raise UserError("no reasoning method is given; add a preset such as prosqa/acot, or reason.method=acot")
+        raise UserError("no reasoning method is given; add a preset such as prosqa/small, or reason.method=acot")
     return config.reason
 
 
@@ -57,13 +57,14 @@ def problem_parts(config: Config) -> dict[str, ProblemFile | GeneratedProblems]:
 
 def with_steps(config: Config) -> Config:
     """The config with `train.steps`: the epochs of all stages, in full batches."""
-    batches = _num_training(config) // config.train.batch_size
+    epochs = sum(stage.epochs for stage in curriculum(reason_of(config), config.data.name))
+    num = _num_training(config)
+    batches = num // config.train.batch_size
     if not batches:
         raise UserError(
-            f"train.batch_size {config.train.batch_size} is larger than the {_num_training(config)} training problems; "
-            "give a smaller one, or more problems"
+            f"train.batch_size {config.train.batch_size} is larger than the {num} training problems; give a smaller "
+            "one, or more problems"
         )
-    epochs = sum(stage.epochs for stage in curriculum(reason_of(config), config.data.name))
     return replace(config, train=replace(config.train, steps=epochs * batches))
 
 
