@@ -419,7 +419,7 @@ def test_user_errors_are_one_line(place, capsys, tmp_path):
 
 def test_an_unknown_model_name_without_network_access_is_one_line(place, capsys, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.setattr("adlm.evaluation.generation.judges.skip_unreachable_hub", lambda: None)
+    monkeypatch.setattr("adlm.checkpoints.pretrained.skip_unreachable_hub", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     error = refused(capsys, place / "samples-4.jsonl", "--model", "nobody/no-such-judge", "--metrics", "perplexity")
     assert "nobody/no-such-judge was not loaded as a causal language model" in error
