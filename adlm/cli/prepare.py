@@ -1,6 +1,7 @@
 """`adlm prepare`: tokenize text into a prepared folder for training and evaluation."""
 
 import argparse
+import codecs
 import json
 import sys
 import time
@@ -22,12 +23,15 @@ from adlm.data.rows.packing import Rows
 from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError, printable
+from adlm.reasoning.inspection import InspectedProblem, InspectedProblems, inspect_problems
+from adlm.reasoning.rows import ANCHOR_LABELS
 from adlm.tokens import Tokenizer
 
 EXAMPLE = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
   adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
 NUM_SHOWN_ROWS = 3  # printed by --inspect
 NUM_SHOWN_TOKENS = 160  # of each row
+FIELD_WIDTH = 10  # of "question" and the other names of a problem's parts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", type=Path, help="the prepared folder to create, or an existing one with --inspect"
     )
     parser.add_argument(
-        "--inspect", action="store_true", help="show example rows, document lengths, token frequencies and anchors"
+        "--inspect",
+        action="store_true",
+        help="show example rows, document lengths, token frequencies and anchors;\n"
+        "of reasoning problems also steps, labels and what each slot is trained towards",
     )
     parser.add_argument("--list", action="store_true", help="list the named corpora")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -66,15 +73,22 @@ def run(arguments: argparse.Namespace) -> int:
     report["notes"] = [] if how == "opened" else list(_notes(config, report, prepared.manifest["recipe"]["held_out"]))
     splits = prepared.splits if arguments.inspect else ()
     statistics = {split: statistics_of(prepared.rows(split), config.anchor.tau) for split in splits}
+    problems: dict[str, InspectedProblems] = {}
     if arguments.inspect:
+        problems, notes = _inspect_problems(config, prepared, how)
+        report["notes"] += notes
         report["statistics"] = {split: asdict(found) for split, found in statistics.items()}
+        report["problems"] = {split: asdict(found) for split, found in problems.items()}
     if arguments.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
         return 0
     console = Console()
     _print_report(console, report)
     for split, found in statistics.items():
-        _print_examples(console, prepared, split, found, config.anchor.tau)
+        num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
+        _print_examples(console, prepared, split, found, config.anchor.tau, num_rows)
+        if split in problems:
+            _print_problems(console, problems[split], report["splits"][split]["documents"])
     return 0
 
 
@@ -118,6 +132,23 @@ def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
     given = {override.partition("=")[0] for override in arguments.overrides}
     view = dict(entry for option, entry in fields.items() if option in given and entry[1])
     return replace(prepared, manifest={**prepared.manifest, **view})
+
+
+def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, InspectedProblems], list[str]]:
+    """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
+    source = prepared.manifest["source"]
+    if how == "opened":
+        note = (
+            "labels and slots are shown when the source is named: repeat the command that prepared the folder "
+            f"(data={source} ...) with --inspect"
+        )
+        return {}, [note] if source in ANCHOR_LABELS else []
+    if config.data.name not in ANCHOR_LABELS:
+        return {}, []
+    try:
+        return inspect_problems(config, prepared.tokenizer, prepared.splits), []
+    except UserError as error:
+        return {}, [f"problems, labels and slots are not shown: {error}"]
 
 
 def _notes(config: Config, report: dict[str, Any], division: dict[str, Any]) -> Iterator[str]:
@@ -182,7 +213,9 @@ def _print_report(console: Console, report: dict[str, Any]) -> None:
         console.print(note, style="dim")
 
 
-def _print_examples(console: Console, prepared: Prepared, split: str, statistics: Statistics, tau: int) -> None:
+def _print_examples(
+    console: Console, prepared: Prepared, split: str, statistics: Statistics, tau: int, num_rows: int
+) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
     console.print(Text.assemble("\n", (split, "bold"), f": {_format_statistics(statistics, tau)}"))
     frequent = Text("most frequent: ")
@@ -193,7 +226,7 @@ def _print_examples(console: Console, prepared: Prepared, split: str, statistics
     legend = Text("special tokens ", style="bold magenta")
     legend.append(f"anchors (at most {tau} times in the row)", style="bold yellow")
     console.print(legend)
-    for row in sorted({round(i * (len(rows) - 1) / max(1, NUM_SHOWN_ROWS - 1)) for i in range(NUM_SHOWN_ROWS)}):
+    for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
         console.print(_highlight(rows, row, prepared, tau))
 
@@ -228,9 +261,66 @@ def _highlight(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
 
 
 def _decode_each(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
-    """The text that each id adds after the id before it; a decoder may insert a space between two words."""
-    before: list[int] = []
-    for index in ids:
-        first, both = tokenizer.decode(before), tokenizer.decode([*before, index])
-        yield both.removeprefix(first) if both.startswith(first) else tokenizer.decode([index])
-        before = [index]
+    """The text that each id adds after the id before it; a character of several ids comes with the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for number, index in enumerate(ids):
+        yield decoder.decode(tokenizer.piece(index) if number else tokenizer.decode([index]).encode())
+
+
+def _print_problems(console: Console, found: InspectedProblems, num_problems: int) -> None:
+    statistics = found.statistics
+    read = statistics.num_problems
+    some = f"the first {read:,} of " if read < num_problems else ""
+    counts = Text(f"\nproblems: {some}{num_problems:,}, {statistics.without_steps:,} without steps; problems by steps:")
+    for number, count in statistics.steps.items():
+        counts.append(f"  {number}", style="cyan")
+        counts.append(f" ({count:,})", style="dim")
+    console.print(counts)
+    fewest, tenth, median, ninetieth, most = statistics.label_quantiles
+    spread = f"{fewest} to {most} per problem (median {median}, 80% between {tenth} and {ninetieth})"
+    console.print(
+        f"labels: {statistics.num_labels:,}, {spread if fewest < most else f'{most} per problem'}; "
+        f"{statistics.problems_beyond_slots:,} problems have more labels than the {found.num_slots} slots of acot"
+    )
+    console.print(
+        f"targets: the first token of each label, {statistics.distinct_targets:,} distinct for "
+        f"{statistics.distinct_labels:,} distinct labels; {statistics.split_share:.1%} of the labels are split into "
+        f"several tokens ({statistics.problems_with_split:,} problems)"
+    )
+    for problem in found.examples:
+        console.print(f"\nproblem {problem.number:,} of {num_problems:,}", style="dim")
+        _print_problem(console, problem, found.num_slots)
+
+
+def _print_problem(console: Console, problem: InspectedProblem, num_slots: int) -> None:
+    _print_field(console, "question", Text(problem.question))
+    for number, step in enumerate(problem.steps, 1):
+        _print_field(console, f"step {number}", Text(step))
+    if not problem.steps:
+        _print_field(console, "steps", Text("none"))
+    _print_field(console, "answer", Text(problem.answer))
+    labels = Text(" ".join(label.text for label in problem.labels[:num_slots]))
+    if rest := problem.labels[num_slots:]:
+        labels.append(f" (no slot for {' '.join(label.text for label in rest)})", style="dim")
+    _print_field(console, "labels", labels if problem.labels else Text("none"))
+    table = Table("slot", "target", "label", "", box=None, pad_edge=False)
+    for slot in problem.slots:
+        label = slot.label
+        if label is not None:
+            tokens = " ".join(map(repr, label.tokens))
+            style = "yellow" if label.is_split else "cyan"
+            note = f"split: {tokens}" if label.is_split else ""
+            table.add_row(slot.position, Text(repr(slot.target), style), label.text, Text(note, style))
+        elif slot.target is not None:
+            table.add_row(slot.position, Text(slot.target, "bold magenta"))
+    if idle := [slot.position for slot in problem.slots if slot.target is None]:
+        positions = idle[0] if len(idle) == 1 else f"{idle[0]} to {idle[-1]}"
+        table.add_row(positions, Text("no loss", "dim"))
+    if problem.slots:
+        console.print(table)
+
+
+def _print_field(console: Console, name: str, text: Text) -> None:
+    """A name and a text, whose lines are indented alike."""
+    lines = text.wrap(console, max(20, console.width - FIELD_WIDTH))
+    console.print(Text.assemble((f"{name:{FIELD_WIDTH}}", "bold"), Text(f"\n{'':{FIELD_WIDTH}}").join(lines)))

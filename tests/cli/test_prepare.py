@@ -81,6 +81,117 @@ def test_inspect_separates_words_and_escapes_control_characters(tmp_path, capsys
     assert "\\x1b[31m alert \\x07" in out
 
 
+def test_inspect_shows_a_character_of_several_tokens_whole(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Janet’s ducks")
+    place = ["--out", str(tmp_path / "out")]
+    assert main(["prepare", f"data.path={tmp_path / 'a.txt'}", "tokenizer=bytes", *place, "--inspect"]) == 0
+    assert "Janet’s ducks" in capsys.readouterr().out
+
+
+SUMS = [("A pen is 3. Pens for 4?", ["<<3*4=12>>"], "12"), ("A cat?", [], "1"), ("7 + 1.5?", ["<<7+1.5=8.5>>"], "8.5")]
+CHAIN = ("Tom is a wug. Every wug is a dax. Is Tom a dax or fep?", ["Tom is a wug.", "Every wug is a dax."])
+PROOF = ("Each wumpus is red. Max is a wumpus. True or false: Max is red.", ["Max is a wumpus. Each wumpus is red."])
+PROBLEMS = {
+    "gsm8k/gsm_valid.json": SUMS,
+    "prosqa/prosqa_test.json": [(*CHAIN, "Tom is a dax.")],
+    "prontoqa/prontoqa_valid.json": [(PROOF[0], [*PROOF[1], "Max is red."], "True")],
+}
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    """A root with small files of problems."""
+    for name, problems in PROBLEMS.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps([dict(zip(("question", "steps", "answer"), one, strict=True)) for one in problems]))
+    return tmp_path / "root"
+
+
+def problem_words(name, corpora, *words) -> list[str]:
+    place = str(corpora.parent / f"{name}-out")
+    return [f"data={name}", f"data.root={corpora}", "tokenizer=bytes", "length=256", "--out", place, *words]
+
+
+def test_inspect_shows_problems_and_what_their_slots_are_trained_towards(corpora, capsys):
+    words = problem_words("gsm8k", corpora, "--inspect")
+    assert main(["prepare", *words, "reason.slots=2"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "problems: 3, 1 without steps; problems by steps:  0 (1)  1 (2)" in lines
+    assert any("2 problems have more labels than the 2 slots of acot" in line for line in lines)
+    assert any("50.0% of the labels are split into several tokens (2 problems)" in line for line in lines)
+    first = lines.index("problem 1 of 3")
+    assert lines[first + 1 : first + 9] == [
+        "question  A pen is 3. Pens for 4?",
+        "step 1    <<3*4=12>>",
+        "answer    12",
+        "labels    3 4 (no slot for 12)",
+        "slot   target  label",
+        "[BOA]  '3'     3",
+        "1      '4'     4",
+        "2      [EOA]",
+    ]
+    assert main(["prepare", *words]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    second = lines.index("problem 2 of 3")
+    assert lines[second + 2 : second + 7] == [
+        "steps     none",
+        "answer    1",
+        "labels    none",
+        "slot        target   label",
+        "[BOA] to 6  no loss",
+    ]
+    assert lines[-3:] == [
+        "1       '1'      1.5    split: '1' '.' '5'",
+        "2       '8'      8.5    split: '8' '.' '5'",
+        "3 to 6  no loss",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "labels"),
+    [("prosqa", "test", ["Tom", "wug", "dax"]), ("prontoqa", "valid", ["Max", "wumpus"])],
+)
+def test_problems_are_inspected_as_json_too(name, split, labels, corpora, capsys):
+    found = prepared_report(capsys, *problem_words(name, corpora, "--inspect"))["problems"]
+    assert list(found) == [split]
+    [example] = found[split]["examples"]
+    assert [label["text"] for label in example["labels"]] == labels
+    assert example["labels"][0]["tokens"] == list(f" {labels[0]}")
+    assert [slot["position"] for slot in example["slots"]] == ["[BOA]", *"123456"]
+    assert [slot["target"] for slot in example["slots"]] == [" "] * len(labels) + [None] * (7 - len(labels))
+    assert found[split]["statistics"]["split_share"] == 1.0
+
+
+def test_generated_problems_are_inspected(corpora, capsys, monkeypatch):
+    monkeypatch.setattr("adlm.reasoning.inspection.MAX_PROBLEMS", 4)
+    words = problem_words("prosqa", corpora, "data.problems=5", "--inspect")
+    assert main(["prepare", *words]) == 0
+    out = capsys.readouterr().out
+    assert "problems: the first 4 of 5, 0 without steps" in out
+    assert "problem 4 of 5" in out
+
+
+def test_a_folder_without_its_source_has_a_note_instead_of_slots(corpora, text, tmp_path, capsys):
+    words = problem_words("prosqa", corpora)
+    prepared_report(capsys, *words)
+    report = prepared_report(capsys, *words[-2:], "--inspect")
+    [note] = report["notes"]
+    assert note.startswith("labels and slots are shown when the source is named")
+    assert "data=prosqa" in note
+    assert report["problems"] == {}
+    plain = prepared_report(capsys, f"data.path={text}", "tokenizer=bytes", "--out", tmp_path / "text", "--inspect")
+    assert plain["problems"] == {}
+
+
+def test_problems_whose_steps_have_no_labels_are_noted(corpora, capsys):
+    path = corpora / "prosqa/prosqa_test.json"
+    path.write_text(path.read_text().replace('Every wug is a dax."]', 'So it is."]'))
+    report = prepared_report(capsys, *problem_words("prosqa", corpora, "--inspect"))
+    assert report["problems"] == {}
+    assert any("prosqa/prosqa_test.json: 'So it is.' is not a ProsQA fact" in note for note in report["notes"])
+
+
 def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
     from adlm.cli import prepare as command
 
