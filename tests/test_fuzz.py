@@ -23,6 +23,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from reasoning_runs import TINY, prosqa_root, reason_train
 from small_models import small_model
 
 from adlm import limits
@@ -38,6 +39,7 @@ TIMEOUT = 2.0
 
 NETWORK = ["length=16", "tokenizer=bytes", "model.hidden=16", "model.heads=2", "model.blocks=1", "model.condition=8"]
 BRIEF = ["train.steps=1", "train.batch_size=2", "train.valid_rows=2", "train.samples=1", "train.compile=off"]
+REASONING = [*TINY, "data.root=problems", "reason.epochs=1", "reason.first_epochs=0", "reason.misfits=keep"]
 
 # A valid command line per command; random arguments are added to it or replace one of its arguments.
 BASES = {
@@ -49,6 +51,9 @@ BASES = {
     "reproduce": ["generation", "card.json"],
     "sample": ["model", "--steps", "2"],
     "judge": ["samples.jsonl", "--metrics", "entropy,diversity"],
+    "reason train": [*REASONING, "--out", "new"],
+    "reason eval": ["reasoning", "--root", "problems"],
+    "reason show": ["reasoning", "--root", "problems"],
     "import": ["model.ckpt", "--out", "new"],
     "parity": ["golden"],
     "bench sample": [*NETWORK, "sampling.steps=2", "--repeats", "1"],
@@ -56,7 +61,19 @@ BASES = {
 }
 FILES = [
     *("text.txt", "notes.txt", "samples.jsonl", "card.json", "figures.json", "deep.json", "deep.jsonl", "tags.yaml"),
-    *("model", "ar", "prepared", "model/config.yaml", "model.ckpt", "golden", "pipe", "empty", "binary.json"),
+    *(
+        "model",
+        "ar",
+        "reasoning",
+        "problems",
+        "prepared",
+        "model/config.yaml",
+        "model.ckpt",
+        "golden",
+        "pipe",
+        "empty",
+        "binary.json",
+    ),
     *("/dev/null", "/dev/zero", "/", ".", "new", "new.json", "new.png", "new.html", "no/where", "n" * 300),
     "evil\x1b[31m",
 ]
@@ -117,6 +134,10 @@ def sandbox(tmp_path_factory):
     folder.mkdir()
     small_model(folder / "model")
     small_model(folder / "ar", "ar")
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        brief = ("reason.epochs=1", "reason.first_epochs=0", "reason.misfits=keep")
+        assert reason_train(prosqa_root(folder / "problems"), folder.with_name("run"), *brief) == 0
+    shutil.copytree(folder.with_name("run") / "model", folder / "reasoning")
     (folder / "text.txt").write_text("law and order, day and night\n" * 40)
     prepare(resolve([f"data.path={folder}/text.txt", "tokenizer=bytes", "length=16"]), folder / "prepared")
     golden = Path(__file__).parent / "golden"

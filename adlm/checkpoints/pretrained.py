@@ -4,9 +4,11 @@ Only safetensors and GGUF are read, and no code of a hub repository is executed.
 rejected, because transformers would initialise them at random.
 """
 
+import functools
+import importlib
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,10 @@ def transformers() -> Any:
 def load_pretrained(name: str, auto_class: str, what: str, instead: str = "") -> tuple[Any, Any]:
     """Tokenizer and model, in eval mode and float32. `instead` is what an error suggests where there is no network."""
     source, options = _source(name)
-    with _load_errors(name, what, instead):
-        tokenizer = transformers().AutoTokenizer.from_pretrained(source, **options)
-    return tokenizer, load_pretrained_model(name, auto_class, what, instead)
+    with _reading_gguf_once() if options else nullcontext():
+        with _load_errors(name, what, instead):
+            tokenizer = transformers().AutoTokenizer.from_pretrained(source, **options)
+        return tokenizer, load_pretrained_model(name, auto_class, what, instead)
 
 
 def load_pretrained_model(name: str, auto_class: str, what: str, instead: str = "") -> Any:
@@ -50,6 +53,20 @@ def load_pretrained_model(name: str, auto_class: str, what: str, instead: str = 
     if missing:
         raise UserError(f"{name} is not {what}: it has no weight {missing[0]}; give another model")
     return model.eval()
+
+
+@contextmanager
+def _reading_gguf_once() -> Iterator[None]:
+    """transformers reads a GGUF file three times, and lists the names of its weights for every module of the model."""
+    gguf: Any = importlib.import_module("gguf")
+    plain = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, function in plain.items():
+        setattr(gguf, name, functools.cache(function))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(gguf, name, function)
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _line(solution: "Solution", num_slots: int) -> dict[str, Any]:
         "hops": len(problem.steps),
         "num_slots": num_slots,
         "labels": solution.labels,
-        "slots": solution.slots,
+        "slots": [tokens[0][0] for tokens in solution.slots],
     }
 
 
@@ -207,12 +207,13 @@ def _show(arguments: argparse.Namespace) -> int:
     for step in solution.problem.steps:
         console.print(Text(f"  {step}", style="dim"))
     if solution.slots:
-        table = Table("slot", "label", "most likely token", box=None, pad_edge=False)
-        for number, token in enumerate(solution.slots):
+        table = Table("slot", "label", "most likely tokens", box=None, pad_edge=False)
+        for number, tokens in enumerate(solution.slots):
             label = solution.labels[number] if number < len(solution.labels) else ""
             is_right = number < len(solution.slots_right) and solution.slots_right[number]
-            style = "green" if is_right else "red" if label else "dim"
-            table.add_row("[BOA]" if number == 0 else str(number), label, Text(repr(token), style=style))
+            shown = Text("  ".join(f"{token!r} {share:.0%}" for token, share in tokens), style="dim")
+            shown.stylize("bold green" if is_right else "red" if label else "dim", 0, len(f"{tokens[0][0]!r}"))
+            table.add_row("[BOA]" if number == 0 else str(number), label, shown)
         console.print(table)
     console.print(Text(solution.written, style="bold"))
     mark = "right" if solution.is_right else f"wrong: expected {solution.problem.answer}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adlm.checkpoints.model_folder import (
@@ -16,13 +17,14 @@ from adlm.checkpoints.model_folder import (
     network_of,
     replace_model_folder,
 )
-from adlm.checkpoints.pretrained import load_pretrained, load_pretrained_model, num_positions
+from adlm.checkpoints.pretrained import load_pretrained, load_pretrained_model
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.reasoning.network import HuggingFaceModel, OwnModel, resize_vocabulary
 from adlm.reasoning.rows import with_reasoning_tokens
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, tokenizer_of_transformers, train_bpe
+from adlm.training.seeds import seed_of
 
 CausalModel = HuggingFaceModel | OwnModel
 
@@ -34,11 +36,7 @@ class BaseModel:
     config: Config
     """The run's config with `vocabulary`, `tokenizer` and, for our own models, `model` filled in."""
     tokenizer: Tokenizer
-    max_length: int | None
-    """The most tokens the model can read; None if there is no limit."""
-    build: Callable[[], CausalModel]
-    architecture: Callable[[], str | None] = lambda: None
-    """The config.json of a model of `transformers`, once it is built; None for our own."""
+    network: CausalModel
 
 
 def open_base(config: Config, texts: Callable[[], Iterable[str]]) -> BaseModel:
@@ -47,27 +45,24 @@ def open_base(config: Config, texts: Callable[[], Iterable[str]]) -> BaseModel:
     base = config.reason.base
     if not base:
         size = bpe_size(config.tokenizer)
-        tokenizer = with_reasoning_tokens(
-            load_tokenizer(config.tokenizer) if size is None else train_bpe(texts(), size)
-        )
-        config = replace(config, vocabulary=tokenizer.vocabulary)
-        return BaseModel(config, tokenizer, None, lambda: OwnModel(method_of(config).build()))  # type: ignore[arg-type]
+        plain = load_tokenizer(config.tokenizer) if size is None else train_bpe(texts(), size)
+        return _new_model(config, with_reasoning_tokens(plain))
     folder = next((folder for folder in (Path(base, "model"), Path(base)) if (folder / CONFIG).is_file()), None)
     return _open_pretrained(config, base) if folder is None else _open_own(config, folder)
 
 
+def _new_model(config: Config, tokenizer: Tokenizer) -> BaseModel:
+    resolved = replace(config, vocabulary=tokenizer.vocabulary)
+    torch.manual_seed(seed_of(config.train.seed, "weights"))
+    return BaseModel(resolved, tokenizer, OwnModel(method_of(resolved).build()))  # type: ignore[arg-type]
+
+
 def _open_pretrained(config: Config, base: str) -> BaseModel:
     theirs, model = load_pretrained(base, "AutoModelForCausalLM", "a causal language model")
-    plain = tokenizer_of_transformers(base, theirs)
+    plain, network = tokenizer_of_transformers(base, theirs), HuggingFaceModel(model)
     tokenizer = with_reasoning_tokens(plain)
-    resolved = replace(config, vocabulary=tokenizer.vocabulary, tokenizer=base)
-
-    def build() -> HuggingFaceModel:
-        network = HuggingFaceModel(model)
-        resize_vocabulary(network, _num_symbols(plain), tokenizer.vocabulary.size)
-        return network
-
-    return BaseModel(resolved, tokenizer, num_positions(model), build, lambda: _architecture(model))
+    resize_vocabulary(network, _num_symbols(plain), tokenizer.vocabulary.size)
+    return BaseModel(replace(config, vocabulary=tokenizer.vocabulary, tokenizer=base), tokenizer, network)
 
 
 def _open_own(config: Config, folder: Path) -> BaseModel:
@@ -75,27 +70,14 @@ def _open_own(config: Config, folder: Path) -> BaseModel:
     found = load_model_folder(folder)
     if found.config.method != "ar":
         raise UserError(f"reason.base {folder} is a model of method {found.config.method}; give one of method ar")
-    known = require_tokenizer(found, folder)
-    tokenizer = with_reasoning_tokens(known)
+    plain, network = require_tokenizer(found, folder), reasoning_network(found, folder).requires_grad_(True)
+    tokenizer = with_reasoning_tokens(plain)
+    if tokenizer.vocabulary.size > plain.vocabulary.size:
+        resize_vocabulary(network, _num_symbols(plain), tokenizer.vocabulary.size)
     resolved = replace(
         config, vocabulary=tokenizer.vocabulary, tokenizer=found.config.tokenizer, model=found.config.model
     )
-
-    model = reasoning_network(found, folder).requires_grad_(True)
-    theirs = model.model if isinstance(model, HuggingFaceModel) else None
-
-    def build() -> CausalModel:
-        if tokenizer.vocabulary.size > known.vocabulary.size:
-            resize_vocabulary(model, _num_symbols(known), tokenizer.vocabulary.size)
-        return model
-
-    return BaseModel(
-        resolved,
-        tokenizer,
-        model.max_length,
-        build,
-        lambda: None if theirs is None else _architecture(theirs),
-    )
+    return BaseModel(resolved, tokenizer, network)
 
 
 def require_tokenizer(found: ModelFolder, folder: Path) -> Tokenizer:
@@ -120,10 +102,13 @@ def reasoning_network(found: ModelFolder, folder: Path) -> CausalModel:
 def save_reasoning_model(base: BaseModel, weights: Mapping[str, Tensor], path: Path) -> None:
     """Write the model folder, replacing an existing one. `transformers` can load that of one of its models."""
     plain = {name.partition(".")[2]: value for name, value in weights.items()}  # without the name of the wrapper
-    replace_model_folder(ModelFolder(base.config, plain, base.tokenizer, base.architecture()), path)
+    network = base.network
+    architecture = _architecture(network.model) if isinstance(network, HuggingFaceModel) else None
+    replace_model_folder(ModelFolder(base.config, plain, base.tokenizer, architecture), path)
 
 
 def _architecture(model: Any) -> str:
+    """The config.json of a model of `transformers`."""
     values = {**model.config.to_dict(), "dtype": "float32", "architectures": [type(model).__name__]}
     for local in ("quantization_config", "_name_or_path"):
         values.pop(local, None)

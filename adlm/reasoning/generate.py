@@ -4,7 +4,7 @@ Shapes: B problems, L tokens of the padded prompts, T new tokens, d wide.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from adlm.reasoning.methods import ReasoningMethod
 from adlm.reasoning.network import CausalLanguageModel, read_rows
 from adlm.reasoning.rows import SpecialIds
+
+NUM_SHOWN = 3  # of the most likely tokens at a slot
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,10 @@ class Generated:
     """The new tokens, without the end-of-text token."""
     ended: bool
     """Whether it ended before the largest number of tokens."""
-    slot_ids: list[int]
-    """The most likely token after [BOA] and after each slot: the labels that an anchored model predicts."""
+    slot_ids: list[list[int]]
+    """The most likely tokens, likeliest first, after [BOA] and after each slot: what a slot stands for."""
+    slot_shares: list[list[float]] = field(compare=False)
+    """Their probabilities."""
 
 
 @torch.no_grad()
@@ -51,7 +55,8 @@ def generate(
     continuous = method.slots == "continuous" and num_slots > 0
     slots = range(length - 1 - num_slots, length - 1) if continuous else range(0)
     hidden, reader = read_rows(model, x, is_text, slots)
-    slot_ids = model.logits(hidden[:, slots.start - 1 : slots.stop]).argmax(dim=-1) if slots else x[:, :0]
+    before = hidden[:, slots.start - 1 : slots.stop] if slots else hidden[:, :0]  # of [BOA] and of the slots
+    slot_shares, slot_ids = model.logits(before).float().softmax(dim=-1).topk(NUM_SHOWN, dim=-1)
     running = torch.ones(len(prompts), dtype=torch.bool, device=device)
     new: list[Tensor] = []
     last = hidden[:, -1]
@@ -63,8 +68,9 @@ def generate(
             break
         last = reader.read(model.embed(token[:, None]), running[:, None])[:, -1]
     results = []
-    for row, limit, predicted in zip(torch.stack(new, dim=1).tolist(), limits.tolist(), slot_ids.tolist(), strict=True):
+    for number, (row, limit) in enumerate(zip(torch.stack(new, dim=1).tolist(), limits.tolist(), strict=True)):
         tokens = row[:limit]
         ended = ids.eos in tokens
-        results.append(Generated(tokens[: tokens.index(ids.eos)] if ended else tokens, ended, predicted))
+        written = tokens[: tokens.index(ids.eos)] if ended else tokens
+        results.append(Generated(written, ended, slot_ids[number].tolist(), slot_shares[number].tolist()))
     return results

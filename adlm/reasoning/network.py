@@ -92,10 +92,9 @@ def _visible(is_text: Tensor, num_new: int) -> Tensor:
 
     A position of padding on the left would otherwise attend to nothing, for which attention kernels may return NaN.
     """
-    length = is_text.shape[1]
-    before = torch.ones(length, length, dtype=torch.bool, device=is_text.device).tril()
-    itself = torch.eye(length, dtype=torch.bool, device=is_text.device)
-    return (is_text[:, None, None, :] & before | itself)[:, :, -num_new:]
+    columns = torch.arange(is_text.shape[1], device=is_text.device)
+    rows = columns[-num_new:, None]
+    return is_text[:, None, None, :] & (columns <= rows) | (columns == rows)
 
 
 class OwnModel(nn.Module):

@@ -101,23 +101,34 @@ class Encoder:
         A slot predicts one token. Of a label that the tokenizer splits, the first token is the target: it is what the
         model has to write first when the label is due.
         """
-        texts: list[str] = []
-        labels = [self.labels.of(problem) for problem in problems]
-        for number, (problem, given) in enumerate(zip(problems, labels, strict=True), 1):
+        result, ids = [], self._encoded_texts(problems)
+        for number, problem in enumerate(problems, 1):
             if self.misfits == "refuse" and not problem.steps:
                 raise UserError(f"{where} {number} has no steps ({problem.question:.40}...); {REMEDY}")
-            texts += [f"{problem.question}\n", *(f"{step}\n" for step in problem.steps)]
-            texts += [f"{ANSWER_MARK}{problem.answer}", *(f"{self.labels.before}{label}" for label in given)]
-        encoded, result = iter(self.encode_batch(texts)), []
-        for number, (problem, given) in enumerate(zip(problems, labels, strict=True), 1):
-            question, *steps = [np.array(next(encoded), dtype=np.int64) for _ in range(1 + len(problem.steps))]
-            answer = np.array([*next(encoded), self.ids.eos], dtype=np.int64)
-            parts = [next(encoded) for _ in given]
-            split = next((label for label, ids in zip(given, parts, strict=True) if len(ids) > 1), None)
+            labels = self.labels.of(problem)
+            label_ids = [ids[self.labels.before + label] for label in labels]
+            split = next((label for label, found in zip(labels, label_ids, strict=True) if len(found) > 1), None)
             if self.misfits == "refuse" and split is not None:
                 raise UserError(f"the tokenizer splits the anchor label {split!r} of {where} {number}; {REMEDY}")
-            result.append(EncodedProblem(question, tuple(steps), answer, tuple(ids[0] for ids in parts)))
+            result.append(
+                EncodedProblem(
+                    ids[f"{problem.question}\n"],
+                    tuple(ids[f"{step}\n"] for step in problem.steps),
+                    np.append(ids[ANSWER_MARK + problem.answer], self.ids.eos),
+                    tuple(int(found[0]) for found in label_ids),
+                )
+            )
         return result
+
+    def _encoded_texts(self, problems: Sequence[Problem]) -> dict[str, Ids]:
+        """The ids of all parts of the problems; steps and labels repeat, and each text is encoded once."""
+        texts: dict[str, None] = {}
+        for problem in problems:
+            texts |= dict.fromkeys((f"{problem.question}\n", ANSWER_MARK + problem.answer))
+            texts |= dict.fromkeys(f"{step}\n" for step in problem.steps)
+            texts |= dict.fromkeys(self.labels.before + label for label in self.labels.of(problem))
+        encoded = self.encode_batch(list(texts))
+        return {text: np.array(ids, dtype=np.int64) for text, ids in zip(texts, encoded, strict=True)}
 
     def prompt(self, problem: EncodedProblem, method: ReasoningMethod, num_slots: int) -> list[int]:
         """The question and the slots: what is given at inference."""

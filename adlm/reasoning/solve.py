@@ -43,8 +43,8 @@ class Solution:
     """Whether it ended before the largest number of tokens."""
     labels: tuple[str, ...]
     """The anchor labels of the problem."""
-    slots: tuple[str, ...]
-    """The most likely token after [BOA] and after each slot; empty for methods without continuous slots."""
+    slots: tuple[tuple[tuple[str, float], ...], ...]
+    """The most likely tokens after [BOA] and each slot, with their probabilities; none without continuous slots."""
     slots_right: tuple[bool, ...]
     """Of the slots that have a label, whether they predict it."""
 
@@ -53,7 +53,7 @@ class Solution:
         return self.answer == parse_answer(self.problem.answer)
 
     def __str__(self) -> str:
-        slots = f"slots: {' '.join(slot.strip() for slot in self.slots)}\n" if self.slots else ""
+        slots = f"slots: {' '.join(tokens[0][0].strip() for tokens in self.slots)}\n" if self.slots else ""
         mark = "right" if self.is_right else f"wrong, expected {self.problem.answer}"
         return f"{self.problem.question}\n{slots}{self.written}\n({mark})"
 
@@ -154,8 +154,8 @@ class Solver:
                     len(written.ids),
                     written.ended,
                     encoder.labels.of(problem),
-                    tuple(self.tokenizer.decode([index]) for index in written.slot_ids),
-                    tuple(label == index for label, index in zip(ids.labels, written.slot_ids, strict=False)),
+                    tuple(self._tokens(*slot) for slot in zip(written.slot_ids, written.slot_shares, strict=True)),
+                    tuple(label == slot[0] for label, slot in zip(ids.labels, written.slot_ids, strict=False)),
                 )
 
     def _check_room(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -166,6 +166,9 @@ class Solver:
                     f"problem {number} takes {len(prompt)} tokens with its slots, and the model reads at most "
                     f"{longest}; give fewer slots, or shorter problems"
                 )
+
+    def _tokens(self, ids: Sequence[int], shares: Sequence[float]) -> tuple[tuple[str, float], ...]:
+        return tuple((self.tokenizer.decode([index]), share) for index, share in zip(ids, shares, strict=True))
 
     @torch.no_grad()
     def answer_nats(self, problems: Sequence[Problem]) -> tuple[float, float, int]:

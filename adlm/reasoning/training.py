@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.config.schema import Config, Reason
+from adlm.config.schema import Config, Reason, Train
 from adlm.data.reasoning.problem import Problem
 from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
 from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile, as_text
@@ -23,11 +22,13 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
 from adlm.reasoning.base_model import BaseModel, CausalModel, open_base, save_reasoning_model
+from adlm.reasoning.compiled_layers import compile_layers
 from adlm.reasoning.loss import ReasoningObjective
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, ReasoningMethod, Stage, curriculum
+from adlm.reasoning.network import HuggingFaceModel
 from adlm.reasoning.rows import ANCHOR_LABELS, WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.reasoning.solve import Solver, score
-from adlm.training.build import autocast_dtype
+from adlm.training.build import autocast_dtype, should_compile, why_not_compile
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
@@ -64,6 +65,11 @@ def with_steps(config: Config) -> Config:
         raise UserError(
             f"train.batch_size {config.train.batch_size} is larger than the {num} training problems; give a smaller "
             "one, or more problems"
+        )
+    if config.train.steps not in (Train.steps, epochs * batches):
+        raise UserError(
+            f"train.steps {config.train.steps} cannot be chosen here: reason.epochs and the {num} problems make "
+            f"{epochs * batches} steps; give reason.epochs instead"
         )
     return replace(config, train=replace(config.train, steps=epochs * batches))
 
@@ -172,8 +178,12 @@ class ReasoningTask:
 
     def build_state(self, processes: Processes, report: Report) -> TrainState:
         train = self.config.train
-        torch.manual_seed(seed_of(train.seed, "weights"))
-        network = self.base.build().to(processes.device)
+        network = self.base.network.to(processes.device)
+        if isinstance(network, HuggingFaceModel) and should_compile(train, processes.device):
+            if problem := why_not_compile(processes.device):
+                report(f"the layers are not compiled, which is slower: {problem}")
+            else:
+                compile_layers(network.model)
         if train.precision == "float64":
             network = network.double()
         widest = replace(self.config, length=2**24)  # rows were measured when the task was opened
@@ -215,6 +225,9 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     parts = problem_parts(config)
     if config.method != "ar":
         raise UserError(f"method {config.method} is not causal; reasoning needs method=ar")
+    for option in ("recompute", "unigram_start"):
+        if getattr(config.train, option):
+            raise UserError(f"train.{option} true is for `adlm train`; leave it out")
     report(f"reading the problems of {config.data.name}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: map(as_text, problems[:BPE_PROBLEMS]))
@@ -252,7 +265,7 @@ def _check_num_steps(task: ReasoningTask) -> None:
 
 def _check_room(task: ReasoningTask, problems: Sequence[EncodedProblem], what: str) -> None:
     """A user error for rows that the model has no room for."""
-    config, longest = task.config, task.base.max_length
+    config, longest = task.config, task.base.network.max_length
     room = config.length if longest is None else min(config.length, longest)
     for number, problem in enumerate(problems, 1):
         needed = max(len(task.encoder.row(problem, task.method, stage).ids) for stage in task.stages)

@@ -4,7 +4,7 @@
     python experiments/reasoning/run.py table experiments/reasoning/results.json
     python experiments/reasoning/run.py plot experiments/reasoning/results.json
 
-`train` runs the rows of a group, several at a time (--lanes), until the --seconds are used up; rows that are in the
+`train` runs the rows of a group, several at a time (--lanes), and starts none after --seconds; rows that are in the
 results already are skipped. A row is one `adlm reason train` and one `adlm reason eval` on the test file. Methods with
 stages start from a common first stage of plain chain of thought, the row `first`, whose epochs count as theirs.
 """
@@ -15,11 +15,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from adlm.evaluation.paper.published_tables import TABLES
+
 STAGED = ("icot", "coconut", "coconut-pause", "acot")
 PLAIN = ("cot", "no-cot", "pause")
+METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
 REPEATED = ("acot", "cot", "coconut")
 """Methods that are trained with a second seed."""
 
@@ -116,12 +120,14 @@ class Lanes:
 
     group: Group
     runs: Path
-    results: Path
     commit: str
     deadline: float
     pending: list[Row]
-    done: dict[str, dict] = field(default_factory=dict)
+    done: dict[str, dict]
+    save: Callable[[], None]
+    """Writes `done` to the results."""
     failed: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
     lock: threading.Condition = field(default_factory=threading.Condition)
 
     def work(self) -> None:
@@ -129,23 +135,28 @@ class Lanes:
             began = time.monotonic()
             result = self._run(row)
             with self.lock:
+                self.running.remove(row.name)
                 if result is None:
                     self.failed.add(row.name)
                 else:
                     self.done[row.name] = result | {"seconds": round(time.monotonic() - began, 1)}
-                    self.results.write_text(json.dumps(self.done, indent=1))
+                    self.save()
                 self.lock.notify_all()
 
     def _next(self) -> Row | None:
         with self.lock:
             while self.pending and time.monotonic() < self.deadline:
                 self.pending = [row for row in self.pending if row.needs not in self.failed]
-                ready = next((row for row in self.pending if not row.needs or row.needs in self.done), None)
+                ready = next((row for row in self.pending if not row.needs or self._has_model(row.needs)), None)
                 if ready is not None:
                     self.pending.remove(ready)
+                    self.running.add(ready.name)
                     return ready
                 self.lock.wait(timeout=5)
         return None
+
+    def _has_model(self, name: str) -> bool:
+        return name in self.done and (self.runs / name / "model").exists() and name not in self.running
 
     def _run(self, row: Row) -> dict | None:
         out = self.runs / row.name
@@ -181,19 +192,87 @@ def _adlm(arguments: list[str], log) -> str | None:
 def train(arguments: argparse.Namespace) -> int:
     group = GROUPS[arguments.group]
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    pending = [row for row in rows_of(group, arguments.base) if row.name not in found]
-    if arguments.only:
-        wanted = set(arguments.only)
-        pending = [row for row in pending if row.name in wanted]
-    deadline = time.monotonic() + arguments.seconds
-    lanes = Lanes(group, arguments.runs, arguments.results, arguments.commit, deadline, pending, found)
+    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    done = results.setdefault(arguments.group, {})
+    rows = rows_of(group, arguments.base)
+    pending = [row for row in rows if row.name not in done and (not arguments.only or row.name in arguments.only)]
+    needed = {row.needs for row in pending}
+    again = [row for row in rows if row.name in needed - {row.name for row in pending}]  # their models may be gone
+    pending += [row for row in again if not (arguments.runs / row.name / "model").exists()]
+    lanes = Lanes(
+        group,
+        arguments.runs,
+        arguments.commit,
+        time.monotonic() + arguments.seconds,
+        pending,
+        done,
+        lambda: arguments.results.write_text(json.dumps(results, indent=1)),
+    )
     threads = [threading.Thread(target=lanes.work) for _ in range(arguments.lanes)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return 1 if lanes.failed else 0
+
+
+def published(data: str) -> dict[str, float]:
+    """The paper's accuracies by method, of GPT-2."""
+    return {row.name: row.figures[data] for row in TABLES["reasoning"].rows}
+
+
+def seeds_of(rows: dict[str, dict], method: str) -> list[dict]:
+    return [row for name, row in sorted(rows.items()) if name.rpartition("-")[0] == method]
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """One Markdown table per group: accuracy with its interval for each seed, tokens, and the paper's figure."""
+    for group, rows in json.loads(arguments.results.read_text()).items():
+        data = next(iter(rows.values()))["data"]
+        paper = published(data)
+        print(
+            f"\n{group}\n\n| method | accuracy, one figure a seed | tokens written | paper, GPT-2 |\n|---|---|---|---|"
+        )
+        for method in METHODS:
+            found = seeds_of(rows, method)
+            if not found:
+                continue
+            cells = []
+            for row in found:
+                low, high = row["interval"]
+                cells.append(f"{row['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})")
+            tokens = sum(row["tokens"] for row in found) / len(found)
+            print(f"| `{method}` | {', '.join(cells)} | {tokens:.1f} | {paper.get(method, '')} |")
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Accuracies with their intervals; the paper's figures are open circles."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    groups = json.loads(arguments.results.read_text())
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(4.5 * len(groups), 3.6), squeeze=False, sharey=True)
+    for axis, (group, rows) in zip(axes[0], groups.items(), strict=True):
+        paper = published(next(iter(rows.values()))["data"])
+        for place, method in enumerate(reversed(METHODS)):
+            found = seeds_of(rows, method)
+            for number, row in enumerate(found):
+                low, high = row["interval"]
+                height = place + 0.18 * (number - (len(found) - 1) / 2)
+                axis.plot([100 * low, 100 * high], [height, height], color="tab:blue", linewidth=2)
+                axis.plot(100 * row["accuracy"], height, "o", color="tab:blue", markersize=5)
+            if method in paper:
+                axis.plot(paper[method], place, "o", markerfacecolor="none", color="tab:orange", markersize=8)
+        axis.set_title(group)
+        axis.set_xlabel("% right: ours (95% interval), and the paper's GPT-2 (open circle)")
+        axis.set_yticks(range(len(METHODS)), list(reversed(METHODS)))
+        axis.grid(axis="x", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(arguments.out)
+    return 0
 
 
 def main() -> int:
@@ -209,6 +288,11 @@ def main() -> int:
     training.add_argument("--only", nargs="*", help="names of rows")
     training.add_argument("--commit", default="", help="the commit, to keep with the results")
     training.set_defaults(run=train)
+    for name, function in (("table", table), ("plot", plot)):
+        command = commands.add_parser(name)
+        command.add_argument("results", type=Path)
+        command.add_argument("--out", type=Path, default=Path("reasoning.svg"), help="of plot")
+        command.set_defaults(run=function)
     arguments = parser.parse_args()
     return int(arguments.run(arguments))
 

@@ -295,7 +295,7 @@ def test_show_prints_the_problem_its_labels_and_the_answer(model, root, capsys):
     shown = capsys.readouterr().out
     assert problem.question in shown
     assert all(f"  {step}\n" in shown for step in problem.steps)
-    rows = [line.split() for line in shown.partition("most likely token\n")[2].splitlines()]
+    rows = [line.split() for line in shown.partition("most likely tokens")[2].splitlines()[1:]]
     labels = ANCHOR_LABELS["prosqa"].of(problem)
     assert [row[0] for row in rows[:4]] == ["[BOA]", "1", "2", "3"]
     for row, label in zip(rows, labels, strict=False):

@@ -16,7 +16,7 @@ from adlm.config.load import (
     validate,
 )
 from adlm.config.options import descriptions, sections
-from adlm.config.schema import Config, Data, Model, Vocabulary
+from adlm.config.schema import Config, Data, Model, Reason, Vocabulary
 from adlm.errors import UserError
 
 RUNS = [f"{corpus}/{method}" for corpus in ("owt", "lm1b") for method in ("adlm", "mdlm", "sedd", "d3pm", "ar", "a2r")]
@@ -194,7 +194,7 @@ def test_a_config_constructed_in_python_is_validated_too():
 
 def test_every_option_has_a_description():
     known = descriptions()
-    for name, value in to_mapping(replace(Config(), vocabulary=Vocabulary(9, 8, 1, 2, 3))).items():
+    for name, value in to_mapping(replace(Config(), vocabulary=Vocabulary(9, 8, 1, 2, 3), reason=Reason())).items():
         leaves = [f"{name}.{leaf}" for leaf in value] if name in sections() else [name]
         assert all(known[leaf].endswith(".") for leaf in leaves)
 

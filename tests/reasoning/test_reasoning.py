@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from worlds import randomized
 
 from adlm.config.schema import Model, Reason
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
 from adlm.data.reasoning.problem import Problem
 from adlm.models.transformer import Transformer
+from adlm.reasoning.compiled_layers import compile_layers
 from adlm.reasoning.generate import generate
 from adlm.reasoning.loss import reasoning_loss
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, curriculum
@@ -238,3 +240,27 @@ def test_curricula():
     assert sum(stage.epochs for stage in stages("icot", epochs=7, stage_epochs=3)) == 7
     assert all(stage.slots == 0 for stage in stages("icot", epochs=7, stage_epochs=3))
     assert stages("acot", slots=0, epochs=3) == [Stage(3, reset_optimizer=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_compiled_layers_give_the_same_hidden_states_and_share_their_graphs(build):
+    """With dynamo's eager backend: the graphs are those that are compiled on a GPU."""
+    model = built(build)
+    batches = [batch_of(ACOT, Stage(1, slots=num), PROBLEMS) for num in (3, 0, 2)]
+    expected = [_hidden_and_gradients(model, batch) for batch in batches]
+    torch._dynamo.reset()
+    counters.clear()
+    compile_layers(model.model, backend="eager")
+    for batch, values in zip(batches, expected, strict=True):
+        for ours, plain in zip(_hidden_and_gradients(model, batch), values, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+    assert counters["stats"]["unique_graphs"] <= 4, "one for the question, one for slots, one or two for the rest"
+
+
+def _hidden_and_gradients(model, batch):
+    model.zero_grad()
+    hidden = hidden_states(model, batch)[batch.is_text]
+    (hidden**2).sum().backward()
+    return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
