@@ -1,8 +1,8 @@
-"""The methods, bridges, noise schedules and samplers that a config names, and where each is implemented.
+"""The methods, bridges, noise schedules, samplers and anchor rules that a config names, and where each is implemented.
 
 A built-in implementation is named by "module:attribute" and imported when first used, so that names can be checked
 before PyTorch is imported. Other packages add their own by `register`, or by an entry point in one of the groups
-adlm.methods, adlm.bridges, adlm.schedules, adlm.samplers and adlm.corpora (docs/extending.md).
+adlm.methods, adlm.bridges, adlm.schedules, adlm.samplers, adlm.anchor_rules and adlm.corpora (docs/extending.md).
 """
 
 from collections.abc import Iterator, Mapping
@@ -110,5 +110,20 @@ SAMPLERS = Registry(
         "entropy": "adlm.sampling.samplers:ENTROPY",
         "threshold": "adlm.sampling.samplers:THRESHOLD",
         "anchor-first": "adlm.sampling.samplers:ANCHOR_FIRST",
+    },
+)
+
+ANCHOR_RULES = Registry(
+    "anchor rule",
+    "adlm.anchor_rules",
+    {
+        "count": "adlm.diffusion.anchor_rules:count",
+        "rare": "adlm.diffusion.anchor_rules:rare",
+        "frequent": "adlm.diffusion.anchor_rules:frequent",
+        "tf-idf": "adlm.diffusion.anchor_rules:tf_idf",
+        "pattern": "adlm.diffusion.anchor_rules:pattern",
+        "content": "adlm.diffusion.anchor_rules:content",
+        "random": "adlm.diffusion.anchor_rules:random",
+        "all": "adlm.diffusion.anchor_rules:every",
     },
 )

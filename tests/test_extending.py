@@ -18,7 +18,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
 from adlm.methods.mdlm import Mdlm
 from adlm.models.anchored import AnchoredTransformer
-from adlm.registry import BRIDGES, METHODS, SAMPLERS, SCHEDULES
+from adlm.registry import ANCHOR_RULES, BRIDGES, METHODS, SAMPLERS, SCHEDULES
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import Sampler
 
@@ -38,7 +38,7 @@ def installed(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(info.parent)
     monkeypatch.syspath_prepend(PLUGIN)
-    for registry in (METHODS, SAMPLERS, BRIDGES, SCHEDULES, CORPORA):
+    for registry in (METHODS, SAMPLERS, BRIDGES, SCHEDULES, ANCHOR_RULES, CORPORA):
         monkeypatch.setattr(registry, "_registered", {})
 
 
@@ -71,6 +71,9 @@ def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_en
     assert 0 < report["nats"] < 20
     samples = run("sample", "run", "--num", "2", "sampling.sampler=remask-late", "sampling.eta=0.1", "sampling.steps=8")
     assert len(samples) > 20
+    run("train", "own", "anchor.rule=long-words", "anchor.gamma=0.1", "data=haiku", *quick, "--out", "long", "--json")
+    lines = (tmp_path / "long" / "metrics.jsonl").read_text().splitlines()
+    assert 0 < json.loads(lines[-1])["anchor_share"] < 0.5, "most tokens of a BPE of 300 symbols are short"
     assert "haiku" in run("perplexity", "run", "--data", "haiku", "--max-tokens", "200")
 
 

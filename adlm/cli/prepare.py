@@ -16,12 +16,13 @@ from rich.text import Text
 
 from adlm.cli.console import Console
 from adlm.config.load import resolve
-from adlm.config.schema import SOURCES, Config
+from adlm.config.schema import SOURCES, Anchor, Config
 from adlm.data.prepare.prepare import PrepareOutcome, PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, open_prepared
 from adlm.data.rows.packing import Rows
-from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of
+from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of, symbol_statistics
 from adlm.data.sources.corpora import CORPORA
+from adlm.diffusion.anchor_rules import AnchorRule, anchor_rule, describe_rule
 from adlm.errors import UserError, printable
 from adlm.reasoning.inspection import InspectedProblem, InspectedProblems, inspect_problems
 from adlm.reasoning.rows import ANCHOR_LABELS
@@ -72,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     report = _report(prepared, how, missing, time.monotonic() - started)
     report["notes"] = [] if how == "opened" else list(_notes(config, report, prepared.manifest["recipe"]["held_out"]))
     splits = prepared.splits if arguments.inspect else ()
-    statistics = {split: statistics_of(prepared.rows(split), config.anchor.tau) for split in splits}
+    rule = anchor_rule(
+        config.anchor if splits else Anchor(),
+        prepared.tokenizer.vocabulary.size,
+        lambda: symbol_statistics(prepared.rows(prepared.splits[0]), prepared.tokenizer),
+    )
+    statistics = {split: statistics_of(prepared.rows(split), rule) for split in splits}
     problems: dict[str, InspectedProblems] = {}
     if arguments.inspect:
         problems, notes = _inspect_problems(config, prepared, how)
@@ -86,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print_report(console, report)
     for split, found in statistics.items():
         num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
-        _print_examples(console, prepared, split, found, config.anchor.tau, num_rows)
+        _print_examples(console, prepared, split, found, rule, describe_rule(config.anchor), num_rows)
         if split in problems:
             _print_problems(console, problems[split], report["splits"][split]["documents"])
     return 0
@@ -214,38 +220,45 @@ def _print_report(console: Console, report: dict[str, Any]) -> None:
 
 
 def _print_examples(
-    console: Console, prepared: Prepared, split: str, statistics: Statistics, tau: int, num_rows: int
+    console: Console,
+    prepared: Prepared,
+    split: str,
+    statistics: Statistics,
+    rule: AnchorRule,
+    rule_in_words: str,
+    num_rows: int,
 ) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
-    console.print(Text.assemble("\n", (split, "bold"), f": {_format_statistics(statistics, tau)}"))
+    console.print(Text.assemble("\n", (split, "bold"), f": {_format_statistics(statistics, rule_in_words)}"))
     frequent = Text("most frequent: ")
     for index, share in statistics.most_frequent:
         frequent.append(repr(tokenizer.decode([index])), style="cyan")
         frequent.append(f" {share:.1%}  ", style="dim")
     console.print(frequent)
     legend = Text("special tokens ", style="bold magenta")
-    legend.append(f"anchors (at most {tau} times in the row)", style="bold yellow")
+    legend.append(f"anchors ({rule_in_words})", style="bold yellow")
     console.print(legend)
     for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
-        console.print(_highlight(rows, row, prepared, tau))
+        console.print(_highlight(rows, row, prepared, rule))
 
 
-def _format_statistics(statistics: Statistics, tau: int) -> str:
+def _format_statistics(statistics: Statistics, rule_in_words: str) -> str:
     shortest, tenth, median, ninetieth, longest = statistics.document_lengths
     return (
         f"{statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% between "
         f"{tenth:,} and {ninetieth:,}), {statistics.distinct:,} distinct ids in {statistics.sampled_tokens:,} sampled "
-        f"tokens; {statistics.anchors:.1%} are anchors at tau {tau}, {statistics.padding:.1%} of the rows is padding"
+        f"tokens; {statistics.anchors:.1%} are anchors ({rule_in_words}), {statistics.padding:.1%} of the rows are "
+        "padding"
     )
 
 
-def _highlight(rows: Rows, row: int, prepared: Prepared, tau: int) -> Text:
+def _highlight(rows: Rows, row: int, prepared: Prepared, rule: AnchorRule) -> Text:
     """The first tokens of a row, with special tokens and anchors highlighted."""
     vocabulary = prepared.tokenizer.vocabulary
     special = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.mask_id}
     ids, pad = rows[row]
-    anchors = anchors_in(ids[None], pad[None], tau, vocabulary.size)[0]
+    anchors = anchors_in(ids[None], pad[None], rule)[0]
     highlighted = Text()
     text = ids[~pad]
     beginning = text.tolist()[:NUM_SHOWN_TOKENS]

@@ -34,7 +34,7 @@ _CONFIG = TypeAdapter(Config)
 def resolve(words: Iterable[str], over: Config | None = None) -> Config:
     """The Config given by the overrides of a command, applied to the defaults or to the Config `over`."""
     raw = parse_overrides(words)
-    return from_mapping(raw if over is None else _merge(_without_source(to_mapping(over), raw), raw))
+    return from_mapping(raw if over is None else merge(_without_source(to_mapping(over), raw), raw))
 
 
 def is_run_preset(word: str) -> bool:
@@ -54,7 +54,7 @@ def parse_overrides(words: Iterable[str]) -> Raw:
                     f"{run_preset} and {word} are both presets of complete runs and cannot be combined; give one"
                 )
             run_preset = word
-        raw = _merge(_without_source(raw, override), override)
+        raw = merge(_without_source(raw, override), override)
     return raw
 
 
@@ -276,12 +276,12 @@ def _nested(keys: list[str], value: Any) -> Raw:
     return {keys[0]: value}
 
 
-def _merge(below: Raw, above: Raw) -> Raw:
+def merge(below: Raw, above: Raw) -> Raw:
     """A recursive merge of two nested mappings; values of `above` take precedence."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 

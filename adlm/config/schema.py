@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from adlm.errors import UserError
-from adlm.registry import BRIDGES, METHODS, SAMPLERS, SCHEDULES
+from adlm.registry import ANCHOR_RULES, BRIDGES, METHODS, SAMPLERS, SCHEDULES
 
 MethodName = Annotated[str, METHODS]
 ScheduleName = Annotated[str, SCHEDULES]
 BridgeName = Annotated[str, BRIDGES]
 SamplerName = Annotated[str, SAMPLERS]
+AnchorRuleName = Annotated[str, ANCHOR_RULES]
 StartName = Literal["published", "neighbours"]
 PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped"]
 
@@ -210,8 +211,14 @@ class Anchor:
 
     gamma: Rate = 3e-3
     """Weight of the anchor term in the ANELBO; 0 leaves the plain bound."""
+    rule: AnchorRuleName = "count"
+    """Which tokens are anchors; docs/theory.md describes the rules."""
     tau: CountOrZero = 5
-    """A token is an anchor if its id occurs at most tau times in its sequence."""
+    """rule count: a token is an anchor if its id occurs at most tau times in its sequence, as published."""
+    share: Share = 0.15
+    """rules rare, frequent, tf-idf and random: the fraction of the tokens that are anchors."""
+    pattern: str = ""
+    """rule pattern: a regular expression that the text of a token must match as a whole, such as law|order."""
     positions: Literal["all", "masked"] = "all"
     """Positions in the anchor loss: all, as in the released code, or only masked ones, as in Theorem 4.1."""
     warm_up: bool = True

@@ -36,7 +36,7 @@ def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
         parameters=sum(weight.numel() for weight in lm.network.parameters()),
         symbols=vocabulary_of(config).size,
         gamma=config.anchor.gamma if anchored else None,
-        tau=config.anchor.tau if anchored else None,
+        tau=config.anchor.tau if anchored and config.anchor.rule == "count" else None,
         trained_on=text,
         tokens_trained=logged[-1]["step"] * config.train.batch_size * config.length if logged else None,
     )

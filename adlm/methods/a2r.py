@@ -7,14 +7,13 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.diffusion.times import BatchRng
+from adlm.methods.anchored import Anchored
 from adlm.methods.causal import Causal
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Loss
@@ -22,9 +21,7 @@ from adlm.models.anchored import AnchoredTransformer
 
 
 @dataclass(frozen=True)
-class A2r(Causal):
-    anchored: ClassVar[bool] = True
-
+class A2r(Anchored, Causal):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 
@@ -34,10 +31,11 @@ class A2r(Causal):
         predicted = self.predicted(x, pad)
         weight, anchor_weights = predicted[:, 1:].float(), None
         if anchor.gamma > 0:
-            anchor_weights = weight * anchor_mask(x, anchor.tau, vocabulary.size, pad)[:, 1:]
+            anchors = predicted & self.anchors(x, pad)
+            anchor_weights = anchors[:, 1:].float()
         scored, anchor_scored = network.score(x[:, :-1], x[:, 1:], weight, anchor_weights, vocabulary.mask_id)
         total, parts = scored.total, {"nll": scored.total.detach()}
         if anchor_scored is not None:
             total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
-            parts["anchor"] = anchor_scored.total.detach()
+            parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)

@@ -7,12 +7,11 @@ Shapes: B sequences, L tokens.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
+from adlm.methods.anchored import Anchored
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
@@ -20,9 +19,7 @@ from adlm.models.anchored import AnchoredTransformer
 
 
 @dataclass(frozen=True)
-class Adlm(MaskedDiffusion):
-    anchored: ClassVar[bool] = True
-
+class Adlm(Anchored, MaskedDiffusion):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
 
@@ -40,7 +37,7 @@ class Adlm(MaskedDiffusion):
         masked = self.masked_positions(noised.z, pad)
         weight, anchor_weights = base * masked, None
         if anchor.gamma > 0:
-            anchors = anchor_mask(x, anchor.tau, vocabulary_of(self.config).size, pad)
+            anchors = self.anchors(x, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad)
@@ -48,7 +45,7 @@ class Adlm(MaskedDiffusion):
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if anchor_scored is not None:
             total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
-            parts["anchor"] = anchor_scored.total.detach()
+            parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
 
     def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:

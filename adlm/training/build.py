@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
-from adlm.config.schema import Config, Train
+from adlm.config.schema import Train
 from adlm.distributed import Processes
-from adlm.methods import method_of
+from adlm.methods.method import Method
 from adlm.models.heads import start_from_unigram
 from adlm.models.logit_gradients import why_no_triton
 from adlm.models.transformer import Trunk
@@ -26,13 +26,13 @@ OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": 
 
 
 def build_train_state(
-    config: Config, processes: Processes, report: Callable[[str], None], log_frequencies: Tensor | None = None
+    method: Method, processes: Processes, report: Callable[[str], None], log_frequencies: Tensor | None = None
 ) -> TrainState:
     """A new network, initialized identically on every process and for any number of them, then sharded.
 
     The output heads start at `log_frequencies` (V,), if given.
     """
-    train, method = config.train, method_of(config)
+    train = method.config.train
     torch.manual_seed(seed_of(train.seed, "weights"))
     network = method.build()
     if log_frequencies is not None:

@@ -20,10 +20,12 @@ from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.loader import Batches, Loader
 from adlm.data.rows.packing import Rows, counted_positions, text_width
+from adlm.data.rows.statistics import count_symbols, symbol_texts
 from adlm.data.rows.streaming import Stream
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path
+from adlm.diffusion.anchor_rules import SymbolStatistics
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
@@ -32,7 +34,7 @@ from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 
 LARGE = 10**9  # bytes of shards: verifying more than this is reported
-UNIGRAM_TOKENS = 2**20  # about how many tokens unigram frequencies are estimated from
+SAMPLED_TOKENS = 2**20  # about how many tokens the frequencies of symbols are estimated from
 PREPARED_TOKENIZER = "tokenizer.json"  # the option `tokenizer` of a run whose prepared folder has its own tokenizer
 
 
@@ -81,17 +83,19 @@ class TrainingData:
                 )
 
 
-def log_frequencies(data: TrainingData, processes: Processes) -> Tensor:
-    """(V,), log unigram frequencies of the first training batches, with add-one smoothing."""
-    config = data.config
-    assert config.vocabulary is not None
-    counts = torch.zeros(config.vocabulary.size)
-    num_batches = -(-UNIGRAM_TOKENS // (config.train.batch_size * config.length))
-    for batch in islice(data.training.batches(), num_batches):
-        text = batch.x if batch.pad is None else batch.x[~batch.pad]
-        counts += torch.bincount(text.flatten(), minlength=len(counts))
-    smoothed = 1 + torch.tensor(processes.sum(counts.tolist()))
-    return (smoothed / smoothed.sum()).log()
+def training_statistics(data: TrainingData, processes: Processes) -> SymbolStatistics:
+    """Counted in the first training batches of all processes."""
+    train, num_symbols = data.config.train, data.tokenizer.vocabulary.size
+    num_batches = -(-SAMPLED_TOKENS // (train.batch_size * data.config.length))
+    batches = ((batch.x, batch.pad) for batch in islice(data.training.batches(), num_batches))
+    *numbers, num_rows = count_symbols(batches, num_symbols)
+    counts, rows = (torch.tensor(processes.sum(found.tolist())) for found in numbers)
+    return SymbolStatistics(symbol_texts(data.tokenizer), counts, rows, int(processes.sum([num_rows])[0]))
+
+
+def log_frequencies(counts: Tensor) -> Tensor:
+    """(V,), log unigram frequencies with add-one smoothing."""
+    return ((1 + counts) / (1 + counts).sum()).log()
 
 
 def open_training_data(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.checkpoints.model_folder import WEIGHTS
-from adlm.config.load import differences, load_config, save_config, to_mapping
+from adlm.config.load import differences, load_config, merge, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import PART, lock_file, remove_parts, reporting_os_errors, write_file
@@ -105,10 +105,11 @@ def check_options(
 ) -> list[str]:
     """UserError if an option differs that must not change on resuming; otherwise the changes, one message each.
 
-    `previous` is the config of the checkpoint, or of the folder if there is none. `include_data_options` False skips
-    the options that are unknown before data and base model are opened.
+    `previous` is the config of the checkpoint, or of the folder if there is none; options that are newer than it have
+    their defaults. `include_data_options` False skips the options that are unknown before data and base model are
+    opened.
     """
-    changed = differences(previous, config_as_json(config))
+    changed = differences(merge(config_as_json(Config()), dict(previous)), config_as_json(config))
     rejected = {
         option: values
         for option, values in changed.items()

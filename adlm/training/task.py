@@ -1,5 +1,6 @@
 """What a run trains: the parts of training that depend on the kind of data. Text here, problems in adlm/reasoning."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from adlm.data.rows.loader import Batches
 from adlm.distributed import Processes
 from adlm.limits import check_training
 from adlm.methods import method_of
+from adlm.methods.anchored import Anchored
 from adlm.training.build import build_train_state
-from adlm.training.data import TrainingData, log_frequencies, open_training_data
+from adlm.training.data import TrainingData, log_frequencies, open_training_data, training_statistics
 from adlm.training.run_folder import RunFolder
 from adlm.training.step import TrainState, micro_batch_shape
 from adlm.training.validation import ValidationResult, validate, write_samples
@@ -70,8 +72,12 @@ class TextTask(TrainingData):
     """Language modelling: rows of text, and any method."""
 
     def build_state(self, processes: Processes, report: Report) -> TrainState:
-        frequencies = log_frequencies(self, processes) if self.config.train.unigram_start else None
-        return build_train_state(self.config, processes, report, frequencies)
+        statistics = functools.cache(lambda: training_statistics(self, processes))
+        method = method_of(self.config)
+        if isinstance(method, Anchored):
+            method = method.with_statistics(statistics)
+        frequencies = log_frequencies(statistics().counts) if self.config.train.unigram_start else None
+        return build_train_state(method, processes, report, frequencies)
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         _, size = micro_batch_shape(self.config.train, processes.num_ranks)

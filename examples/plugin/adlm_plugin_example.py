@@ -1,8 +1,11 @@
-"""A method, a bridge, a noise schedule, a sampler and a corpus for adlm, in a package of their own (docs/extending.md).
+"""A method, a bridge, a noise schedule, a sampler, an anchor rule and a corpus for adlm, in a package of their own.
+
+See docs/extending.md.
 
 After `pip install examples/plugin` the names in its pyproject.toml work in every command:
 
     adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data.name=haiku ...
+    adlm train own anchor.rule=long-words ...
     adlm sample RUN sampling.sampler=remask-late
 """
 
@@ -11,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import Sampling
+from adlm.config.schema import Anchor, Sampling
 from adlm.data.sources.corpora import Corpus
+from adlm.diffusion.anchor_rules import AnchorRule, GetStatistics
 from adlm.diffusion.masking import reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.methods.adlm import Adlm
@@ -79,5 +83,12 @@ def late_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
 
 
 REMASK_LATE = Sampler(sample_positions_first, late_steps)
+
+
+def long_words(anchor: Anchor, num_symbols: int, statistics: GetStatistics) -> AnchorRule:
+    """Tokens of at least six letters."""
+    is_long = torch.tensor([len(text.strip()) >= 6 for text in statistics().texts])
+    return lambda x, pad: is_long.to(x.device)[x] if pad is None else is_long.to(x.device)[x] & ~pad
+
 
 HAIKU = Corpus("Haiku, one text file each", folders=("haiku",), files={"train": ("*.txt",)}, held_out=True)

@@ -44,7 +44,7 @@ def test_a_table_is_printed_and_inspect_shows_rows_and_anchors(text, tmp_path, c
     assert "train" in capsys.readouterr().out
     assert main(["prepare", "--out", str(tmp_path / "out"), "--inspect"]) == 0
     out = capsys.readouterr().out
-    assert "anchors at tau 5" in out
+    assert "anchors (at most 5 times in the row)" in out
     assert "<|endoftext|>" in out
     assert prose(40, seed=0)[:20] in out
     seen = prepared_report(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=0")["statistics"]["train"]

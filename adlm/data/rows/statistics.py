@@ -1,13 +1,19 @@
-"""Statistics of a prepared split: document lengths, token frequencies, anchors. Prints nothing."""
+"""Statistics of rows: document lengths, token frequencies, anchors. Prints nothing.
 
+Shapes: B rows, L tokens, V symbols. `pad` is True at padding.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm.data.rows.packing import Rows
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.anchor_rules import AnchorRule, SymbolStatistics
+from adlm.tokens import Tokenizer
 
 SAMPLE = 1000  # evenly spaced rows in which frequencies and anchors are counted
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -27,14 +33,13 @@ class Statistics:
     most_frequent: tuple[tuple[int, float], ...]
     """The most frequent ids with their relative frequencies."""
     anchors: float
-    """Fraction of tokens that are anchors: their id occurs at most tau times in its row."""
+    """Fraction of tokens that are anchors."""
     padding: float
     """Fraction of positions that are padding."""
 
 
-def statistics_of(rows: Rows, tau: int, top: int = 12) -> Statistics:
-    sample = np.unique(np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64))
-    x, pad = rows.read(sample)
+def statistics_of(rows: Rows, rule: AnchorRule, top: int = 12) -> Statistics:
+    x, pad = rows.read(_sample(rows))
     text = np.ones_like(x, bool) if pad is None else ~pad
     ids, counts = np.unique(x[text], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:top]
@@ -47,19 +52,47 @@ def statistics_of(rows: Rows, tau: int, top: int = 12) -> Statistics:
         sampled_tokens=int(text.sum()),
         distinct=len(ids),
         most_frequent=tuple((int(ids[i]), float(counts[i] / counts.sum())) for i in order),
-        anchors=float(anchors_in(x, pad, tau, rows.vocabulary.size)[text].mean()),
+        anchors=float(anchors_in(x, pad, rule)[text].mean()),
         padding=float(1 - text.mean()),
     )
 
 
-def anchors_in(x: NDArray[np.int64], pad: NDArray[np.bool_] | None, tau: int, num_symbols: int) -> NDArray[np.bool_]:
-    """(n, L), True at anchors, False at padding. Processes 32 rows at a time, since the counts are (rows, V)."""
+def _sample(rows: Rows) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64))
+
+
+def anchors_in(x: NDArray[np.int64], pad: NDArray[np.bool_] | None, rule: AnchorRule) -> NDArray[np.bool_]:
+    """(n, L), True at anchors, False at padding. Processes 32 rows at a time: rules may need (rows, V) numbers."""
     padding = np.zeros_like(x, bool) if pad is None else pad
     masks = [
-        anchor_mask(torch.from_numpy(x[i : i + 32]), tau, num_symbols, torch.from_numpy(padding[i : i + 32])).numpy()
+        rule(torch.from_numpy(x[i : i + 32]), torch.from_numpy(padding[i : i + 32])).numpy()
         for i in range(0, len(x), 32)
     ]
     return np.concatenate(masks)
+
+
+def count_symbols(batches: Iterable[tuple[Tensor, Tensor | None]], num_symbols: int) -> tuple[Tensor, Tensor, int]:
+    """How often each symbol occurs (V,), in how many rows (V,), and the number of rows, of batches x (B, L) and pad."""
+    counts, rows, num_rows = torch.zeros(num_symbols), torch.zeros(num_symbols), 0
+    for x, pad in batches:
+        for row, text in zip(x, torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad, strict=True):
+            found, times = row[text].unique(return_counts=True)
+            counts[found] += times
+            rows[found] += 1
+        num_rows += len(x)
+    return counts, rows, num_rows
+
+
+def symbol_texts(tokenizer: Tokenizer) -> list[str]:
+    """The text of every symbol, with the space before it."""
+    return [tokenizer.piece(index).decode(errors="replace") for index in range(tokenizer.vocabulary.size)]
+
+
+def symbol_statistics(rows: Rows, tokenizer: Tokenizer) -> SymbolStatistics:
+    """Counted in evenly spaced rows."""
+    x, pad = rows.read(_sample(rows))
+    batch = torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
+    return SymbolStatistics(symbol_texts(tokenizer), *count_symbols([batch], tokenizer.vocabulary.size))
 
 
 def _length_quantiles(ends: NDArray[np.uint64]) -> tuple[int, ...]:
