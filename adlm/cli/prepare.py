@@ -19,10 +19,10 @@ from adlm.config.load import resolve
 from adlm.config.schema import SOURCES, Anchor, Config
 from adlm.data.prepare.prepare import PrepareOutcome, PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, open_prepared
+from adlm.data.rows.anchor_rules import AnchorRule, anchor_rule, describe_rule
 from adlm.data.rows.packing import Rows
 from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of, symbol_statistics
 from adlm.data.sources.corpora import CORPORA
-from adlm.diffusion.anchor_rules import AnchorRule, anchor_rule, describe_rule
 from adlm.errors import UserError, printable
 from adlm.reasoning.inspection import InspectedProblem, InspectedProblems, inspect_problems
 from adlm.reasoning.rows import ANCHOR_LABELS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config
-from adlm.diffusion.anchor_rules import AnchorRule, GetStatistics, anchor_rule, no_statistics
+from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics, anchor_rule, no_statistics
 from adlm.methods.inputs import vocabulary_of
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Anchor, Sampling
+from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics
 from adlm.data.sources.corpora import Corpus
-from adlm.diffusion.anchor_rules import AnchorRule, GetStatistics
 from adlm.diffusion.masking import reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.methods.adlm import Adlm

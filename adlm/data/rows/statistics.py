@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.data.rows.anchor_rules import AnchorRule, SymbolStatistics
 from adlm.data.rows.packing import Rows
-from adlm.diffusion.anchor_rules import AnchorRule, SymbolStatistics
 from adlm.tokens import Tokenizer
 
 SAMPLE = 1000  # evenly spaced rows in which frequencies and anchors are counted

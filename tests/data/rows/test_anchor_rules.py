@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adlm.config.schema import Anchor
-from adlm.diffusion.anchor_rules import SymbolStatistics, anchor_rule, describe_rule, no_statistics
+from adlm.data.rows.anchor_rules import SymbolStatistics, anchor_rule, describe_rule, no_statistics
 from adlm.errors import UserError
 from adlm.registry import ANCHOR_RULES
 
