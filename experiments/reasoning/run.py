@@ -73,6 +73,15 @@ GROUPS = {
     "scratch-prosqa": Group(
         "prosqa/small", ("data.problems=100000",), first_epochs=20, epochs=14, stage_epochs=2, pretrained=False
     ),
+    "scratch-prontoqa": Group(
+        "prontoqa/small",
+        ("data.problems=100000",),
+        first_epochs=10,
+        epochs=10,
+        slots=6,
+        data="prontoqa",
+        pretrained=False,
+    ),
     "smoke": Group(
         "prosqa/small",
         (
@@ -283,7 +292,7 @@ def main() -> int:
     training.add_argument("--base", default="", help="folder of the pretrained model")
     training.add_argument("--runs", type=Path, required=True)
     training.add_argument("--results", type=Path, required=True)
-    training.add_argument("--lanes", type=int, default=3)
+    training.add_argument("--lanes", type=int, default=2)
     training.add_argument("--seconds", type=float, default=1e9)
     training.add_argument("--only", nargs="*", help="names of rows")
     training.add_argument("--commit", default="", help="the commit, to keep with the results")
