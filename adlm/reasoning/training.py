@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.config.schema import Config, Reason, Train
+from adlm.config.schema import Config, Reason
 from adlm.data.reasoning.problem import Problem
 from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
 from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile, as_text
@@ -65,11 +65,6 @@ def with_steps(config: Config) -> Config:
         raise UserError(
             f"train.batch_size {config.train.batch_size} is larger than the {num} training problems; give a smaller "
             "one, or more problems"
-        )
-    if config.train.steps not in (Train.steps, epochs * batches):
-        raise UserError(
-            f"train.steps {config.train.steps} cannot be chosen here: reason.epochs and the {num} problems make "
-            f"{epochs * batches} steps; give reason.epochs instead"
         )
     return replace(config, train=replace(config.train, steps=epochs * batches))
 
