@@ -226,7 +226,8 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     report(f"reading the problems of {config.data.name}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: map(as_text, problems[:BPE_PROBLEMS]))
-    encoder = problem_encoder(base.config, base)
+    labels, ids = ANCHOR_LABELS[config.data.name], special_ids(base.tokenizer)
+    encoder = Encoder(base.tokenizer.encode_batch, labels, ids, reason_of(config).misfits)
     held_out = list(parts["valid"].problems())[: config.train.valid_rows] if "valid" in parts else []
     encoded = encoder.encode(problems, "training problem")
     fingerprint = hashlib.sha256(parts["train"].fingerprint().encode()).hexdigest()
@@ -237,12 +238,6 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     _check_room(task, encoded, "training problem")
     _check_room(task, replace(encoder, misfits="keep").encode(held_out), "validation problem")
     return task
-
-
-def problem_encoder(config: Config, base: BaseModel) -> Encoder:
-    tokenizer = base.tokenizer
-    labels = ANCHOR_LABELS[config.data.name]
-    return Encoder(tokenizer.encode_batch, labels, special_ids(tokenizer), reason_of(config).misfits)
 
 
 def _check_num_steps(task: ReasoningTask) -> None:
