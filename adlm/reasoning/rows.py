@@ -26,7 +26,6 @@ Ids = NDArray[np.int64]
 ANSWER_MARK = "### "
 BOA, SLOT, EOA, PAUSE, PAD = "[BOA]", "[ANT]", "[EOA]", "[PAUSE]", "[PAD]"
 WIDTH = 16  # questions and answers are padded to multiples of this, so that batches have few different shapes
-REMEDY = "remove it, or set reason.misfits=keep"
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,16 @@ class Encoder:
         result, ids = [], self._encoded_texts(problems, all_labels)
         for number, (problem, labels) in enumerate(zip(problems, all_labels, strict=True), 1):
             if self.misfits == "refuse" and not problem.steps:
-                raise UserError(f"{where} {number} has no steps ({problem.question:.40}...); {REMEDY}")
+                raise UserError(
+                    f"{where} {number} has no steps ({problem.question:.40}...); remove it, or set reason.misfits=keep"
+                )
             label_ids = [ids[self.labels.before + label] for label in labels]
             split = next((label for label, found in zip(labels, label_ids, strict=True) if len(found) > 1), None)
             if self.misfits == "refuse" and split is not None:
-                raise UserError(f"the tokenizer splits the anchor label {split!r} of {where} {number}; {REMEDY}")
+                raise UserError(
+                    f"the tokenizer splits the anchor label {split!r} of {where} {number}; use a larger tokenizer or "
+                    "more problems to train it on, or set reason.misfits=keep"
+                )
             result.append(
                 EncodedProblem(
                     ids[f"{problem.question}\n"],
