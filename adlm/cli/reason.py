@@ -30,7 +30,7 @@ EXAMPLE = """adlm reason train prosqa/small --out runs/prosqa
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    train = actions.add_parser("train", help="train, resume or extend a run", description="Train or resume a run.")
+    train = actions.add_parser("train", help="train or resume a run", description="Train or resume a run.")
     train.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="a preset such as prosqa/small, then option=value"
     )
@@ -68,6 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    steps = next((override for override in arguments.overrides if override.startswith("train.steps=")), None)
+    if steps is not None:
+        raise UserError(f"{steps}: reason.epochs and the number of problems decide the steps; give reason.epochs")
     out = run_folder_of(arguments.overrides, arguments.out)
     config = resolve_run(arguments.overrides, out)
     from adlm.reasoning.training import open_reasoning_task, with_steps
@@ -186,8 +189,9 @@ def _line(solution: "Solution", num_slots: int) -> dict[str, Any]:
 
 def _print_result(console: Console, result: dict[str, Any]) -> None:
     low, high = result["interval"]
+    slots = "1 slot" if result["slots"] == 1 else f"{result['slots']} slots"
     console.print(
-        f"{result['method']} with {result['slots']} slots on {result['data']}: {result['right']} of {result['num']} "
+        f"{result['method']} with {slots} on {result['data']}: {result['right']} of {result['num']} "
         f"right, {result['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}), {result['tokens']:.1f} tokens written"
     )
     hops = (f"{count} steps {right}/{num}" for count, (right, num) in result["by_hops"].items())
@@ -209,10 +213,11 @@ def _show(arguments: argparse.Namespace) -> int:
     if solution.slots:
         table = Table("slot", "label", "most likely tokens", box=None, pad_edge=False)
         for number, tokens in enumerate(solution.slots):
-            label = solution.labels[number] if number < len(solution.labels) else ""
-            is_right = number < len(solution.slots_right) and solution.slots_right[number]
             shown = Text("  ".join(f"{token!r} {share:.0%}" for token, share in tokens), style="dim")
-            shown.stylize("bold green" if is_right else "red" if label else "dim", 0, len(f"{tokens[0][0]!r}"))
+            label = ""
+            if number < len(solution.slots_right):
+                label = solution.labels[number]
+                shown.stylize("bold green" if solution.slots_right[number] else "red", 0, len(f"{tokens[0][0]!r}"))
             table.add_row("[BOA]" if number == 0 else str(number), label, shown)
         console.print(table)
     console.print(Text(solution.written, style="bold"))

@@ -392,7 +392,7 @@ class Reason:
     anchor_weight: Rate = 1.0
     """acot: weight of the cross-entropy of the anchor labels."""
     reset_optimizer: bool = True
-    """Start the optimizer anew at every stage, as Coconut does."""
+    """Start the optimizer anew at every stage."""
     misfits: Literal["refuse", "keep"] = "refuse"
     """Problems without steps, more steps than slots, labels of several tokens: an error, or kept (first token)."""
     max_tokens: Count = 128

@@ -64,7 +64,7 @@ class Stage:
     left_out: int = 0
     """Reasoning steps left out, from the first on; ALL_STEPS leaves out all."""
     reset_optimizer: bool = False
-    """Whether the optimizer starts anew, as in Coconut."""
+    """Whether the optimizer starts anew."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.slots < 0 or self.left_out < ALL_STEPS:

@@ -26,7 +26,6 @@ Ids = NDArray[np.int64]
 ANSWER_MARK = "### "
 BOA, SLOT, EOA, PAUSE, PAD = "[BOA]", "[ANT]", "[EOA]", "[PAUSE]", "[PAD]"
 WIDTH = 16  # questions and answers are padded to multiples of this, so that batches have few different shapes
-REMEDY = "remove it, or set reason.misfits=keep"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,10 @@ class AnchorLabels:
     of: Callable[[Problem], tuple[str, ...]]
     """The labels of a problem, in order."""
     before: str = " "
-    """What stands before a label in the reasoning, which decides how it is tokenized."""
+    """What a label is tokenized after: in text, a space stands before a word but not before the number of a step.
+
+    The name of a graph problem begins the first step, and has the space that it has within the question.
+    """
 
 
 ANCHOR_LABELS = {
@@ -83,7 +85,7 @@ class EncodedProblem:
     answer: Ids
     """With its mark and the end-of-text token."""
     labels: tuple[int, ...]
-    """The anchor labels: the first token of each, as it stands in the reasoning."""
+    """The anchor labels: the first token of each."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,20 @@ class Encoder:
         A slot predicts one token. Of a label that the tokenizer splits, the first token is the target: it is what the
         model has to write first when the label is due.
         """
-        result, ids = [], self._encoded_texts(problems)
-        for number, problem in enumerate(problems, 1):
+        all_labels = [self._labels(problem, f"{where} {number}") for number, problem in enumerate(problems, 1)]
+        result, ids = [], self._encoded_texts(problems, all_labels)
+        for number, (problem, labels) in enumerate(zip(problems, all_labels, strict=True), 1):
             if self.misfits == "refuse" and not problem.steps:
-                raise UserError(f"{where} {number} has no steps ({problem.question:.40}...); {REMEDY}")
-            labels = self.labels.of(problem)
+                raise UserError(
+                    f"{where} {number} has no steps ({problem.question:.40}...); remove it, or set reason.misfits=keep"
+                )
             label_ids = [ids[self.labels.before + label] for label in labels]
             split = next((label for label, found in zip(labels, label_ids, strict=True) if len(found) > 1), None)
             if self.misfits == "refuse" and split is not None:
-                raise UserError(f"the tokenizer splits the anchor label {split!r} of {where} {number}; {REMEDY}")
+                raise UserError(
+                    f"the tokenizer splits the anchor label {split!r} of {where} {number}; use a larger tokenizer or "
+                    "more problems to train it on, or set reason.misfits=keep"
+                )
             result.append(
                 EncodedProblem(
                     ids[f"{problem.question}\n"],
@@ -120,13 +127,19 @@ class Encoder:
             )
         return result
 
-    def _encoded_texts(self, problems: Sequence[Problem]) -> dict[str, Ids]:
+    def _labels(self, problem: Problem, where: str) -> tuple[str, ...]:
+        try:
+            return self.labels.of(problem)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def _encoded_texts(self, problems: Sequence[Problem], labels: Sequence[Sequence[str]]) -> dict[str, Ids]:
         """The ids of all parts of the problems; steps and labels repeat, and each text is encoded once."""
         texts: dict[str, None] = {}
         for problem in problems:
             texts |= dict.fromkeys((f"{problem.question}\n", ANSWER_MARK + problem.answer))
             texts |= dict.fromkeys(f"{step}\n" for step in problem.steps)
-            texts |= dict.fromkeys(self.labels.before + label for label in self.labels.of(problem))
+        texts |= dict.fromkeys(self.labels.before + label for given in labels for label in given)
         encoded = self.encode_batch(list(texts))
         return {text: np.array(ids, dtype=np.int64) for text, ids in zip(texts, encoded, strict=True)}
 

@@ -46,7 +46,7 @@ class Solution:
     slots: tuple[tuple[tuple[str, float], ...], ...]
     """The most likely tokens after [BOA] and each slot, with their probabilities; none without continuous slots."""
     slots_right: tuple[bool, ...]
-    """Of the slots that have a label, whether they predict it."""
+    """Of [BOA] and the slots that have a label to predict, whether they do; k slots predict the first k labels."""
 
     @property
     def is_right(self) -> bool:
@@ -155,7 +155,7 @@ class Solver:
                     written.ended,
                     encoder.labels.of(problem),
                     tuple(self._tokens(*slot) for slot in zip(written.slot_ids, written.slot_shares, strict=True)),
-                    tuple(label == slot[0] for label, slot in zip(ids.labels, written.slot_ids, strict=False)),
+                    tuple(label == slot[0] for label, slot in zip(ids.labels[:slots], written.slot_ids, strict=False)),
                 )
 
     def _check_room(self, prompts: Sequence[Sequence[int]]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.config.schema import Config, Reason, Train
+from adlm.config.schema import Config, Reason
 from adlm.data.reasoning.problem import Problem
 from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
 from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile, as_text
@@ -65,11 +65,6 @@ def with_steps(config: Config) -> Config:
         raise UserError(
             f"train.batch_size {config.train.batch_size} is larger than the {num} training problems; give a smaller "
             "one, or more problems"
-        )
-    if config.train.steps not in (Train.steps, epochs * batches):
-        raise UserError(
-            f"train.steps {config.train.steps} cannot be chosen here: reason.epochs and the {num} problems make "
-            f"{epochs * batches} steps; give reason.epochs instead"
         )
     return replace(config, train=replace(config.train, steps=epochs * batches))
 
@@ -231,7 +226,8 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     report(f"reading the problems of {config.data.name}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: map(as_text, problems[:BPE_PROBLEMS]))
-    encoder = problem_encoder(base.config, base)
+    labels, ids = ANCHOR_LABELS[config.data.name], special_ids(base.tokenizer)
+    encoder = Encoder(base.tokenizer.encode_batch, labels, ids, reason_of(config).misfits)
     held_out = list(parts["valid"].problems())[: config.train.valid_rows] if "valid" in parts else []
     encoded = encoder.encode(problems, "training problem")
     fingerprint = hashlib.sha256(parts["train"].fingerprint().encode()).hexdigest()
@@ -242,12 +238,6 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     _check_room(task, encoded, "training problem")
     _check_room(task, replace(encoder, misfits="keep").encode(held_out), "validation problem")
     return task
-
-
-def problem_encoder(config: Config, base: BaseModel) -> Encoder:
-    tokenizer = base.tokenizer
-    labels = ANCHOR_LABELS[config.data.name]
-    return Encoder(tokenizer.encode_batch, labels, special_ids(tokenizer), reason_of(config).misfits)
 
 
 def _check_num_steps(task: ReasoningTask) -> None:

@@ -49,7 +49,6 @@ class Row:
     """Of `adlm reason train`, without --out."""
     needs: str = ""
     """The row whose model this one starts from."""
-    evaluate: bool = True
 
 
 GROUPS = {
@@ -147,6 +146,7 @@ class Lanes:
                 self.running.remove(row.name)
                 if result is None:
                     self.failed.add(row.name)
+                    print(f"{row.name} failed: see {self.runs / row.name}.log", flush=True)
                 else:
                     self.done[row.name] = result | {"seconds": round(time.monotonic() - began, 1)}
                     self.save()
@@ -205,9 +205,12 @@ def train(arguments: argparse.Namespace) -> int:
     done = results.setdefault(arguments.group, {})
     rows = rows_of(group, arguments.base)
     pending = [row for row in rows if row.name not in done and (not arguments.only or row.name in arguments.only)]
-    needed = {row.needs for row in pending}
-    again = [row for row in rows if row.name in needed - {row.name for row in pending}]  # their models may be gone
-    pending += [row for row in again if not (arguments.runs / row.name / "model").exists()]
+    needed = {row.needs for row in pending} - {row.name for row in pending}
+    pending += [  # rows that others start from, if they are not trained to their end or their models are gone
+        row
+        for row in rows
+        if row.name in needed and not (row.name in done and (arguments.runs / row.name / "model").exists())
+    ]
     lanes = Lanes(
         group,
         arguments.runs,

@@ -161,6 +161,10 @@ def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
         (["data.root={tmp}/none"], "data.root {tmp}/none is not a folder"),
         (["reason.method=thought"], "reason.method"),
         (["reason.slots=-1"], "reason.slots"),
+        (
+            ["train.steps=5"],
+            "train.steps=5: reason.epochs and the number of problems decide the steps; give reason.epochs",
+        ),
         (["train.micro_batch=3"], "train.batch_size 8 is not a multiple of 1 process x 3 sequences"),
         (["tokenizer=text8"], "tokenizer text8 has no end-of-text token"),
     ],
@@ -168,6 +172,10 @@ def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
 def test_a_wrong_option_is_refused(words, sentence, root, tmp_path, capsys):
     words = [word.replace("{tmp}", str(tmp_path)) for word in words]
     assert sentence.replace("{tmp}", str(tmp_path)) in refused(root, tmp_path, capsys, *words)
+
+
+def test_another_number_of_epochs_is_named_as_the_difference_to_the_run(model, capsys):
+    assert "(reason.epochs 3 -> 4)" in error_of(capsys, ["reason", "train", "reason.epochs=4", "--out", model])
 
 
 def test_a_base_that_is_not_autoregressive_is_refused(root, tmp_path, capsys):
@@ -298,8 +306,9 @@ def test_show_prints_the_problem_its_labels_and_the_answer(model, root, capsys):
     rows = [line.split() for line in shown.partition("most likely tokens")[2].splitlines()[1:]]
     labels = ANCHOR_LABELS["prosqa"].of(problem)
     assert [row[0] for row in rows[:4]] == ["[BOA]", "1", "2", "3"]
-    for row, label in zip(rows, labels, strict=False):
+    for row, label in zip(rows[:3], labels, strict=False):
         assert row[1] == label
+    assert rows[3][1].startswith("'"), "the last slot has no label: it predicts [EOA]"
     assert shown.splitlines()[-1] in ("right", f"wrong: expected {problem.answer}")
 
 
@@ -328,8 +337,8 @@ def test_eval_reports_the_fields_and_writes_every_answer(model, root, tmp_path, 
         assert {line["num_slots"] for line in part} == {result["slots"]}
     assert results[0]["slots_right"] == []
     assert [num for _, num in results[1]["slots_right"]] == [
-        sum(len(problem.steps) >= slot for problem in problems) for slot in range(1 + max(hops))
-    ], "a problem of n steps has n + 1 labels"
+        sum(len(problem.steps) >= slot for problem in problems) for slot in range(3)
+    ], "a problem of n steps has n + 1 labels, and k slots predict the first k: the last one predicts [EOA]"
     for place, (right, _) in enumerate(results[1]["slots_right"]):
         told = [line for line in lines[NUM_TEST:] if place < len(line["labels"])]
         assert right == sum(line["slots"][place].strip() == line["labels"][place] for line in told)
