@@ -388,7 +388,9 @@ class Reason:
     slots_a_stage: Count = 1
     """Slots that each stage adds."""
     remove_steps: bool | None = None
-    """acot: whether each stage removes one more reasoning step; null does so on prosqa, as published."""
+    """acot: whether one reasoning step is removed with each slot; null does so on prosqa, as published."""
+    tokens_a_stage: Count = 8
+    """icot: tokens of the reasoning that each stage removes."""
     anchor_weight: Rate = 1.0
     """acot: weight of the cross-entropy of the anchor labels."""
     reset_optimizer: bool = True

@@ -8,12 +8,13 @@ hidden state; or a learnt pause token), in whether slots have labels, and in how
 | no-cot | none | | all |
 | cot | none | | none |
 | pause | pause tokens | | all |
-| icot | none | | one more in each stage, all in the last |
+| icot | none | | some more tokens of the reasoning in each stage, all in the last |
 | coconut | continuous | no | one more in each stage, all in the last |
 | coconut-pause | pause tokens | no | one more in each stage, all in the last |
 | acot | continuous | yes | none, or one more in each stage (ProsQA) |
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,15 +64,19 @@ class Stage:
     """Slots between question and reasoning."""
     left_out: int = 0
     """Reasoning steps left out, from the first on; ALL_STEPS leaves out all."""
+    left_out_tokens: int = 0
+    """Tokens of the remaining reasoning left out, from the first on."""
     reset_optimizer: bool = False
     """Whether the optimizer starts anew."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.slots < 0 or self.left_out < ALL_STEPS:
-            raise UserError(f"{self} is not a stage: epochs must be at least 1, slots and steps left out at least 0")
+        if self.epochs < 1 or self.slots < 0 or self.left_out < ALL_STEPS or self.left_out_tokens < 0:
+            raise UserError(f"{self} is not a stage: epochs must be at least 1, the other numbers at least 0")
 
     def __str__(self) -> str:
         steps = "all steps" if self.left_out == ALL_STEPS else _counted(self.left_out, "step")
+        if self.left_out_tokens:
+            steps = _counted(self.left_out_tokens, "token")
         return f"{_counted(self.epochs, 'epoch')} with {_counted(self.slots, 'slot')}, {steps} left out"
 
 
@@ -82,25 +87,34 @@ def _counted(num: int, what: str) -> str:
 def curriculum(reason: Reason, data: str = "") -> list[Stage]:
     """The stages of a run on the problems of a corpus.
 
-    Methods without stages train for first_epochs + epochs. The others begin with `first_epochs` of plain CoT; stage
-    s = 1, 2, ... of `stage_epochs` has s * slots_a_stage slots, at most `slots`, and leaves out the first s steps; the
-    last stage takes the epochs that remain. ACoT leaves out steps on ProsQA only, unless `remove_steps` says otherwise.
+    Methods without stages train for first_epochs + epochs. The others begin with `first_epochs` of plain CoT; then come
+    stages of `stage_epochs`, of which the last takes the epochs that remain. Stage s = 1, 2, ... has s * slots_a_stage
+    slots, at most `slots`. Coconut and its pause variant leave out the first s steps, iCoT the first s * tokens_a_stage
+    tokens of the reasoning, and in one more stage all of it. ACoT leaves out a step for every slot on ProsQA, and none
+    elsewhere, unless `remove_steps` says otherwise.
     """
     method = REASONING_METHODS[reason.method]
     if not method.staged:
         slots = reason.slots if method.slots != "none" else 0
         return [Stage(reason.first_epochs + reason.epochs, slots, ALL_STEPS if method.leaves_out_steps else 0)]
-    removes = data == "prosqa" if reason.remove_steps is None else reason.remove_steps
     stages = [Stage(reason.first_epochs)] if reason.first_epochs else []
-    remaining, number = reason.epochs, 0
-    while remaining > 0:
-        number += 1
-        is_last = number * reason.slots_a_stage >= reason.slots or remaining <= reason.stage_epochs
-        slots = 0 if method.slots == "none" else min(number * reason.slots_a_stage, reason.slots)
-        left_out = ALL_STEPS if is_last else number
-        if method.labelled:
-            left_out = number if removes and slots else 0
-        epochs = remaining if is_last else reason.stage_epochs
-        stages.append(Stage(epochs, slots, left_out, reason.reset_optimizer))
+    forms = _forms(reason, method, data)
+    remaining = reason.epochs
+    for number, (slots, steps, tokens) in enumerate(forms, 1):
+        epochs = remaining if number == len(forms) else min(reason.stage_epochs, remaining)
+        if epochs:
+            stages.append(Stage(epochs, slots, steps, tokens, reason.reset_optimizer))
         remaining -= epochs
     return stages
+
+
+def _forms(reason: Reason, method: ReasoningMethod, data: str) -> list[tuple[int, int, int]]:
+    """Slots, steps left out and tokens left out of the stages after the first."""
+    numbers = range(1, 1 + max(1, math.ceil(reason.slots / reason.slots_a_stage)))
+    slots = [min(number * reason.slots_a_stage, reason.slots) for number in numbers]
+    if method.labelled:
+        removes = data == "prosqa" if reason.remove_steps is None else reason.remove_steps
+        return [(num, num if removes else 0, 0) for num in slots]
+    if method.slots == "none":
+        return [*((0, 0, number * reason.tokens_a_stage) for number in numbers), (0, ALL_STEPS, 0)]
+    return [*zip(slots, numbers, [0] * len(slots), strict=True), (reason.slots, ALL_STEPS, 0)]

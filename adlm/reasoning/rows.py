@@ -151,7 +151,8 @@ class Encoder:
         """The ids of a problem in a stage."""
         slots = self._slots(problem.labels if method.labelled else (), method, stage.slots)
         steps = () if stage.left_out == ALL_STEPS else problem.steps[stage.left_out :]
-        ids = np.concatenate([problem.question, np.array(slots, dtype=np.int64), *steps, problem.answer])
+        reasoning = np.concatenate([np.zeros(0, dtype=np.int64), *steps])[stage.left_out_tokens :]
+        ids = np.concatenate([problem.question, np.array(slots, dtype=np.int64), reasoning, problem.answer])
         return ReasoningRow(ids, len(problem.question), len(problem.question) + len(slots))
 
     def _slots(self, labels: Sequence[int], method: ReasoningMethod, num: int) -> list[int]:

@@ -38,6 +38,8 @@ class Group:
     epochs: int
     stage_epochs: int = 1
     slots: int = 6
+    coconut_slots: int = 0
+    """Of the other methods, two a stage, where they have more than acot; 0: as many."""
     data: str = "prosqa"
     pretrained: bool = True
 
@@ -67,6 +69,7 @@ GROUPS = {
         first_epochs=3,
         epochs=5,
         slots=2,
+        coconut_slots=6,
         data="gsm8k",
     ),
     "scratch-prosqa": Group(
@@ -103,22 +106,25 @@ GROUPS = {
 
 def rows_of(group: Group, base: str) -> list[Row]:
     """All rows of a group, those with a second seed last."""
-    common = (group.preset, *group.overrides, f"reason.slots={group.slots}", "train.valid_rows=100")
-    stages = f"reason.stage_epochs={group.stage_epochs}"
     rows = []
     for seed, methods in ((0, (*REPEATED, *PLAIN[1:], "icot", "coconut-pause")), (1, REPEATED)):
-        start = (*common, f"train.seed={seed}", *((f"reason.base={base}",) if group.pretrained else ()))
+        common = (group.preset, *group.overrides, f"train.seed={seed}", "train.valid_rows=100", "reason.first_epochs=0")
+        pretrained = (f"reason.base={base}",) if group.pretrained else ()
         first = f"first-{seed}"
-        rows.append(
-            Row(first, (*start, "reason.method=cot", f"reason.epochs={group.first_epochs}", "reason.first_epochs=0"))
-        )
+        rows.append(Row(first, (*common, *pretrained, "reason.method=cot", f"reason.epochs={group.first_epochs}")))
         for method in methods:
-            command = (*common, f"train.seed={seed}", f"reason.method={method}", "reason.first_epochs=0", stages)
+            slots = group.slots if method == "acot" else group.coconut_slots or group.slots
+            options = (
+                f"reason.method={method}",
+                f"reason.slots={slots}",
+                f"reason.slots_a_stage={2 if slots > group.slots else 1}",
+                f"reason.stage_epochs={group.stage_epochs}",
+            )
             if method in STAGED or method == "cot":
-                rows.append(Row(f"{method}-{seed}", (*command, f"reason.epochs={group.epochs}"), needs=first))
+                rows.append(Row(f"{method}-{seed}", (*common, *options, f"reason.epochs={group.epochs}"), first))
             else:
-                whole = f"reason.epochs={group.first_epochs + group.epochs}"
-                rows.append(Row(f"{method}-{seed}", (*start, *command[len(common) :], whole)))
+                epochs = f"reason.epochs={group.first_epochs + group.epochs}"
+                rows.append(Row(f"{method}-{seed}", (*common, *pretrained, *options, epochs)))
     return rows
 
 

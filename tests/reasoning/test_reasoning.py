@@ -236,9 +236,14 @@ def test_curricula():
     gsm8k = stages("acot", "gsm8k", epochs=25, stage_epochs=3, slots=2)
     assert [(stage.epochs, stage.slots, stage.left_out) for stage in gsm8k] == [(3, 1, 0), (22, 2, 0)]
     coconut = stages("coconut", "gsm8k", epochs=25, stage_epochs=3, slots=6, slots_a_stage=2)
-    assert [(stage.epochs, stage.slots, stage.left_out) for stage in coconut] == [(3, 2, 1), (3, 4, 2), (19, 6, -1)]
-    assert sum(stage.epochs for stage in stages("icot", epochs=7, stage_epochs=3)) == 7
-    assert all(stage.slots == 0 for stage in stages("icot", epochs=7, stage_epochs=3))
+    assert [(stage.epochs, stage.slots, stage.left_out) for stage in coconut] == [
+        (3, 2, 1), (3, 4, 2), (3, 6, 3), (16, 6, ALL_STEPS)
+    ]  # fmt: skip
+    icot = stages("icot", epochs=9, stage_epochs=3, slots=2, tokens_a_stage=5)
+    assert [(stage.epochs, stage.slots, stage.left_out, stage.left_out_tokens) for stage in icot] == [
+        (3, 0, 0, 5), (3, 0, 0, 10), (3, 0, ALL_STEPS, 0)
+    ]  # fmt: skip
+    assert [stage.epochs for stage in stages("coconut", epochs=4, stage_epochs=3)] == [3, 1], "as far as the epochs go"
     assert stages("acot", slots=0, epochs=3) == [Stage(3, reset_optimizer=True)]
 
 
@@ -264,3 +269,12 @@ def _hidden_and_gradients(model, batch):
     hidden = hidden_states(model, batch)[batch.is_text]
     (hidden**2).sum().backward()
     return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def test_icot_leaves_out_the_first_tokens_of_the_reasoning():
+    method, [problem] = REASONING_METHODS["icot"], ENCODER.encode(PROBLEMS[:1])
+    whole = ENCODER.row(problem, method, Stage(1))
+    for num in (0, 7, 1000):
+        row = ENCODER.row(problem, method, Stage(1, left_out_tokens=num))
+        reasoning = whole.ids[whole.num_prompt : -len(problem.answer)].tolist()
+        assert row.ids.tolist() == [*problem.question.tolist(), *reasoning[num:], *problem.answer.tolist()]
