@@ -250,18 +250,18 @@ def test_curricula():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it
 @pytest.mark.parametrize("build", [gpt2, llama])
-def test_compiled_layers_give_the_same_hidden_states_and_share_their_graphs(build, monkeypatch):
+def test_compiled_layers_give_the_same_hidden_states_and_share_their_graphs(build):
     """With dynamo's eager backend: the graphs are those that are compiled on a GPU."""
     model = built(build)
     batches = [batch_of(ACOT, Stage(1, slots=num), PROBLEMS) for num in (3, 0, 2)]
     expected = [_hidden_and_gradients(model, batch) for batch in batches]
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", False)  # restored after the test
-    compile_layers(model.model, backend="eager")
-    for batch, values in zip(batches, expected, strict=True):
-        for ours, plain in zip(_hidden_and_gradients(model, batch), values, strict=True):
-            torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=False):  # restored after the test
+        compile_layers(model.model, backend="eager")
+        for batch, values in zip(batches, expected, strict=True):
+            for ours, plain in zip(_hidden_and_gradients(model, batch), values, strict=True):
+                torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
     assert counters["stats"]["unique_graphs"] <= 4, "one for the question, one for slots, one or two for the rest"
     torch._dynamo.reset()
 
