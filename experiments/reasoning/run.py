@@ -5,8 +5,8 @@
     python experiments/reasoning/run.py plot experiments/reasoning/results.json
 
 `train` runs the rows of a group, several at a time (--lanes), and starts none after --seconds; rows that are in the
-results already are skipped. A row is one `adlm reason train` and one `adlm reason eval` on the test file. Methods with
-stages start from a common first stage of plain chain of thought, the row `first`, whose epochs count as theirs.
+results already are skipped. A row is one `adlm reason train` and one `adlm reason eval` on the test file. All but
+No-CoT and Pause start from one first stage of plain chain of thought, the row `first`, whose epochs count as theirs.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from pathlib import Path
 
 from adlm.evaluation.paper.published_tables import TABLES
 
-STAGED = ("icot", "coconut", "coconut-pause", "acot")
-PLAIN = ("cot", "no-cot", "pause")
+PLAIN = ("no-cot", "pause")
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
 REPEATED = ("acot", "cot", "coconut")
 """Methods that are trained with a second seed."""
@@ -80,7 +79,6 @@ GROUPS = {
         ("data.problems=100000",),
         first_epochs=10,
         epochs=10,
-        slots=6,
         data="prontoqa",
         pretrained=False,
     ),
@@ -107,7 +105,7 @@ GROUPS = {
 def rows_of(group: Group, base: str) -> list[Row]:
     """All rows of a group, those with a second seed last."""
     rows = []
-    for seed, methods in ((0, (*REPEATED, *PLAIN[1:], "icot", "coconut-pause")), (1, REPEATED)):
+    for seed, methods in ((0, (*REPEATED, *PLAIN, "icot", "coconut-pause")), (1, REPEATED)):
         common = (group.preset, *group.overrides, f"train.seed={seed}", "train.valid_rows=100", "reason.first_epochs=0")
         pretrained = (f"reason.base={base}",) if group.pretrained else ()
         first = f"first-{seed}"
@@ -120,11 +118,11 @@ def rows_of(group: Group, base: str) -> list[Row]:
                 f"reason.slots_a_stage={2 if slots > group.slots else 1}",
                 f"reason.stage_epochs={group.stage_epochs}",
             )
-            if method in STAGED or method == "cot":
-                rows.append(Row(f"{method}-{seed}", (*common, *options, f"reason.epochs={group.epochs}"), first))
-            else:
+            if method in PLAIN:
                 epochs = f"reason.epochs={group.first_epochs + group.epochs}"
                 rows.append(Row(f"{method}-{seed}", (*common, *pretrained, *options, epochs)))
+            else:
+                rows.append(Row(f"{method}-{seed}", (*common, *options, f"reason.epochs={group.epochs}"), first))
     return rows
 
 
@@ -195,6 +193,7 @@ class Lanes:
             "command": f"adlm {' '.join(command)}",
             "commit": self.commit,
             "steps": lines[-1]["step"],
+            "validation": lines[-1].get("valid_accuracy"),
             "curve": curve[:: max(1, len(curve) // 60)],
         }
 
