@@ -22,13 +22,11 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
 from adlm.reasoning.base_model import BaseModel, CausalModel, open_base, save_reasoning_model
-from adlm.reasoning.compiled_layers import compile_layers
 from adlm.reasoning.loss import ReasoningObjective
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, ReasoningMethod, Stage, curriculum
-from adlm.reasoning.network import HuggingFaceModel
 from adlm.reasoning.rows import ANCHOR_LABELS, WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.reasoning.solve import Solver, score
-from adlm.training.build import autocast_dtype, should_compile, why_not_compile
+from adlm.training.build import autocast_dtype
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
@@ -174,11 +172,6 @@ class ReasoningTask:
     def build_state(self, processes: Processes, report: Report) -> TrainState:
         train = self.config.train
         network = self.base.network.to(processes.device)
-        if isinstance(network, HuggingFaceModel) and should_compile(train, processes.device):
-            if problem := why_not_compile(processes.device):
-                report(f"the layers are not compiled, which is slower: {problem}")
-            else:
-                compile_layers(network.model)
         if train.precision == "float64":
             network = network.double()
         widest = replace(self.config, length=2**24)  # rows were measured when the task was opened

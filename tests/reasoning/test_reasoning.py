@@ -4,20 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from worlds import randomized
 
 from adlm.config.schema import Model, Reason
 from adlm.data.reasoning import gsm8k, prontoqa, prosqa
 from adlm.data.reasoning.problem import Problem
 from adlm.models.transformer import Transformer
-from adlm.reasoning.compiled_layers import compile_layers
 from adlm.reasoning.generate import generate
 from adlm.reasoning.loss import reasoning_loss
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, curriculum
 from adlm.reasoning.network import (
     HuggingFaceModel,
     OwnModel,
+    _fuse_norms,
     hidden_states,
     plain_hidden_states,
     resize_vocabulary,
@@ -247,30 +246,42 @@ def test_curricula():
     assert stages("acot", slots=0, epochs=3) == [Stage(3, reset_optimizer=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it
-@pytest.mark.parametrize("build", [gpt2, llama])
-def test_compiled_layers_give_the_same_hidden_states_and_share_their_graphs(build):
-    """With dynamo's eager backend: the graphs are those that are compiled on a GPU."""
-    model = built(build)
-    batches = [batch_of(ACOT, Stage(1, slots=num), PROBLEMS) for num in (3, 0, 2)]
-    expected = [_hidden_and_gradients(model, batch) for batch in batches]
-    torch._dynamo.reset()
-    counters.clear()
-    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=False):  # restored after the test
-        compile_layers(model.model, backend="eager")
-        for batch, values in zip(batches, expected, strict=True):
-            for ours, plain in zip(_hidden_and_gradients(model, batch), values, strict=True):
-                torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
-    assert counters["stats"]["unique_graphs"] <= 4, "one for the question, one for slots, one or two for the rest"
-    torch._dynamo.reset()
+@pytest.mark.parametrize("weight", [torch.ones(16), torch.linspace(0.5, 2, 16)])
+def test_fused_norms_are_those_of_transformers(weight):
+    model = llama()
+    norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    assert len(norms) == 5
+    hidden = 3 * torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
+    for norm in norms:
+        norm.weight.data.copy_(weight)
+        plain = type(norm).forward(norm, hidden)
+        assert norm.forward.func is not type(norm).forward
+        torch.testing.assert_close(norm(hidden), plain)
+        torch.testing.assert_close(norm(hidden.bfloat16()), plain.bfloat16(), rtol=2e-2, atol=2e-2)
 
 
-def _hidden_and_gradients(model, batch):
-    model.zero_grad()
-    hidden = hidden_states(model, batch)[batch.is_text]
-    (hidden**2).sum().backward()
-    return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+def test_a_norm_of_another_formula_is_left_alone():
+    class OnePlusWeight(torch.nn.Module):
+        variance_epsilon = 1e-6
+        weight = torch.nn.Parameter(torch.zeros(4))
+
+        def forward(self, hidden):
+            return torch.nn.functional.rms_norm(hidden, (4,), 1 + self.weight, self.variance_epsilon)
+
+    norm = OnePlusWeight()
+    _fuse_norms(norm)
+    assert "forward" not in vars(norm)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16
+def test_layers_run_in_the_type_of_autocast():
+    model, batch = llama(), batch_of(ACOT, Stage(1, slots=2), PROBLEMS)
+    plain = hidden_states(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = hidden_states(model, batch)
+    assert plain.dtype == torch.float32
+    assert hidden.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden[batch.is_text].float(), plain[batch.is_text], rtol=0.1, atol=0.1)
 
 
 def test_icot_leaves_out_the_first_tokens_of_the_reasoning():
