@@ -11,6 +11,7 @@ No-CoT and Pause start from one first stage of plain chain of thought, the row `
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -184,6 +185,7 @@ class Lanes:
         if said is None:
             return None
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        answers = [json.loads(line) for line in Path(f"{out}.jsonl").read_text().splitlines()]
         curve = [[line["step"], line["epoch"], line.get("nats"), line.get("anchors")] for line in lines]
         print(f"{row.name}: {said}", flush=True)
         return {
@@ -194,6 +196,7 @@ class Lanes:
             "commit": self.commit,
             "steps": lines[-1]["step"],
             "validation": lines[-1].get("valid_accuracy"),
+            "solved": "".join("1" if answer["right"] else "0" for answer in answers),
             "curve": curve[:: max(1, len(curve) // 60)],
         }
 
@@ -260,14 +263,27 @@ def table(arguments: argparse.Namespace) -> int:
                 cells.append(f"{row['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})")
             tokens = sum(row["tokens"] for row in found) / len(found)
             print(f"| `{method}` | {', '.join(cells)} | {tokens:.1f} | {paper.get(method, '')} |")
+        print()
+        for ours, theirs in ((f"acot-{seed}", f"{other}-{seed}") for seed in (0, 1) for other in ("cot", "coconut")):
+            if "solved" in rows.get(ours, {}) and "solved" in rows.get(theirs, {}):
+                print(paired(ours, rows[ours]["solved"], theirs, rows[theirs]["solved"]))
     return 0
+
+
+def paired(ours: str, our_solved: str, theirs: str, their_solved: str) -> str:
+    """The problems that one of two models solves and the other does not, with the exact two-sided sign test."""
+    pairs = list(zip(our_solved, their_solved, strict=True))
+    gained, lost = pairs.count(("1", "0")), pairs.count(("0", "1"))
+    num, fewer = gained + lost, min(gained, lost)
+    chance = min(1.0, 2 * sum(math.comb(num, count) for count in range(fewer + 1)) / 2**num)
+    return f"{gained} problems are solved by {ours} only, {lost} by {theirs} only (sign test: p = {chance:.2g})"
 
 
 def plot(arguments: argparse.Namespace) -> int:
     """Accuracies with their intervals; the paper's figures are open circles."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     groups = json.loads(arguments.results.read_text())
@@ -284,11 +300,12 @@ def plot(arguments: argparse.Namespace) -> int:
             if method in paper:
                 axis.plot(paper[method], place, "o", markerfacecolor="none", color="tab:orange", markersize=8)
         axis.set_title(group)
-        axis.set_xlabel("% right: ours (95% interval), and the paper's GPT-2 (open circle)")
+        axis.set_xlabel("% of the test problems solved")
         axis.set_yticks(range(len(METHODS)), list(reversed(METHODS)))
         axis.grid(axis="x", alpha=0.3)
+    figure.suptitle("Ours, one dot a seed, with 95% intervals; open circles: the paper's GPT-2", fontsize=10)
     figure.tight_layout()
-    figure.savefig(arguments.out)
+    figure.savefig(arguments.out, dpi=130)
     return 0
 
 
@@ -308,7 +325,7 @@ def main() -> int:
     for name, function in (("table", table), ("plot", plot)):
         command = commands.add_parser(name)
         command.add_argument("results", type=Path)
-        command.add_argument("--out", type=Path, default=Path("reasoning.svg"), help="of plot")
+        command.add_argument("--out", type=Path, default=Path("reasoning.png"), help="of plot")
         command.set_defaults(run=function)
     arguments = parser.parse_args()
     return int(arguments.run(arguments))
