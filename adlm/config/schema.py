@@ -179,7 +179,7 @@ class Model:
     denoiser_blocks: Annotated[int, Ge(0), Le(1024)] | None = None
     """Blocks of the denoiser after the anchor network; null is max(1, blocks // 2), 0 uses the anchor network alone."""
     bridge: BridgeName = "logits"
-    """Input of the denoiser from the anchor network: logits (as published), hidden states, or expected embeddings."""
+    """Input of the denoiser from the anchor network: logits as published; docs/theory.md describes the others."""
     condition: Width = 128
     """Width of the time embedding that modulates the layer norms (adaLN)."""
     time_conditioning: bool = False

@@ -20,7 +20,7 @@ class DenoiserNetwork(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
-        self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated)
+        self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
         self.head = zero_linear(model.hidden, num_symbols)
 
 
@@ -35,12 +35,21 @@ class AnchoredTransformer(nn.Module):
         self.anchor = Transformer(model, num_symbols, causal, modulated)
         self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated) if model.num_denoiser_blocks else None
 
-    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> tuple[Tensor, Tensor]:
-        anchor_hidden = self.anchor.hidden(z, sigma, pad)
+    def _hidden(
+        self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, unfolded: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The final hidden states (B, L, d) of both networks."""
+        embedded = self.anchor.embedding(z)
+        stream, condition = self.anchor.trunk.residual_stream(embedded, sigma, pad)
+        anchor_hidden = self.anchor.trunk.finish(stream, condition)
         if self.denoiser is None:
             return anchor_hidden, anchor_hidden
-        bridged = self.denoiser.bridge(anchor_hidden, self.anchor.head).to(anchor_hidden.dtype)
-        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad)
+        bridge = self.denoiser.bridge
+        bridge_input = stream if bridge.continues_stream else anchor_hidden
+        bridged = (bridge.unfolded if unfolded else bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
+        if bridge.adds_input:
+            bridged = bridged + embedded
+        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition if bridge.continues_stream else None)
 
     @property
     def _head(self) -> nn.Linear:
@@ -82,11 +91,10 @@ class AnchoredTransformer(nn.Module):
     ) -> tuple[Scored, Scored]:
         """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
-        hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
-        bridged = bridge.unfolded(hidden, self.anchor.head).to(hidden.dtype)
+        anchor_hidden, hidden = self._hidden(z, None, None, unfolded=True)
         return (
-            _plain_score(self.denoiser.trunk(bridged), self.denoiser.head, x, weight, mask_id),
-            _plain_score(hidden, self.anchor.head, x, anchor_weight, None),
+            _plain_score(hidden, self.denoiser.head, x, weight, mask_id),
+            _plain_score(anchor_hidden, self.anchor.head, x, anchor_weight, None),
         )
 
 

@@ -19,7 +19,8 @@ from adlm.models.bridges import LogitsBridge, MixtureBridge
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
-BRIDGES = ("logits", "hidden", "mixture")
+READING_ANCHORS_ONLY = ("logits", "hidden", "mixture")
+BRIDGES = (*READING_ANCHORS_ONLY, "hidden-plus-input", "none")
 
 
 def pair(bridge: str = "logits", **options: object) -> AnchoredTransformer:
@@ -62,7 +63,7 @@ def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch)
         torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("bridge", BRIDGES)
+@pytest.mark.parametrize("bridge", READING_ANCHORS_ONLY)
 def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
     """With the anchor network's hidden states zeroed, the denoiser's logits are the same for every text."""
     network = pair(bridge)
@@ -71,7 +72,16 @@ def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
     torch.testing.assert_close(network(IDS)[0], network(IDS)[1])
 
 
-@pytest.mark.parametrize("bridge", BRIDGES)
+def test_with_the_input_added_the_denoiser_also_reads_the_text_itself():
+    network = pair("hidden-plus-input")
+    hidden, bridge = network.anchor.hidden(IDS), network.denoiser.bridge
+    added = torch.nn.functional.linear(hidden, bridge.weight, bridge.bias) + network.anchor.embedding.weight[IDS]
+    torch.testing.assert_close(network(IDS), network.denoiser.head(network.denoiser.trunk(added)))
+    network.anchor.trunk.norm.weight.data.zero_()
+    assert not torch.allclose(network(IDS)[0], network(IDS)[1])
+
+
+@pytest.mark.parametrize("bridge", READING_ANCHORS_ONLY)
 def test_the_pair_composes_anchor_network_bridge_and_denoiser(bridge):
     network = pair(bridge)
     hidden = network.anchor.hidden(IDS)
