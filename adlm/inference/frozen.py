@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
 from adlm.inference.fused_ops import attend_cached
@@ -28,7 +28,7 @@ from adlm.inference.trunk import (
 )
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import FrozenBridge
-from adlm.models.heads import VOCABULARY_MULTIPLE
+from adlm.models.heads import VOCABULARY_MULTIPLE, Head
 from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ class FrozenHead:
     On CUDA the product is accumulated and returned in float32, and the vocabulary is padded as in `models.heads`.
     """
 
-    def __init__(self, head: nn.Linear, dtype: torch.dtype):
+    def __init__(self, head: Head, dtype: torch.dtype):
         self.bias = frozen_copy(head.bias, full_precision(dtype))
         padding = -len(self.bias) % VOCABULARY_MULTIPLE if head.weight.is_cuda else 0
         self.weight = F.pad(frozen_copy(head.weight, dtype), (0, 0, 0, padding))

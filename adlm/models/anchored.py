@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
-from adlm.models.heads import Positions, Scored, plain_linear_cross_entropy, score_positions
+from adlm.models.heads import Head, Positions, Scored, TiedHead, plain_linear_cross_entropy, score_positions
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
 
 class DenoiserNetwork(nn.Module):
-    """The second network: bridge output -> hidden states -> logits."""
+    """The second network: bridge output -> hidden states -> logits. `anchor_head` is the head of the first."""
 
-    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
+    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: nn.Linear):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
-        self.head = zero_linear(model.hidden, num_symbols)
+        self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
 
 
 class AnchoredTransformer(nn.Module):
@@ -33,7 +33,9 @@ class AnchoredTransformer(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
         super().__init__()
         self.anchor = Transformer(model, num_symbols, causal, modulated)
-        self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated) if model.num_denoiser_blocks else None
+        self.denoiser = None
+        if model.num_denoiser_blocks:
+            self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
 
     def _hidden(
         self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, unfolded: bool = False
@@ -52,7 +54,7 @@ class AnchoredTransformer(nn.Module):
         return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition if bridge.continues_stream else None)
 
     @property
-    def _head(self) -> nn.Linear:
+    def _head(self) -> Head:
         return self.anchor.head if self.denoiser is None else self.denoiser.head
 
     def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
@@ -98,7 +100,7 @@ class AnchoredTransformer(nn.Module):
         )
 
 
-def _plain_score(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
+def _plain_score(hidden: Tensor, head: Head, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
     flat = plain_linear_cross_entropy(
         hidden.flatten(0, 1), head.weight, head.bias, x.flatten(), weight.flatten(), excluded
     )

@@ -32,6 +32,7 @@ NETWORKS = {
     "adlm mixture": lambda: AnchoredTransformer(replace(MODEL, bridge="mixture"), SYMBOLS),
     "adlm hidden-plus-input": lambda: AnchoredTransformer(replace(MODEL, bridge="hidden-plus-input"), SYMBOLS),
     "adlm without a bridge": lambda: AnchoredTransformer(replace(MODEL, bridge="none"), SYMBOLS),
+    "adlm tied": lambda: AnchoredTransformer(replace(MODEL, tie_heads=True), SYMBOLS),
     "adlm without a second network": lambda: AnchoredTransformer(replace(MODEL, denoiser_blocks=0), SYMBOLS),
     "ar": lambda: Transformer(MODEL, SYMBOLS, causal=True, modulated=False),
     "a2r": lambda: AnchoredTransformer(MODEL, SYMBOLS, causal=True, modulated=False),
