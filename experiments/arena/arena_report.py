@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from arena_rows import GROUPS, Group, Row, key_of, rows_by_name
 
+from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimate, Nats, difference
 
 Result = Mapping[str, Any]
@@ -93,10 +94,15 @@ def _at_equal_tokens(group: Group, results: Results) -> Iterator[str]:
 
 
 def _paired(ours: Result, theirs: Result | None) -> str:
-    """The paired difference; empty without the other result, or if it was measured on another text."""
-    if theirs is None or ours["held_out"] != theirs["held_out"]:
+    """The paired difference; empty without the other result."""
+    if theirs is None:
         return ""
-    gap = difference(nats_of(ours), nats_of(theirs))
+    if ours["held_out"] != theirs["held_out"]:
+        return "other text"
+    try:
+        gap = difference(nats_of(ours), nats_of(theirs))
+    except UserError:  # other --samples, or documents of which a causal model predicts no token
+        return "not paired"
     return f"{gap.nats:+.4f} ± {stderr_of(gap):.4f}"
 
 
@@ -167,7 +173,8 @@ def plot_groups(results: Results, out: Path) -> list[Path]:
             continue
         names = list(dict.fromkeys(row.name for row, _, _ in trials))
         colors = dict(zip(names, pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(names))), strict=True))
-        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 0.25 * len(names) + 3.5))
+        size = (17, 0.2 * len(names) + 3.5)
+        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=size, layout="constrained")
         for row, _, result in trials:
             if curve := result["curve"]:
                 steps, seconds, bounds = np.array(curve)[:, :3].T
@@ -179,12 +186,12 @@ def plot_groups(results: Results, out: Path) -> list[Path]:
         left.set_xlabel("million tokens")
         left.set_ylabel("nats per token, held-out rows")
         middle.set_xlabel("seconds of training steps")
-        right.set_xlabel("nats per token at the end (± one standard error), one point a seed")
+        right.set_xlabel("nats per token at the end, ± one standard error")
+        right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), _titles(names))
         for axis in (left, middle, right):
             axis.grid(alpha=0.3)
         figure.suptitle(f"{name}: {group.question}")
-        figure.tight_layout()
         files.append(out / f"{name}.svg")
         figure.savefig(files[-1])
         pyplot.close(figure)

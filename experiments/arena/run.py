@@ -192,6 +192,7 @@ def measure(trial: Trial, arguments: argparse.Namespace) -> dict[str, Any]:
     estimate, logged = summarize(nats), read_metrics(folder / "metrics.jsonl")
     last, settled = logged[-1], logged[1:] or logged  # the first line includes compilation
     seconds_per_step = float(np.median([line["seconds_per_step"] for line in settled]))
+    shares = [line["anchor_share"] for line in logged if line.get("anchor_share") is not None]
     curve = [line for line in logged if line.get("valid_nats") is not None]
     overrides = trial.overrides(arguments.extra)
     return {
@@ -210,7 +211,7 @@ def measure(trial: Trial, arguments: argparse.Namespace) -> dict[str, Any]:
         "train_seconds": round(last["step"] * seconds_per_step, 3),
         "memory_gib": round(last["memory_gib"], 2),
         "skipped": last["skipped"],
-        "anchor_share": last.get("anchor_share"),
+        "anchor_share": float(np.mean(shares)) if shares else None,
         "curve": [
             [line["step"], round(line["step"] * seconds_per_step, 3), *_rounded(line, "valid_nats", "valid_stderr")]
             for line in curve

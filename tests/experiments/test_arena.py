@@ -37,10 +37,12 @@ def trial_of(name: str, seed: int = 0) -> Trial:
 
 def options(name: str) -> dict[str, object]:
     """The resolved config, flat."""
-    sections = to_mapping(resolve(trial_of(name).overrides()))
-    flat = {f"{section}.{key}": value for section, part in sections.items() if isinstance(part, dict)
-            for key, value in part.items()}  # fmt: skip
-    return flat | {key: value for key, value in sections.items() if not isinstance(value, dict)}
+    flat: dict[str, object] = {}
+    for section, part in to_mapping(resolve(trial_of(name).overrides())).items():
+        flat |= (
+            {f"{section}.{key}": value for key, value in part.items()} if isinstance(part, dict) else {section: part}
+        )
+    return flat
 
 
 def differing(first: str, second: str) -> set[str]:
@@ -169,7 +171,10 @@ def test_shared_devices_and_other_texts_are_not_compared_silently(results):
     assert "Up to 2 trials shared the device" in "\n".join(markdown(shared))
     other = {**results["smoke-mdlm-seed0"], "held_out": {"sha256": "other", "unit": "block", "length": 8}}
     table = "\n".join(markdown({**results, "smoke-mdlm-seed0": other}))
-    assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == ""
+    assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "other text"
+    fewer = {**results["smoke-mdlm-seed0"], "group_nats": [[1.0, 2.0]] * 3}
+    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": fewer}))
+    assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
 
 
 def test_figures_are_drawn_for_groups_with_results(results, tmp_path):
@@ -235,8 +240,8 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     """About 30 s: five trials, each a process of its own, two at a time."""
     pytest.importorskip("matplotlib")
     results = tmp_path / "results"
-    run(arena, monkeypatch, "run", "--data", prepared, "--out", tmp_path / "runs", "--results", results,
-        "--only", "smoke", "--jobs", "2", "--samples", "2")  # fmt: skip
+    folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", results)
+    run(arena, monkeypatch, "run", *folders, "--only", "smoke", "--jobs", "2", "--samples", "2")
     assert read_results(results).keys() == {trial.key for trial in trials_of("smoke")}
     capsys.readouterr()
     run(arena, monkeypatch, "table", "--results", results)
@@ -251,8 +256,10 @@ def test_a_trial_that_cannot_be_trained_is_reported_and_the_others_go_on(
     arena, prepared, tmp_path, monkeypatch, capsys
 ):
     bad = replace(rows_by_name()["smoke-ar"], name="bad", overrides=("model.blocks=2", "model.heads=3"))
-    trials = [Trial("smoke", bad, 0, SMOKE), trial_of("smoke-ar")]
-    monkeypatch.setattr(arena, "chosen_trials", lambda only: trials)
+    train = arena.train_trial
+    monkeypatch.setattr(arena, "chosen_trials", lambda only: [Trial("smoke", bad, 0, SMOKE), trial_of("smoke-ar")])
+    monkeypatch.setattr(arena, "train_trial", lambda trial, words: train(trial, words) if trial.row == bad else None)
+    monkeypatch.setattr(arena, "measure", lambda trial, words: made_up(0, 1, 0) | {"tokens_per_second": 1})
     with pytest.raises(SystemExit, match="failed: bad-seed0"):
         run(
             arena, monkeypatch, "run", "--data", prepared, "--out", tmp_path / "runs", "--results", tmp_path / "results"
