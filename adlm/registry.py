@@ -88,6 +88,8 @@ BRIDGES = Registry(
         "logits": "adlm.models.bridges:LogitsBridge",
         "hidden": "adlm.models.bridges:HiddenBridge",
         "mixture": "adlm.models.bridges:MixtureBridge",
+        "hidden-plus-input": "adlm.models.bridges:HiddenPlusInputBridge",
+        "none": "adlm.models.bridges:NoBridge",
     },
 )
 

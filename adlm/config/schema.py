@@ -179,7 +179,9 @@ class Model:
     denoiser_blocks: Annotated[int, Ge(0), Le(1024)] | None = None
     """Blocks of the denoiser after the anchor network; null is max(1, blocks // 2), 0 uses the anchor network alone."""
     bridge: BridgeName = "logits"
-    """Input of the denoiser from the anchor network: logits (as published), hidden states, or expected embeddings."""
+    """Input of the denoiser from the anchor network: logits as published; docs/theory.md describes the others."""
+    tie_heads: bool = False
+    """Share one output matrix between the heads of the anchor network and the denoiser; each has its own bias."""
     condition: Width = 128
     """Width of the time embedding that modulates the layer norms (adaLN)."""
     time_conditioning: bool = False
@@ -190,6 +192,8 @@ class Model:
     """Initialisation: published starts every block as the identity; neighbours opens the gates and attends locally."""
 
     def __post_init__(self) -> None:
+        if self.tie_heads is True and self.denoiser_blocks == 0:
+            raise UserError("model.tie_heads true needs two heads, and model.denoiser_blocks 0 leaves one; drop either")
         if not _are_numbers(self.hidden, self.heads) or self.heads < 1:
             return
         pairs = 2 * self.heads  # the rotary embedding rotates pairs of channels, so the head dimension is even

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
 from adlm.inference.fused_ops import attend_cached
@@ -28,7 +28,7 @@ from adlm.inference.trunk import (
 )
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import FrozenBridge
-from adlm.models.heads import VOCABULARY_MULTIPLE
+from adlm.models.heads import VOCABULARY_MULTIPLE, Head
 from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ class FrozenHead:
     On CUDA the product is accumulated and returned in float32, and the vocabulary is padded as in `models.heads`.
     """
 
-    def __init__(self, head: nn.Linear, dtype: torch.dtype):
+    def __init__(self, head: Head, dtype: torch.dtype):
         self.bias = frozen_copy(head.bias, full_precision(dtype))
         padding = -len(self.bias) % VOCABULARY_MULTIPLE if head.weight.is_cuda else 0
         self.weight = F.pad(frozen_copy(head.weight, dtype), (0, 0, 0, padding))
@@ -108,8 +108,10 @@ class FrozenNetwork:
         self.anchored = isinstance(network, AnchoredTransformer)
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
-            self.bridge = network.denoiser.bridge.frozen(first.head, self.dtype)
-            self.denoiser_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype)
+            bridge = network.denoiser.bridge
+            self.bridge = bridge.frozen(first.head, self.dtype)
+            self.continues_stream, self.adds_input = bridge.continues_stream, bridge.adds_input
+            self.denoiser_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype, first.trunk.condition)
             self.denoiser_head = FrozenHead(network.denoiser.head, self.dtype)
         self.graph_cache = None
         if graphs is not False and not why_no_cuda_graphs(like.device):
@@ -129,10 +131,13 @@ class FrozenNetwork:
 
     def _run_trunks(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
-        last = anchor = self.trunk(F.embedding(ids, self.embedding), attend, sigma)
+        h = F.embedding(ids, self.embedding)
+        last = anchor = self.trunk(h, attend, sigma)  # h is the residual stream from here on
         if self.bridge is not None:
             num_before = len(self.trunk.blocks)
-            bridged = self.bridge(anchor, self.head).to(full_precision(anchor.dtype))
+            bridged = self.bridge(h if self.continues_stream else anchor, self.head).to(h.dtype)
+            if self.adds_input:
+                bridged = bridged + F.embedding(ids, self.embedding)
             last = self.denoiser_trunk(bridged, lambda number, qkv: attend(num_before + number, qkv), sigma)
         return HiddenStates(last, anchor if self.anchored else None)
 

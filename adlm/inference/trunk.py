@@ -21,7 +21,7 @@ from torch import Tensor
 
 from adlm.inference.fused_ops import Norm, add_norm_, apply_rotary_, linear_gelu
 from adlm.inference.single_row import add_product_, is_single_row, normed_product
-from adlm.models.transformer import Block, Trunk, attendable, rotary_angles
+from adlm.models.transformer import Block, TimeCondition, Trunk, attendable, rotary_angles
 
 
 class RotaryTable:
@@ -106,14 +106,17 @@ def _interleaved_qkv(block: Block) -> Tensor:
 
 
 class Modulation:
-    """sigma (M,) -> the 2n + 1 norms of a trunk. Those of sigma = 0 are precomputed and returned for None."""
+    """sigma (M,) -> the 2n + 1 norms of a trunk. Those of sigma = 0 are precomputed and returned for None.
 
-    def __init__(self, trunk: Trunk, dtype: torch.dtype):
+    `condition` is that of the trunk that this one continues, if it does.
+    """
+
+    def __init__(self, trunk: Trunk, dtype: torch.dtype, condition: TimeCondition | None = None):
         norms = [norm.weight for block in blocks_of(trunk) for norm in (block.norm1, block.norm2)]
         self.weight = frozen_copy(torch.stack([*norms, trunk.norm.weight]), dtype)  # (2n + 1, d)
         self.condition = None
-        if trunk.condition is not None:
-            self.condition = copy.deepcopy(trunk.condition).to(dtype)
+        if (own := trunk.condition or condition) is not None:
+            self.condition = copy.deepcopy(own).to(dtype)
             layers = [*(block.modulation for block in blocks_of(trunk)), trunk.modulation]
             modulations = [layer for layer in layers if layer is not None]
             self.to_parts = frozen_copy(torch.cat([layer.weight for layer in modulations]), dtype)  # ((6n + 2) d, c)
@@ -140,15 +143,15 @@ class Modulation:
 class FrozenTrunk:
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d)."""
 
-    def __init__(self, trunk: Trunk, dtype: torch.dtype):
+    def __init__(self, trunk: Trunk, dtype: torch.dtype, condition: TimeCondition | None = None):
         self.dtype = dtype
         blocks = blocks_of(trunk)
         self.heads, self.causal = blocks[0].heads, blocks[0].causal
-        self.modulation = Modulation(trunk, full_precision(dtype))
+        self.modulation = Modulation(trunk, full_precision(dtype), condition)
         self.blocks = [FrozenBlock.of(block, dtype) for block in blocks]
 
     def __call__(self, h: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
-        """h, in float32 or float64, is overwritten."""
+        """h, in float32 or float64, is overwritten by the residual stream after the last block."""
         first, *norms = self.modulation(sigma)
         if is_single_row(h):
             return self._forward_single_row(h, attend, [first, *norms])

@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
-from adlm.models.heads import Positions, Scored, plain_linear_cross_entropy, score_positions
+from adlm.models.heads import Head, Positions, Scored, TiedHead, plain_linear_cross_entropy, score_positions
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
 
 class DenoiserNetwork(nn.Module):
-    """The second network: bridge output -> hidden states -> logits."""
+    """The second network: bridge output -> hidden states -> logits. `anchor_head` is the head of the first."""
 
-    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
+    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: nn.Linear):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
-        self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated)
-        self.head = zero_linear(model.hidden, num_symbols)
+        self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
+        self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
 
 
 class AnchoredTransformer(nn.Module):
@@ -33,17 +33,28 @@ class AnchoredTransformer(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
         super().__init__()
         self.anchor = Transformer(model, num_symbols, causal, modulated)
-        self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated) if model.num_denoiser_blocks else None
+        self.denoiser = None
+        if model.num_denoiser_blocks:
+            self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
 
-    def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> tuple[Tensor, Tensor]:
-        anchor_hidden = self.anchor.hidden(z, sigma, pad)
+    def _hidden(
+        self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, unfolded: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The final hidden states (B, L, d) of both networks."""
+        embedded = self.anchor.embedding(z)
+        stream, condition = self.anchor.trunk.residual_stream(embedded, sigma, pad)
+        anchor_hidden = self.anchor.trunk.finish(stream, condition)
         if self.denoiser is None:
             return anchor_hidden, anchor_hidden
-        bridged = self.denoiser.bridge(anchor_hidden, self.anchor.head).to(anchor_hidden.dtype)
-        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad)
+        bridge = self.denoiser.bridge
+        bridge_input = stream if bridge.continues_stream else anchor_hidden
+        bridged = (bridge.unfolded if unfolded else bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
+        if bridge.adds_input:
+            bridged = bridged + embedded
+        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition if bridge.continues_stream else None)
 
     @property
-    def _head(self) -> nn.Linear:
+    def _head(self) -> Head:
         return self.anchor.head if self.denoiser is None else self.denoiser.head
 
     def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
@@ -82,15 +93,14 @@ class AnchoredTransformer(nn.Module):
     ) -> tuple[Scored, Scored]:
         """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
-        hidden, bridge = self.anchor.hidden(z), self.denoiser.bridge
-        bridged = bridge.unfolded(hidden, self.anchor.head).to(hidden.dtype)
+        anchor_hidden, hidden = self._hidden(z, None, None, unfolded=True)
         return (
-            _plain_score(self.denoiser.trunk(bridged), self.denoiser.head, x, weight, mask_id),
-            _plain_score(hidden, self.anchor.head, x, anchor_weight, None),
+            _plain_score(hidden, self.denoiser.head, x, weight, mask_id),
+            _plain_score(anchor_hidden, self.anchor.head, x, anchor_weight, None),
         )
 
 
-def _plain_score(hidden: Tensor, head: nn.Linear, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
+def _plain_score(hidden: Tensor, head: Head, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:
     flat = plain_linear_cross_entropy(
         hidden.flatten(0, 1), head.weight, head.bias, x.flatten(), weight.flatten(), excluded
     )

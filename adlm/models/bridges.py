@@ -6,6 +6,7 @@ Shapes: B sequences, L tokens, d wide, V symbols.
 import copy
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,12 @@ FrozenBridge = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 class Bridge(nn.Module):
     """A subclass takes (num_symbols, width) and defines `forward`."""
+
+    continues_stream: ClassVar[bool] = False
+    """Whether `forward` is given the residual stream before the anchor network's final norm instead of its final hidden
+    states, and the denoiser shares the anchor network's time condition."""
+    adds_input: ClassVar[bool] = False
+    """Whether the embedded noisy ids, as the anchor network reads them, are added to the output."""
 
     def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         """The denoiser's input (B, L, d) from the anchor network's final hidden states (B, L, d) and its head."""
@@ -50,6 +57,31 @@ class HiddenBridge(Bridge):
 
     def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
         return _frozen_linear(self.weight.detach(), self.bias.detach(), dtype)
+
+
+class HiddenPlusInputBridge(HiddenBridge):
+    """The same plus the embedded noisy ids, so that the denoiser also reads the text itself."""
+
+    adds_input = True
+
+
+class NoBridge(Bridge):
+    """No layer: the denoiser continues the residual stream of the anchor network, and both share a time condition.
+
+    The pair is then one network of `blocks` + `denoiser_blocks` blocks, and the anchor head with its norm an auxiliary
+    head after block `blocks`: the control for deep supervision.
+    """
+
+    continues_stream = True
+
+    def __init__(self, num_symbols: int, width: int):
+        super().__init__()
+
+    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+        return hidden
+
+    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+        return lambda hidden, logits: hidden
 
 
 class LogitsBridge(Bridge):

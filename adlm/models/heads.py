@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -33,6 +34,25 @@ class Scored:
     """Sum over tokens of weight * nats: a scalar with a gradient."""
     nats: Tensor
     """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
+
+
+class TiedHead(nn.Module):
+    """A head with a bias of its own and the weight of another head, which stays a parameter of that head alone."""
+
+    def __init__(self, other: nn.Linear):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros_like(other.bias))
+        self._other = (other,)  # in a tuple: as a submodule its weight would be listed, saved and sharded twice
+
+    @property
+    def weight(self) -> Tensor:
+        return self._other[0].weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+Head = nn.Linear | TiedHead
 
 
 class Positions:
@@ -60,7 +80,7 @@ class Positions:
 
 def score_positions(
     hidden: Tensor,
-    head: nn.Linear,
+    head: Head,
     x: Tensor,
     weight: Tensor,
     excluded: int | None = None,
@@ -109,7 +129,7 @@ def start_from_unigram(network: nn.Module, log_probs: Tensor) -> None:
     """
     for name, layer in network.named_modules():
         if name.rpartition(".")[2] == "head":
-            assert isinstance(layer, nn.Linear)
+            assert isinstance(layer, Head)
             layer.bias.copy_(log_probs + math.log(len(log_probs) - 1))
 
 

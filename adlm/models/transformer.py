@@ -176,14 +176,15 @@ class Trunk(nn.Module):
     """Embedded tokens (B, L, d) -> final hidden states (B, L, d), normed and modulated, ready for a head.
 
     The blocks and `finish` have static shapes and do nearly all the work: they are the parts to compile. The rotary
-    angles are computed outside them: the compiler would recompute every cosine for every query and key.
+    angles are computed outside them: the compiler would recompute every cosine for every query and key. A trunk that
+    continues another one has no time condition of its own (`continues`) and is given the other's.
     """
 
-    def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool):
+    def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool, continues: bool = False):
         super().__init__()
         condition = model.condition if modulated else None
         self.head_width = model.hidden // model.heads
-        self.condition = TimeCondition(model.condition) if modulated else None
+        self.condition = TimeCondition(model.condition) if modulated and not continues else None
         layers = [Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)]
         if modulated and model.start == "neighbours":
             for block in layers:
@@ -192,17 +193,24 @@ class Trunk(nn.Module):
         self.norm = LayerNorm(model.hidden)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 
-    def forward(self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+    def forward(
+        self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, condition: Tensor | None = None
+    ) -> Tensor:
         """sigma (B,) is the noise level for time-conditioned networks; None conditions every sequence on 0."""
+        return self.finish(*self.residual_stream(h, sigma, pad, condition))
+
+    def residual_stream(
+        self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream (B, L, d) after the last block, not normed, and the time condition (1, c) or (B, c)."""
         angles = rotary_angles(h.shape[1], self.head_width, like=h)
         visible = None if pad is None else attendable(pad)
-        condition = None
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
             condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
         for block in self.blocks:
             h = block(h, angles, condition, visible)
-        return self.finish(h, condition)
+        return h, condition
 
     def finish(self, h: Tensor, condition: Tensor | None) -> Tensor:
         """The final norm, modulated."""

@@ -30,11 +30,20 @@ NETWORKS = {
     "adlm logits": lambda: AnchoredTransformer(MODEL, SYMBOLS),
     "adlm hidden": lambda: AnchoredTransformer(replace(MODEL, bridge="hidden"), SYMBOLS),
     "adlm mixture": lambda: AnchoredTransformer(replace(MODEL, bridge="mixture"), SYMBOLS),
+    "adlm hidden-plus-input": lambda: AnchoredTransformer(replace(MODEL, bridge="hidden-plus-input"), SYMBOLS),
+    "adlm without a bridge": lambda: AnchoredTransformer(replace(MODEL, bridge="none"), SYMBOLS),
+    "adlm tied": lambda: AnchoredTransformer(replace(MODEL, tie_heads=True), SYMBOLS),
     "adlm without a second network": lambda: AnchoredTransformer(replace(MODEL, denoiser_blocks=0), SYMBOLS),
     "ar": lambda: Transformer(MODEL, SYMBOLS, causal=True, modulated=False),
     "a2r": lambda: AnchoredTransformer(MODEL, SYMBOLS, causal=True, modulated=False),
+    "a2r hidden-plus-input": lambda: AnchoredTransformer(
+        replace(MODEL, bridge="hidden-plus-input"), SYMBOLS, causal=True, modulated=False
+    ),
+    "a2r without a bridge": lambda: AnchoredTransformer(
+        replace(MODEL, bridge="none"), SYMBOLS, causal=True, modulated=False
+    ),
 }
-CAUSAL = ("ar", "a2r")
+CAUSAL = ("ar", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
 
 
 def random_network(name: str, dtype=torch.float64, device="cpu"):

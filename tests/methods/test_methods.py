@@ -96,6 +96,68 @@ def test_without_anchors_and_a_second_network_anchoring_changes_nothing(anchored
             assert torch.equal(a, b)
 
 
+def weights_in_one_network(pair: dict[str, torch.Tensor], blocks: int) -> dict[str, torch.Tensor]:
+    """The weights of a pair without a bridge under the names of one network; those of the auxiliary head are left out.
+
+    `blocks` is the number of blocks of the anchor network.
+    """
+    auxiliary = ("anchor.head.", "anchor.trunk.norm.", "anchor.trunk.modulation.")
+    one = {name.removeprefix("anchor."): weight for name, weight in pair.items() if not name.startswith("denoiser.")}
+    one = {name: weight for name, weight in one.items() if not f"anchor.{name}".startswith(auxiliary)}
+    for name, weight in pair.items():
+        if name.startswith("denoiser.trunk.blocks."):
+            _, _, _, number, rest = name.split(".", 4)
+            one[f"trunk.blocks.{blocks + int(number)}.{rest}"] = weight
+        elif name.startswith("denoiser."):
+            one[name.removeprefix("denoiser.")] = weight
+    return one
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize(("anchored", "plain"), [("adlm", "mdlm"), ("a2r", "ar")])
+def test_without_a_bridge_and_anchors_the_pair_is_one_network_of_the_summed_depth(anchored, plain, timed):
+    """model.bridge none and gamma 0, the same weights in float64: equal to the last bit, gradients and samples too."""
+    model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.1, bridge="none")
+    common = {"anchor": Anchor(gamma=0.0), "schedule": Schedule(eps=1e-3)}
+    deep = replace(model, blocks=3, time_conditioning=timed)
+    ours = method_of(settings(anchored, model=replace(model, time_conditioning=timed), **common))
+    theirs = method_of(settings(plain, model=deep, **common))
+    pair, one = randomized(ours.build().double()), theirs.build().double()
+    one.load_state_dict(weights_in_one_network(pair.state_dict(), blocks=2))
+    z, pad = noising(text()).z, torch.arange(8) >= torch.tensor([[8], [3], [8], [6]])
+    assert torch.equal(ours.log_beliefs(pair, z), theirs.log_beliefs(one, z))
+    runs = []
+    for method, network in ((ours, pair), (theirs, one)):
+        torch.manual_seed(0)
+        loss = method.loss(network, text(), pad, 0.5, batch_rng())
+        loss.total.backward()
+        canvas = torch.full((3, 8), MASK)
+        sample = list(method.generate(FrozenNetwork(network), canvas, Sampling(steps=6), rows(3)))[-1].ids
+        gradients = {name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None}
+        runs.append((loss.total, method.bound(network, text(), pad, batch_rng(1)), sample, gradients))
+    (*numbers, gradients), (*expected, expected_gradients) = runs
+    for a, b in zip(numbers, expected, strict=True):
+        assert torch.equal(a, b)
+    gradients = weights_in_one_network(gradients, blocks=2)
+    assert gradients.keys() == expected_gradients.keys() == dict(one.named_parameters()).keys()
+    for name in gradients:
+        assert torch.equal(gradients[name], expected_gradients[name])
+
+
+@pytest.mark.parametrize("name", ["adlm", "a2r"])
+def test_without_a_bridge_the_anchor_loss_trains_only_the_blocks_before_its_head(name):
+    model = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0, bridge="none")
+    trained = []
+    for gamma in (0.0, 0.5):
+        method = method_of(settings(name, model=model, anchor=Anchor(gamma=gamma, rule="all", warm_up=False)))
+        network = randomized(method.build().double())
+        method.loss(network, text(), None, 1.0, batch_rng()).total.backward()
+        trained.append({key: 0 if each.grad is None else each.grad for key, each in network.named_parameters()})
+    changed = {key for key in trained[0] if not torch.equal(torch.as_tensor(trained[0][key]), trained[1][key])}
+    assert changed == {key for key in trained[0] if key.startswith("anchor.")}
+    assert all(torch.is_tensor(trained[0][key]) for key in trained[0] if key.startswith("denoiser."))
+
+
 def test_the_adlm_loss_is_the_anelbo_written_out():
     """weight * (masked cross-entropy + gamma * anchor cross-entropy at anchors), summed over tokens."""
     config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), schedule=Schedule(eps=1e-3))

@@ -1,5 +1,6 @@
 """Properties of the anchored pair of networks."""
 
+import copy
 import socket
 from dataclasses import replace
 
@@ -12,14 +13,19 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from worlds import randomized, seeded
 
-from adlm.config.schema import Model
+from adlm.config.schema import Model, Train
+from adlm.errors import UserError
 from adlm.models import bridges
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import LogitsBridge, MixtureBridge
+from adlm.models.heads import start_from_unigram
+from adlm.models.transformer import num_parameters
+from adlm.training.step import build_optimizer
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
-BRIDGES = ("logits", "hidden", "mixture")
+READING_ANCHORS_ONLY = ("logits", "hidden", "mixture")
+BRIDGES = (*READING_ANCHORS_ONLY, "hidden-plus-input", "none")
 
 
 def pair(bridge: str = "logits", **options: object) -> AnchoredTransformer:
@@ -62,7 +68,7 @@ def test_the_mixture_bridge_is_the_expected_embedding_in_chunks_too(monkeypatch)
         torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("bridge", BRIDGES)
+@pytest.mark.parametrize("bridge", READING_ANCHORS_ONLY)
 def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
     """With the anchor network's hidden states zeroed, the denoiser's logits are the same for every text."""
     network = pair(bridge)
@@ -71,7 +77,16 @@ def test_the_denoiser_reads_the_text_through_the_anchor_network_alone(bridge):
     torch.testing.assert_close(network(IDS)[0], network(IDS)[1])
 
 
-@pytest.mark.parametrize("bridge", BRIDGES)
+def test_with_the_input_added_the_denoiser_also_reads_the_text_itself():
+    network = pair("hidden-plus-input")
+    hidden, bridge = network.anchor.hidden(IDS), network.denoiser.bridge
+    added = torch.nn.functional.linear(hidden, bridge.weight, bridge.bias) + network.anchor.embedding.weight[IDS]
+    torch.testing.assert_close(network(IDS), network.denoiser.head(network.denoiser.trunk(added)))
+    network.anchor.trunk.norm.weight.data.zero_()
+    assert not torch.allclose(network(IDS)[0], network(IDS)[1])
+
+
+@pytest.mark.parametrize("bridge", READING_ANCHORS_ONLY)
 def test_the_pair_composes_anchor_network_bridge_and_denoiser(bridge):
     network = pair(bridge)
     hidden = network.anchor.hidden(IDS)
@@ -98,6 +113,47 @@ def test_both_totals_and_all_gradients_equal_the_unfolded_unchunked_form(bridge)
         torch.testing.assert_close(ours[name], oracle[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_tied_heads_are_a_pair_whose_heads_have_equal_weights(bridge):
+    """The same nats as the untied pair, and the gradient of the one matrix is the sum over both of its uses."""
+    tied, untied = pair(bridge, tie_heads=True), pair(bridge)
+    untied.load_state_dict({**tied.state_dict(), "denoiser.head.weight": tied.anchor.head.weight})
+    assert not torch.equal(tied.anchor.head.bias, tied.denoiser.head.bias)
+    weight, results = torch.linspace(0, 1, 8).double().expand(2, 8), []
+    for network in (tied, untied):
+        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
+        results.append((network(IDS), gradients(scored.total + 0.3 * anchor_scored.total, network)))
+    (logits, ours), (expected_logits, expected) = results
+    torch.testing.assert_close(logits, expected_logits)
+    expected["anchor.head.weight"] += expected.pop("denoiser.head.weight")
+    torch.testing.assert_close(ours, expected)
+
+
+def test_a_tied_matrix_is_one_parameter_with_one_place_in_the_optimizer():
+    tied, untied = pair("hidden", tie_heads=True), pair("hidden")
+    assert num_parameters(untied) - num_parameters(tied) == tied.anchor.head.weight.numel()
+    assert untied.state_dict().keys() - tied.state_dict().keys() == {"denoiser.head.weight"}
+    listed = [weight for group in build_optimizer(tied, Train()).param_groups for weight in group["params"]]
+    assert sum(weight is tied.anchor.head.weight for weight in listed) == 1
+    copied = copy.deepcopy(tied)
+    assert copied.denoiser.head.weight is copied.anchor.head.weight is not tied.anchor.head.weight
+
+
+def test_tied_heads_keep_their_own_biases_which_both_start_at_the_unigram_frequencies():
+    network, frequencies = pair("hidden", tie_heads=True), torch.linspace(-3, -1, 12).double().log_softmax(0)
+    start_from_unigram(network, frequencies)
+    for head in (network.anchor.head, network.denoiser.head):
+        torch.testing.assert_close(head.bias.log_softmax(0).detach(), frequencies)
+    assert network.denoiser.head.bias is not network.anchor.head.bias
+
+
+def test_tied_heads_without_a_denoiser_are_a_user_error():
+    with pytest.raises(
+        UserError, match=r"model.tie_heads true needs two heads, and model.denoiser_blocks 0 leaves one"
+    ):
+        replace(MODEL, denoiser_blocks=0, tie_heads=True)
+
+
 def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
     network, nothing = pair(), torch.zeros(2, 8).double()
     scored, anchor_scored = network.score(IDS, IDS, nothing, nothing, mask_id=0)
@@ -106,12 +162,12 @@ def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
     assert all((gradient == 0).all() for gradient in pulled.values())
 
 
-def sharded_worker(rank: int, world: int, port: int, expected: dict[str, dict[str, torch.Tensor]]) -> None:
+def sharded_worker(rank: int, world: int, port: int, expected: dict[tuple[str, bool], dict[str, torch.Tensor]]) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         mesh = init_device_mesh("cpu", (world,))
-        for bridge, gradients_of in expected.items():
-            network = pair(bridge)
+        for (bridge, tied), gradients_of in expected.items():
+            network = pair(bridge, tie_heads=tied)
             for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
                 fully_shard(block, mesh=mesh)
             fully_shard(network, mesh=mesh)  # embeddings, heads and bridge: the root group
@@ -133,10 +189,10 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[str, dict[st
 def test_sharded_over_two_processes_the_score_has_the_same_gradients():
     """FSDP2 gathers the weights inside `score`; folding and the chunked loss use the gathered weights."""
     weight, expected = torch.linspace(0, 1, 8).double().expand(2, 8), {}
-    for bridge in BRIDGES:
-        network = pair(bridge)
+    for bridge, tied in (*((bridge, False) for bridge in BRIDGES), ("hidden", True)):
+        network = pair(bridge, tie_heads=tied)
         scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
-        expected[bridge] = gradients(scored.total + 0.3 * anchor_scored.total, network)
+        expected[bridge, tied] = gradients(scored.total + 0.3 * anchor_scored.total, network)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

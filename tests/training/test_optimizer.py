@@ -55,7 +55,7 @@ def test_a_warm_up_that_does_not_end_is_rejected_with_a_remedy():
     check_warm_up(Train(steps=10, warm_up_steps=9))
 
 
-@pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture"])
+@pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture", "hidden-plus-input"])
 def test_only_the_bridge_has_its_own_learning_rate(tiny_config, bridge):
     """Adam's first step has the size of the learning rate, whatever the gradient."""
     config = replace(tiny_config, model=replace(tiny_config.model, bridge=bridge))

@@ -12,9 +12,11 @@ import torch
 from kills import contents, without_timings
 from small_runs import RecordingReporter, corpus, logged, run, weights
 
+from adlm import load
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
+from adlm.models.transformer import num_parameters
 from adlm.training import checkpoint, run_folder, task, train
 from adlm.training.validation import ValidationResult
 
@@ -53,6 +55,20 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_model_writes_the_model
     make_model_stale(out)
     assert run(prepared, out, *SHORT).counters.step == 4
     assert files_of(out) == files_of(finished)
+
+
+@pytest.mark.parametrize("words", [("model.tie_heads=true",), ("model.bridge=none",)])
+def test_pairs_that_share_parts_resume_to_the_same_bits_and_load(words, prepared, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run(prepared, whole, *SHORT, *words)
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "step-00000004")
+    make_model_stale(resumed)
+    run(prepared, resumed, *SHORT, *words)
+    assert files_of(resumed) == files_of(whole)
+    lm = load(whole)
+    assert num_parameters(lm.network) == sum(weight.numel() for weight in weights(whole).values())
+    assert len(lm.sample(2, length=8, steps=4, seed=0)) == 2
 
 
 def test_a_run_stopped_before_its_first_step_writes_the_model_of_its_checkpoint(prepared, out, tmp_path, monkeypatch):

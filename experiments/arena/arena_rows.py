@@ -1,0 +1,277 @@
+"""The models of the arena: one list, grouped by the question that a group answers. No training, no results.
+
+A row is a preset and overrides, later ones winning; with a seed it is a trial, one training run. Groups come in order
+of importance, and within a group the first seeds of all rows come before the second ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+NUM_SYMBOLS = 8192
+
+# 512 rows x 256 tokens = 131,072 tokens a step; 1,000 steps are 131M tokens. The learning rate stays constant and the
+# bounds are those of the EMA, so a point of a curve is where a run of that many steps would have ended: that makes
+# comparisons at equal seconds fair. (The published gamma warms up, but reaches 3e-3 after 0.3% of the steps.)
+SCREENING = (
+    *("data.packing=packed", "length=256", "model.hidden=512", "model.heads=8", "model.dropout=0"),
+    *("train.steps=1000", "train.batch_size=512", "train.learning_rate=1e-3", "train.warm_up_steps=100"),
+    *("train.decay=constant", "train.ema=0.995", "train.unigram_start=true", "train.log_every=50"),
+    *("train.valid_every=100", "train.valid_rows=512", "train.checkpoint_every=1000000", "train.keep=1"),
+    *("train.sample_every=0", "train.samples=1", "sampling.steps=16"),
+)
+# 256 rows x 256 tokens = 65,536 tokens a step; 1,000 steps are 65.5M tokens
+CAUSAL = (
+    *("data.packing=packed", "length=256", "model.dropout=0", "train.unigram_start=true"),
+    *("train.steps=1000", "train.batch_size=256", "train.learning_rate=1e-3", "train.warm_up_steps=100"),
+    *("train.decay=trapezoid", "train.ema=0.995", "train.log_every=50", "train.checkpoint_every=1000000"),
+    *("train.valid_every=0", "train.sample_every=0", "train.samples=1", "train.keep=1"),
+)
+SMOKE = (
+    *("data.packing=packed", "length=32", "model.hidden=32", "model.heads=2", "model.condition=8", "model.dropout=0"),
+    *("train.steps=8", "train.batch_size=8", "train.warm_up_steps=2", "train.decay=constant", "train.log_every=2"),
+    *("train.valid_every=4", "train.valid_rows=16", "train.sample_every=0", "train.samples=1", "train.keep=1"),
+    *("train.checkpoint_every=1000000", "train.threads=1", "sampling.steps=4"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model, trained with one or more seeds."""
+
+    name: str
+    """Unique among all groups."""
+    title: str
+    preset: str
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that answer a question."""
+
+    question: str
+    common: tuple[str, ...]
+    """Overrides of all rows, before their own."""
+    rows: tuple[Row, ...]
+    against: tuple[str, ...]
+    """Names of the rows, of any group with the same `common`, that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run."""
+
+    group: str
+    row: Row
+    seed: int
+    common: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return key_of(self.row.name, self.seed)
+
+    def overrides(self, extra: Sequence[str] = ()) -> list[str]:
+        """The arguments of `adlm train`, without the text and the run folder."""
+        return [self.row.preset, *self.common, *self.row.overrides, f"train.seed={self.seed}", *extra]
+
+
+def key_of(name: str, seed: int) -> str:
+    return f"{name}-seed{seed}"
+
+
+def trials_of(name: str) -> Iterator[Trial]:
+    """The trials of a group, in order."""
+    group = GROUPS[name]
+    for seed in sorted({seed for row in group.rows for seed in row.seeds}):
+        yield from (Trial(name, row, seed, group.common) for row in group.rows if seed in row.seeds)
+
+
+def rows_by_name() -> dict[str, Row]:
+    return {row.name: row for group in GROUPS.values() for row in group.rows}
+
+
+THREE = (0, 1, 2)
+DIFFUSION = ("schedule.eps=0", "model.start=neighbours")
+ANCHORED = (*DIFFUSION, "model.blocks=8", "model.denoiser_blocks=4")
+STRONG = ("anchor.gamma=0.1", "anchor.warm_up=false")
+EVERY_TOKEN = "anchor.rule=all"
+RANDOM = ("anchor.rule=random", "anchor.share=0.828")  # tau 5 gives 82.8% of enwiki2014 at length 256, BPE of 8,192
+
+
+def mdlm(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
+    return Row(name, title, "owt/mdlm", (*DIFFUSION, "model.blocks=12", *overrides), seeds)
+
+
+def adlm(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
+    """8 + 4 blocks, hidden bridge, gamma 0.1 without warm-up, tau 5."""
+    return Row(name, title, "owt/adlm", (*ANCHORED, "model.bridge=hidden", *STRONG, *overrides), seeds)
+
+
+def auxiliary(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
+    """MDLM of 12 blocks with the same auxiliary loss after block 8."""
+    return Row(name, title, "owt/adlm", (*ANCHORED, "model.bridge=none", *STRONG, *overrides), seeds)
+
+
+def published(name: str, title: str, *overrides: str) -> Row:
+    """8 + 4 blocks, logits bridge, gamma 3e-3 with warm-up."""
+    return Row(name, title, "owt/adlm", (*ANCHORED, "model.bridge=logits", *overrides))
+
+
+def a2r(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
+    """A causal pair of 8 + 4 blocks."""
+    sizes = ("model.blocks=8", "model.denoiser_blocks=4", "model.hidden=512", "model.heads=8")
+    return Row(name, title, "owt/a2r", (*sizes, *overrides), seeds)
+
+
+def ar(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
+    return Row(name, title, "owt/ar", ("model.blocks=12", "model.heads=8", *overrides), seeds)
+
+
+SEDD = Row("sedd-12", "SEDD, 12 blocks", "owt/sedd", ("model.start=neighbours", "model.blocks=12"))
+AR_12 = ar("ar-12", "AR, 12 blocks")
+HIDDEN_BRIDGE = ("model.bridge=hidden", "anchor.warm_up=false")
+SPLITS = ((4, 8), (6, 6), (10, 2))
+
+
+def of_rules() -> Iterator[Row]:
+    for share in (0.05, 0.15, 0.3, 0.75):
+        for rule in ("rare", "random", "frequent"):
+            title = f"ADLM, {rule} {share:.0%}"
+            yield adlm(f"adlm-{rule}-{share}", title, f"anchor.rule={rule}", f"anchor.share={share}")
+    for rule in ("rare", "random"):
+        title = f"MDLM 12 with auxiliary loss, {rule} 15%"
+        yield auxiliary(f"auxiliary-{rule}-0.15", title, f"anchor.rule={rule}", "anchor.share=0.15")
+
+
+def of_depths() -> Iterator[Row]:
+    for blocks, denoiser_blocks in SPLITS:
+        split = (f"model.blocks={blocks}", f"model.denoiser_blocks={denoiser_blocks}")
+        yield adlm(f"adlm-{blocks}+{denoiser_blocks}", f"ADLM {blocks} + {denoiser_blocks}", *split)
+        yield auxiliary(f"auxiliary-at-{blocks}", f"MDLM 12 with auxiliary loss after block {blocks}", *split)
+
+
+def of_rates() -> Iterator[Row]:
+    for rate in ("3e-4", "2e-3"):
+        word, of = f"train.learning_rate={rate}", f"learning rate {rate}"
+        yield mdlm(f"mdlm-12-rate-{rate}", f"MDLM 12, {of}", word)
+        yield adlm(f"adlm-rate-{rate}", f"ADLM, {of}", word)
+        yield auxiliary(f"auxiliary-rate-{rate}", f"MDLM 12 with auxiliary loss, {of}", word)
+        yield published(f"adlm-published-rate-{rate}", f"ADLM as published, {of}", word)
+        yield Row(f"sedd-12-rate-{rate}", f"SEDD 12, {of}", SEDD.preset, (*SEDD.overrides, word))
+        yield ar(f"ar-12-rate-{rate}", f"AR 12, {of}", word)
+
+
+GROUPS = {
+    "control": Group(
+        "Is it anchoring, or supervising the middle of a network?",
+        SCREENING,
+        (
+            mdlm("mdlm-12", "MDLM, 12 blocks", seeds=THREE),
+            adlm("adlm", "ADLM 8 + 4, hidden bridge, gamma 0.1, tau 5", seeds=THREE),
+            auxiliary("auxiliary", "MDLM 12 with the same auxiliary loss after block 8", seeds=THREE),
+            adlm("adlm-all", "ADLM, every token an anchor", EVERY_TOKEN, seeds=THREE),
+            auxiliary("auxiliary-all", "MDLM 12 with auxiliary loss, every token", EVERY_TOKEN, seeds=THREE),
+            adlm("adlm-gamma-0", "ADLM, gamma 0", "anchor.gamma=0", seeds=THREE),
+            adlm("adlm-random", "ADLM, as many random anchors as tau 5 gives", *RANDOM, seeds=THREE),
+        ),
+        ("mdlm-12", "auxiliary"),
+    ),
+    "bridge": Group(
+        "What does the bridge do?",
+        SCREENING,
+        (
+            published("adlm-published", "ADLM as published: logits bridge, gamma 3e-3 with warm-up"),
+            published("adlm-published-gamma-0", "logits bridge, gamma 0", "anchor.gamma=0"),
+            published("adlm-published-slow", "as published, bridge learning rate x 0.01", "train.bridge_rate=0.01"),
+            adlm("adlm-logits", "logits bridge, gamma 0.1", "model.bridge=logits"),
+            adlm("adlm-mixture", "mixture bridge, gamma 0.1", "model.bridge=mixture"),
+            adlm("adlm-plus-input", "hidden-plus-input bridge, gamma 0.1", "model.bridge=hidden-plus-input"),
+        ),
+        ("mdlm-12", "adlm"),
+    ),
+    "rule": Group("Does it matter which tokens are anchors?", SCREENING, tuple(of_rules()), ("mdlm-12", "adlm-all")),
+    "gamma": Group(
+        "How strong should the anchor loss be?",
+        SCREENING,
+        (
+            adlm("adlm-gamma-3e-3", "ADLM, gamma 0.003", "anchor.gamma=3e-3"),
+            adlm("adlm-gamma-3e-2", "ADLM, gamma 0.03", "anchor.gamma=3e-2"),
+            adlm("adlm-gamma-0.3", "ADLM, gamma 0.3", "anchor.gamma=0.3"),
+            adlm("adlm-gamma-1", "ADLM, gamma 1", "anchor.gamma=1"),
+            auxiliary("auxiliary-gamma-3e-2", "MDLM 12 with auxiliary loss, gamma 0.03", "anchor.gamma=3e-2"),
+            auxiliary("auxiliary-gamma-0.3", "MDLM 12 with auxiliary loss, gamma 0.3", "anchor.gamma=0.3"),
+            auxiliary("auxiliary-gamma-1", "MDLM 12 with auxiliary loss, gamma 1", "anchor.gamma=1"),
+        ),
+        ("mdlm-12", "adlm", "adlm-gamma-0"),
+    ),
+    "positions": Group(
+        "Should visible anchors be in the loss?",
+        SCREENING,
+        (
+            adlm("adlm-masked", "ADLM, masked anchors only", "anchor.positions=masked"),
+            adlm("adlm-all-masked", "ADLM, every masked token", EVERY_TOKEN, "anchor.positions=masked"),
+            auxiliary("auxiliary-masked", "MDLM 12 with auxiliary loss, masked only", "anchor.positions=masked"),
+        ),
+        ("mdlm-12", "adlm", "adlm-all"),
+    ),
+    "depth": Group("Where should the anchor head be?", SCREENING, tuple(of_depths()), ("mdlm-12", "adlm", "auxiliary")),
+    "size": Group(
+        "What do depth, parameters and other methods give?",
+        SCREENING,
+        (
+            mdlm("mdlm-matched", "MDLM, 12 blocks of 544: parameters of ADLM", "model.hidden=544"),
+            mdlm("mdlm-8", "MDLM, 8 blocks", "model.blocks=8"),
+            adlm("adlm-tied", "ADLM, heads tied", "model.tie_heads=true"),
+            auxiliary("auxiliary-tied", "MDLM 12 with auxiliary loss, heads tied", "model.tie_heads=true"),
+            SEDD,
+            AR_12,
+        ),
+        ("mdlm-12", "adlm"),
+    ),
+    "rate": Group("Is the learning rate right for each family?", SCREENING, tuple(of_rates()), ("mdlm-12", "adlm")),
+    "a2r": Group(
+        "Does anchoring help left to right?",
+        CAUSAL,
+        (
+            ar("ar", "AR, 12 blocks of 512", "model.hidden=512", seeds=(0, 1)),
+            a2r("a2r-0.1", "A2R, hidden bridge, gamma 0.1", *HIDDEN_BRIDGE, "anchor.gamma=0.1", seeds=(0, 1)),
+            a2r("a2r-0", "A2R, hidden bridge, gamma 0", *HIDDEN_BRIDGE, "anchor.gamma=0", seeds=(0, 1)),
+            a2r(
+                "a2r-all",
+                "A2R, hidden bridge, gamma 0.1, every token an anchor",
+                *(*HIDDEN_BRIDGE, "anchor.gamma=0.1", "anchor.tau=256"),
+            ),
+            ar("ar-544", "AR, 12 blocks of 544: parameters of A2R, hidden bridge", "model.hidden=544"),
+            a2r(
+                "a2r-published",
+                "A2R, logits bridge, gamma 0.003 (published)",
+                *("model.bridge=logits", "anchor.gamma=3e-3"),
+            ),
+            a2r("a2r-0.003", "A2R, hidden bridge, gamma 0.003", *HIDDEN_BRIDGE, "anchor.gamma=3e-3"),
+            ar("ar-560", "AR, 12 blocks of 560: parameters of A2R as published", "model.hidden=560"),
+            a2r(
+                "a2r-auxiliary",
+                "AR 12 with the same auxiliary loss after block 8, gamma 0.1",
+                *("model.bridge=none", "anchor.warm_up=false", "anchor.gamma=0.1"),
+            ),
+        ),
+        ("ar", "ar-544"),
+    ),
+    "smoke": Group(
+        "Does the arena run? Tiny models on a CPU; not run unless asked for.",
+        SMOKE,
+        (
+            Row("smoke-mdlm", "MDLM", "owt/mdlm", ("schedule.eps=0", "model.blocks=2"), (0, 1)),
+            Row(
+                "smoke-auxiliary",
+                "MDLM with auxiliary loss",
+                "owt/adlm",
+                ("schedule.eps=0", "model.blocks=1", "model.denoiser_blocks=1", "model.bridge=none", *STRONG),
+                (0, 1),
+            ),
+            Row("smoke-ar", "AR", "owt/ar", ("model.blocks=2",)),
+        ),
+        ("smoke-mdlm",),
+    ),
+}

@@ -1,0 +1,268 @@
+"""The arena's rows are the controls they claim to be, and its tables are right before any result is believed."""
+
+import importlib.util
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import arena_report
+import numpy as np
+import pytest
+from arena_report import markdown, nats_as_json, nats_of, plot_groups, read_results
+from arena_rows import GROUPS, SMOKE, Trial, key_of, rows_by_name, trials_of
+from small_runs import corpus
+
+from adlm.config.load import resolve, to_mapping
+from adlm.errors import UserError
+from adlm.likelihood.estimate import Nats, difference, summarize
+from adlm.methods import method_of
+
+RUN = Path(__file__).parents[2] / "experiments" / "arena" / "run.py"
+
+
+@pytest.fixture(scope="module")
+def arena():
+    """The module of experiments/arena/run.py, under a name of its own."""
+    spec = importlib.util.spec_from_file_location("arena_run", RUN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trial_of(name: str, seed: int = 0) -> Trial:
+    return next(trial for group in GROUPS for trial in trials_of(group) if trial.key == key_of(name, seed))
+
+
+def options(name: str) -> dict[str, object]:
+    """The resolved config, flat."""
+    flat: dict[str, object] = {}
+    for section, part in to_mapping(resolve(trial_of(name).overrides())).items():
+        flat |= (
+            {f"{section}.{key}": value for key, value in part.items()} if isinstance(part, dict) else {section: part}
+        )
+    return flat
+
+
+def differing(first: str, second: str) -> set[str]:
+    ours, theirs = options(first), options(second)
+    return {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
+
+
+def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_one_recipe():
+    trials = [trial for group in GROUPS for trial in trials_of(group)]
+    assert len({trial.key for trial in trials}) == len(trials)
+    assert len(rows_by_name()) == sum(len(group.rows) for group in GROUPS.values())
+    configs = {trial.key: resolve(trial.overrides()) for trial in trials}
+    for config in configs.values():
+        method_of(config)
+    for group in GROUPS.values():
+        for name in group.against:
+            assert trial_of(name).common == group.common
+
+
+@pytest.mark.parametrize(
+    ("control", "model", "changed"),
+    [
+        ("auxiliary", "adlm", {"model.bridge"}),
+        ("auxiliary-all", "auxiliary", {"anchor.rule"}),
+        ("adlm-all", "adlm", {"anchor.rule"}),
+        ("adlm-gamma-0", "adlm", {"anchor.gamma"}),
+        ("adlm-random-0.15", "adlm-rare-0.15", {"anchor.rule"}),
+        ("adlm-masked", "adlm", {"anchor.positions"}),
+        ("adlm-tied", "adlm", {"model.tie_heads"}),
+        ("adlm-published-slow", "adlm-published", {"train.bridge_rate"}),
+        ("a2r-auxiliary", "a2r-0.1", {"model.bridge"}),
+    ],
+)
+def test_a_control_differs_from_its_model_in_one_option(control, model, changed):
+    assert differing(control, model) == changed
+
+
+def test_the_published_row_has_the_published_anchor_term():
+    found = options("adlm-published")
+    names = ("model.bridge", "anchor.gamma", "anchor.tau", "anchor.positions", "anchor.warm_up")
+    assert [found[name] for name in names] == ["logits", 3e-3, 5, "all", True]
+
+
+def test_matched_rows_have_as_many_parameters_within_2_percent(arena):
+    for matched, model in (("mdlm-matched", "adlm"), ("ar-544", "a2r-0.1"), ("ar-560", "a2r-published")):
+        counts = [arena.parameters_of(trial_of(name)) for name in (matched, model)]
+        assert counts[0] == pytest.approx(counts[1], rel=0.02)
+
+
+def test_the_auxiliary_control_is_mdlm_of_12_blocks_and_a_head(arena):
+    plain, control = (arena.parameters_of(trial_of(name)) for name in ("mdlm-12", "auxiliary"))
+    head, norm, modulation = 8192 * 512 + 8192, 512, 2 * 512 * (128 + 1)
+    assert control - plain == head + norm + modulation
+
+
+def made_up(offset: float, seconds_per_step: float, seed: int, decay: str = "constant", scale: float = 1.0) -> dict:
+    """A result whose bound is about 5 + offset, on 6 documents of 100 tokens, with 4 replicates."""
+    rng = np.random.default_rng(7)  # the same noise for every row
+    documents = 100 * (5 + offset) + scale * rng.normal(size=(6, 4))
+    nats = Nats(documents.reshape(3, 2, 4).sum(axis=1), documents, np.full(6, 100), exact=False)
+    estimate = summarize(nats)
+    return {
+        "seed": seed,
+        "parameters": 1000,
+        "tokens": 2000,
+        "steps": 100,
+        "train_seconds": 100 * seconds_per_step,
+        "anchor_share": 0.25,
+        "jobs": 1,
+        "decay": decay,
+        "curve": [[50, 50 * seconds_per_step, 6.0 + offset, 0.01], [100, 100 * seconds_per_step, 5.0 + offset, 0.01]],
+        "held_out": {"sha256": "text", "unit": "block", "length": 8},
+        "nats": estimate.nats,
+        "stderr": arena_report.stderr_of(estimate),
+        **nats_as_json(nats),
+    }
+
+
+def line_of(table: str, title: str, number: int = 0) -> list[str]:
+    """The cells of the number-th line with this title."""
+    lines = [line for line in table.splitlines() if line.startswith(f"| {title} |")]
+    return [cell.strip() for cell in lines[number].split("|")[1:-1]]
+
+
+@pytest.fixture
+def results():
+    return {
+        key_of(name, seed): made_up(offset + 0.01 * seed * (name == "smoke-mdlm"), seconds, seed)
+        for name, offset, seconds in (("smoke-mdlm", 0.0, 1.0), ("smoke-auxiliary", -0.25, 2.0))
+        for seed in (0, 1)
+    }
+
+
+def test_results_keep_what_paired_differences_need(results):
+    ours, theirs = (nats_of(json.loads(json.dumps(results[f"smoke-{name}-seed0"]))) for name in ("auxiliary", "mdlm"))
+    gap = difference(ours, theirs)
+    assert gap.nats == pytest.approx(-0.25, abs=1e-5)
+    assert arena_report.stderr_of(gap) == pytest.approx(0, abs=1e-4)  # the noise is common
+    assert arena_report.stderr_of(summarize(ours)) > 1e-3
+
+
+def test_the_table_pairs_trials_of_the_same_seed_and_shows_the_spread_over_seeds(results):
+    table = "\n".join(markdown(results))
+    assert line_of(table, "MDLM with auxiliary loss", 0)[5:6] == ["25.0%"]
+    gaps = [line_of(table, "MDLM with auxiliary loss", number)[-1].split(" ± ")[0] for number in (0, 1)]
+    assert [float(gap) for gap in gaps] == pytest.approx([-0.25, -0.26], abs=1e-3)
+    seeds, _, spread, gap = line_of(table, "MDLM with auxiliary loss", 2)[1:]
+    assert (seeds, float(spread)) == ("2", 0.0)
+    assert gap == "-0.2550 ± 0.0050"  # -0.25 and -0.26: standard deviation 0.0071, over sqrt(2)
+    assert "AR" not in table
+
+
+def test_at_equal_seconds_bounds_are_interpolated_where_the_fastest_trial_ends(results):
+    """MDLM ends after 100 s; the other is then at its step 50."""
+    table = "\n".join(markdown(results))
+    assert "After 100.0 s of training" in table
+    _, _, tokens, nats, gap = line_of(table, "MDLM with auxiliary loss", 3)
+    assert (tokens, nats) == ("1,000", "5.7500")
+    assert gap == f"{(5.75 - 5 + 5.75 - 5.01) / 2:+.4f} ± 0.0050"
+    decaying = {key: {**result, "decay": "trapezoid"} for key, result in results.items()}
+    assert "After" not in "\n".join(markdown(decaying))
+
+
+def test_shared_devices_and_other_texts_are_not_compared_silently(results):
+    shared = {key: {**result, "jobs": 2} for key, result in results.items()}
+    assert "Up to 2 trials shared the device" in "\n".join(markdown(shared))
+    other = {**results["smoke-mdlm-seed0"], "held_out": {"sha256": "other", "unit": "block", "length": 8}}
+    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": other}))
+    assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "other text"
+    fewer = {**results["smoke-mdlm-seed0"], "group_nats": [[1.0, 2.0]] * 3}
+    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": fewer}))
+    assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
+
+
+def test_figures_are_drawn_for_groups_with_results(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    (file,) = plot_groups(results, tmp_path)
+    assert file.name == "smoke.svg"
+    assert file.read_text().lstrip().startswith("<?xml")
+
+
+def test_a_trial_starts_only_if_the_longest_so_far_would_fit(arena):
+    assert arena.Budget(250, 240, []).allows_a_trial() is False  # 1.1 x 240 s
+    assert arena.Budget(270, 240, []).allows_a_trial()
+    assert arena.Budget(270, 240, [100, 250]).allows_a_trial() is False
+    assert arena.Budget(120, 240, [100]).allows_a_trial()
+    assert arena.Budget(math.inf, 240, [1e9]).allows_a_trial()
+
+
+def test_trials_are_chosen_by_group_row_or_key_and_smoke_only_by_name(arena):
+    assert {trial.group for trial in arena.chosen_trials(None)} == GROUPS.keys() - {"smoke"}
+    keys = [trial.key for trial in arena.chosen_trials(["auxiliary", "adlm-seed1"])]
+    assert keys == ["auxiliary-seed0", "adlm-seed1", "auxiliary-seed1", "auxiliary-seed2"]
+    with pytest.raises(UserError, match="--only adml: no such group, row or trial"):
+        arena.chosen_trials(["adml"])
+
+
+def run(arena, monkeypatch, *words: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *map(str, words)])
+    arena.main()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("corpus"), lines=200)
+
+
+def test_a_trial_is_trained_measured_and_then_kept(arena, prepared, tmp_path, monkeypatch, capsys):
+    folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", tmp_path / "results", "--commit", "abc")
+    chosen = ("run", *folders, "--samples", "2", "--only", "smoke-auxiliary-seed0")
+    run(arena, monkeypatch, *chosen, "--seconds", "100")  # below the 240 s expected of a first trial
+    assert "no time for smoke-auxiliary-seed0" in capsys.readouterr().out
+    assert read_results(tmp_path / "results") == {}
+    run(arena, monkeypatch, *chosen)
+    written = (tmp_path / "results" / "smoke-auxiliary-seed0.json").read_bytes()
+    (result,) = read_results(tmp_path / "results").values()
+    config = resolve(result["overrides"])
+    assert (config.model.bridge, config.train.seed) == ("none", 0)
+    assert (result["steps"], result["tokens"], result["commit"]) == (8, 8 * 8 * 32, "abc")
+    assert [point[0] for point in result["curve"]] == [4, 8]
+    assert 0 < result["anchor_share"] < 1
+    assert result["nats"] == pytest.approx(summarize(nats_of(result)).nats, abs=1e-3)
+    assert str(tmp_path) not in written.decode()
+    assert str(prepared) not in written.decode()
+    assert not (tmp_path / "runs/smoke-auxiliary-seed0/checkpoints").exists()
+    run(arena, monkeypatch, *chosen)
+    assert "1 results in" in capsys.readouterr().out
+    assert (tmp_path / "results" / "smoke-auxiliary-seed0.json").read_bytes() == written
+    with pytest.raises(SystemExit, match="has smoke-auxiliary-seed0 with other overrides"):
+        run(arena, monkeypatch, *chosen, "--extra", "train.steps=9")
+
+
+@pytest.mark.slow
+def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_path, monkeypatch, capsys):
+    """About 30 s: five trials, each a process of its own, two at a time."""
+    pytest.importorskip("matplotlib")
+    results = tmp_path / "results"
+    folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", results)
+    run(arena, monkeypatch, "run", *folders, "--only", "smoke", "--jobs", "2", "--samples", "2")
+    assert read_results(results).keys() == {trial.key for trial in trials_of("smoke")}
+    capsys.readouterr()
+    run(arena, monkeypatch, "table", "--results", results)
+    table = capsys.readouterr().out
+    assert line_of(table, "AR")[1] == "0"
+    assert "Up to 2 trials shared the device" in table
+    run(arena, monkeypatch, "plot", "--results", results, "--out", tmp_path / "figures")
+    assert (tmp_path / "figures" / "smoke.svg").is_file()
+
+
+def test_a_trial_that_cannot_be_trained_is_reported_and_the_others_go_on(
+    arena, prepared, tmp_path, monkeypatch, capsys
+):
+    bad = replace(rows_by_name()["smoke-ar"], name="bad", overrides=("model.blocks=2", "model.heads=3"))
+    train = arena.train_trial
+    monkeypatch.setattr(arena, "chosen_trials", lambda only: [Trial("smoke", bad, 0, SMOKE), trial_of("smoke-ar")])
+    monkeypatch.setattr(arena, "train_trial", lambda trial, words: train(trial, words) if trial.row == bad else None)
+    monkeypatch.setattr(arena, "measure", lambda trial, words: made_up(0, 1, 0) | {"tokens_per_second": 1})
+    with pytest.raises(SystemExit, match="failed: bad-seed0"):
+        run(
+            arena, monkeypatch, "run", "--data", prepared, "--out", tmp_path / "runs", "--results", tmp_path / "results"
+        )
+    assert "model.hidden 32 is not a multiple of twice model.heads 3" in capsys.readouterr().out
+    assert read_results(tmp_path / "results").keys() == {"smoke-ar-seed0"}
