@@ -82,17 +82,18 @@ def check_network(config: Config, device: torch.device) -> int:
 def check_training(
     config: Config, device: torch.device, num_ranks: int = 1, batch_option: str = "train.batch_size"
 ) -> None:
-    """A user error if training cannot fit: weights, gradients, AdamW moments, EMA, one micro-batch, one batch.
+    """A user error if training cannot fit: weights, gradients, moments, EMA, one micro-batch, one batch.
 
     `batch_option` is the name of the batch size option in messages.
     """
     train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
     weights = check_network(config, device)
-    state = weights * (5 if train.ema > 0 else 4) // train.shard  # weights, gradients, two moments, EMA
+    num_moments = 2 if train.optimizer == "adamw" else 1
+    state = weights * (2 + num_moments + (train.ema > 0)) // train.shard  # weights, gradients, moments, EMA
     _check_fits(
         state,
         device,
-        f"the weights, gradients{', EMA' if train.ema > 0 else ''} and AdamW moments of {weights // size:,} parameters",
+        f"the weights, gradients{', EMA' if train.ema > 0 else ''} and moments of {weights // size:,} parameters",
         "lower model.hidden or model.blocks, or split them over more processes with train.shard",
     )
     rows = train.micro_batch or max(1, train.batch_size // num_ranks)

@@ -237,8 +237,10 @@ class Train:
     """Number of optimizer steps."""
     batch_size: Count = 512
     """Sequences per optimizer step, over all processes."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw as published; muon orthogonalizes the updates of the matrices in the blocks, the rest stays with AdamW."""
     learning_rate: Annotated[float, Gt(0)] = 3e-4
-    """Peak learning rate of AdamW, reached after the warm-up."""
+    """Peak learning rate, reached after the warm-up."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """AdamW beta1, the decay of the first moment."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
@@ -246,7 +248,7 @@ class Train:
     epsilon: Annotated[float, Gt(0)] = 1e-8
     """AdamW epsilon, added to the denominator."""
     weight_decay: Rate = 0.0
-    """AdamW decoupled weight decay."""
+    """Decoupled weight decay."""
     clip: Rate = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     warm_up_steps: CountOrZero | None = None

@@ -24,7 +24,8 @@ from adlm.data.rows.loader import Position
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, reporting_os_errors, write_file
-from adlm.training.step import StepReport, learning_rate
+from adlm.training.optimizer import learning_rate
+from adlm.training.step import StepReport
 from adlm.training.validation import ValidationResult
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step and what it changes: loss and gradient over micro-batches, clipping, AdamW, learning rate, EMA.
+"""One training step and what it changes: loss and gradient over micro-batches, the optimizer's update, the EMA.
 
 Independent of the method, the data source and the rank. Nothing here synchronizes with the GPU: the results of a step
 are returned as tensors on the device.
@@ -6,7 +6,6 @@ are returned as tensors on the device.
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Loss
+from adlm.training.optimizer import build_optimizer, new_moments, update_weights
 from adlm.training.sharding import gather_tensors, reshard
 
 
@@ -122,10 +122,8 @@ class TrainState:
         """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
         tensors = {}
         for name, weight in self.network.named_parameters():
-            if weight not in self.optimizer.state:  # as AdamW creates it in its first step
-                step = torch.zeros((), dtype=torch.float32, device=weight.device)
-                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[weight] = {"step": step, **moments}
+            if weight not in self.optimizer.state:
+                self.optimizer.state[weight] = new_moments(self.optimizer, weight)
             tensors[f"weights.{name}"] = weight.detach()
             tensors |= {f"optimizer.{name}.{kind}": value for kind, value in self.optimizer.state[weight].items()}
         ema_weights = {} if self.ema is None else self.ema.weights
@@ -209,7 +207,7 @@ def train_step(
     generator: torch.Generator,
     mean_over_processes: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> StepReport:
-    """Sum loss and gradient over the micro-batches, divide once by `num_tokens`, clip, apply AdamW, update the EMA.
+    """Sum loss and gradient over the micro-batches, divide once by `num_tokens`, update weights and EMA.
 
     `num_tokens` is `count_tokens` of the whole step. Where gradients are averaged over P processes, as FSDP2 does, it
     is 1/P of the tokens of all processes. The learning rate is the one set in the optimizer's parameter groups.
@@ -237,7 +235,7 @@ def train_step(
     sums = dict(zip(sums, mean_over_processes(torch.stack(list(sums.values()))).unbind(), strict=True))
     norm = gradient_norm(network)
     finite = torch.isfinite(norm) & torch.isfinite(sums["total"])
-    _update(state.optimizer, norm, finite, method.config.train.clip)
+    update_weights(state.optimizer, norm, finite, method.config.train.clip)
     if state.ema is not None:
         state.ema.update(network, finite)
     means = {name: value / num_tokens for name, value in sums.items()}
@@ -272,70 +270,3 @@ def gradient_norm(network: nn.Module) -> Tensor:
     gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _update(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None:
-    """AdamW on gradients divided by max(1, norm / clip); no update at all if they are not finite.
-
-    Scale and flag are passed to the fused kernel as tensors, through the two attributes that torch's GradScaler uses:
-    no extra pass over the gradients, and no synchronization with the device.
-    """
-    scale = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
-    optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-
-
-DECAYS: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
-    "linear": lambda progress: 1 - progress,
-    "trapezoid": lambda progress: min(1.0, (1 - progress) / 0.4),
-}
-
-
-def learning_rate(train: Train, step: int) -> float:
-    """The learning rate after `step` updates: a linear warm-up from 0, then the schedule `train.decay`.
-
-    cosine, linear and trapezoid reach 0 at `train.steps`. The rate of the very first update is 0, as in the published
-    code.
-    """
-    warm_up = train.num_warm_up_steps
-    if step < warm_up:
-        return train.learning_rate * step / warm_up
-    decaying = max(1, train.steps - warm_up)
-    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - warm_up) / decaying))
-
-
-def check_warm_up(train: Train) -> None:
-    """UserError if the warm-up does not end within the run. Checked by training only: a model loads regardless."""
-    if train.num_warm_up_steps >= train.steps:
-        raise UserError(
-            f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
-            f"learning rate would never reach train.learning_rate; try train.warm_up_steps={train.steps // 10}"
-        )
-
-
-def build_optimizer(network: nn.Module, train: Train) -> AdamW:
-    """AdamW over all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
-
-    The fused kernel also clips the gradients, and skips the update if they are not finite (see `_update`).
-    """
-    bridge = [weight for name, weight in network.named_parameters() if "bridge" in name.split(".")]
-    in_bridge = set(bridge)
-    rest = [weight for weight in network.parameters() if weight not in in_bridge]
-    groups = [{"params": rest, "multiple": 1.0}, {"params": bridge, "multiple": train.bridge_rate}]
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=train.learning_rate,
-        betas=(train.beta1, train.beta2),
-        eps=train.epsilon,
-        weight_decay=train.weight_decay,
-        fused=True,
-    )
-
-
-def set_learning_rate(optimizer: AdamW, rate: float) -> None:
-    """Set `rate` times the group's multiple in every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["multiple"]

@@ -30,17 +30,15 @@ from adlm.training.metrics import (
     metrics_line,
     open_metrics,
 )
+from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import generator_of, reseed_dropout
 from adlm.training.sharding import training_processes
 from adlm.training.step import (
     MicroBatch,
     TrainState,
-    check_warm_up,
     count_tokens,
-    learning_rate,
     micro_batch_shape,
-    set_learning_rate,
     train_step,
 )
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals

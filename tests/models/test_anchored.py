@@ -20,7 +20,7 @@ from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import LogitsBridge, MixtureBridge
 from adlm.models.heads import start_from_unigram
 from adlm.models.transformer import num_parameters
-from adlm.training.step import build_optimizer
+from adlm.training.optimizer import build_optimizer
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.0)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])

@@ -10,7 +10,15 @@ from worlds import randomized, seeded
 from adlm.config.schema import Train
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.training.step import DECAYS, build_optimizer, check_warm_up, learning_rate, set_learning_rate
+from adlm.training.optimizer import (
+    DECAYS,
+    build_optimizer,
+    check_warm_up,
+    learning_rate,
+    orthogonalized,
+    set_learning_rate,
+    update_weights,
+)
 
 SCHEDULE = Train(steps=1_000, warm_up_steps=100, learning_rate=2e-3)
 
@@ -100,3 +108,64 @@ def test_the_options_reach_adamw(tiny_config):
     assert float(network.weight.detach()) == pytest.approx(
         expected, rel=1e-7, abs=1e-8
     )  # the fused kernel takes its options in float32
+
+
+def matrix(*shape):
+    return torch.randn(*shape, generator=seeded(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 24), (24, 6)])
+def test_orthogonalized_matrices_have_singular_values_near_one_and_keep_their_singular_vectors(shape):
+    given = matrix(*shape)
+    [found] = orthogonalized([given])
+    found = found / (0.2 * max(shape) ** 0.5)
+    assert 0.6 < torch.linalg.svdvals(found).min() <= torch.linalg.svdvals(found).max() < 1.3
+    u, _, vt = torch.linalg.svd(given, full_matrices=False)
+    inner = u.mT @ found @ vt.mT
+    torch.testing.assert_close(inner, inner.diagonal().diag(), atol=1e-9, rtol=0)
+
+
+def test_stacked_matrices_are_orthogonalized_one_by_one_and_equal_shapes_together():
+    given = [matrix(12, 4), matrix(12, 4).flip(0), matrix(9, 5)]
+    together = orthogonalized(given, parts=3)
+    for whole, found in zip(given, together, strict=True):
+        alone = torch.cat([orthogonalized([part])[0] for part in whole.chunk(3)])
+        torch.testing.assert_close(found, alone)
+
+
+def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(tiny_config):
+    network = method_of(tiny_config).build()
+    optimizer = build_optimizer(network, Train(optimizer="muon"))
+    parts = {weight: group["parts"] for group in optimizer.param_groups for weight in group["params"]}
+    kinds = {name: parts[weight] for name, weight in network.named_parameters()}
+    assert len(kinds) == len(parts), "every weight is in one group"
+    for name, kind in kinds.items():
+        words = name.split(".")
+        in_block = "blocks" in words and words[-1] == "weight" and words[-2] in ("qkv", "out", "widen", "narrow")
+        assert kind == (3 if "qkv" in words else 1) * in_block, name
+    assert {kinds["anchor.trunk.blocks.0.qkv.weight"], kinds["denoiser.trunk.blocks.0.narrow.weight"]} == {1, 3}
+
+
+def test_muon_moves_like_the_one_of_torch():
+    """torch.optim.Muon iterates in bfloat16, so its updates are about 1% off."""
+    network = torch.nn.ModuleDict({"blocks": torch.nn.ModuleDict({"out": torch.nn.Linear(12, 8, bias=False)})})
+    outer = torch.nn.ModuleDict({"trunk": network})
+    weight = network["blocks"]["out"].weight
+    other = torch.nn.Parameter(weight.detach().clone())
+    train = Train(optimizer="muon", learning_rate=0.05, weight_decay=0.3)
+    ours = build_optimizer(outer, train)
+    theirs = torch.optim.Muon([other], lr=0.05, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for seed in range(4):
+        before = weight.detach().clone()
+        gradient = torch.randn(8, 12, generator=torch.Generator().manual_seed(seed))
+        weight.grad, other.grad = 3 * gradient, gradient.clone()
+        update_weights(ours, torch.tensor(3.0), torch.tensor(True), clip=1.0)
+        theirs.step()
+        torch.testing.assert_close(weight, other, atol=0.003, rtol=0)
+        size = (weight.detach() - before).square().mean().sqrt()
+        assert 0.6 < size / (0.05 * 0.2) < 1.5, "AdamW's usual size"
+
+
+def test_muon_of_a_network_without_blocks_of_ours_is_a_user_error():
+    with pytest.raises(UserError, match=r"train\.optimizer muon"):
+        build_optimizer(torch.nn.Linear(2, 2), Train(optimizer="muon"))

@@ -57,8 +57,8 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_model_writes_the_model
     assert files_of(out) == files_of(finished)
 
 
-@pytest.mark.parametrize("words", [("model.tie_heads=true",), ("model.bridge=none",)])
-def test_pairs_that_share_parts_resume_to_the_same_bits_and_load(words, prepared, tmp_path):
+@pytest.mark.parametrize("words", [("model.tie_heads=true",), ("model.bridge=none",), ("train.optimizer=muon",)])
+def test_pairs_that_share_parts_and_muon_resume_to_the_same_bits_and_load(words, prepared, tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     run(prepared, whole, *SHORT, *words)
     shutil.copytree(whole, resumed)

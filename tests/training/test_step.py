@@ -18,7 +18,8 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.registry import METHODS
-from adlm.training.step import EMA, MicroBatch, TrainState, build_optimizer, count_tokens, train_step
+from adlm.training.optimizer import build_optimizer
+from adlm.training.step import EMA, MicroBatch, TrainState, count_tokens, train_step
 
 MASK = 7
 CLEAN = torch.tensor([i for i in range(12) if i != MASK])
@@ -147,9 +148,10 @@ def test_the_reported_norm_is_before_clipping_and_the_clipped_gradient_has_the_n
     assert float(torch.nn.utils.get_total_norm(moments)) / 0.1 == pytest.approx(0.01, rel=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @every_method
-def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name):
-    config = config_of(name)
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(name, optimizer):
+    config = config_of(name, optimizer=optimizer)
     method = method_of(config)
     network = randomized(method.build())
     state = TrainState(method, network, build_optimizer(network, config.train), None)
@@ -204,11 +206,13 @@ def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
     assert all(weight.dtype == torch.float32 == weight.grad.dtype for weight in network.parameters())
 
 
-def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: dict, norm: torch.Tensor) -> None:
+def sharded_worker(
+    rank: int, world: int, port: int, optimizer: str, expected: dict, averaged: dict, norm: torch.Tensor
+) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         mesh = init_device_mesh("cpu", (world,))
-        config = config_of("a2r", clip=0.01)
+        config = config_of("a2r", clip=0.01, optimizer=optimizer)
         method = method_of(config)
         network = randomized(method.build().double())
         for block in (*network.anchor.trunk.blocks, *network.denoiser.trunk.blocks):
@@ -235,14 +239,15 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict, averaged: d
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
-def test_two_sharded_processes_step_like_one():
-    """FSDP2 averages gradients: each process divides by its share of the tokens. Norm, clip, AdamW, EMA."""
-    network, ema, report = take_steps(config_of("a2r", clip=0.01), [MicroBatch(text())])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_sharded_processes_step_like_one(optimizer):
+    """FSDP2 averages gradients: each process divides by its share of the tokens. Norm, clip, optimizer, EMA."""
+    network, ema, report = take_steps(config_of("a2r", clip=0.01, optimizer=optimizer), [MicroBatch(text())])
     expected = {name: weight.detach() for name, weight in network.named_parameters()}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(sharded_worker, (2, port, expected, ema.weights, report.gradient_norm), nprocs=2)
+    mp.spawn(sharded_worker, (2, port, optimizer, expected, ema.weights, report.gradient_norm), nprocs=2)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,190 @@
+"""AdamW, Muon for the matrices of the blocks, clipping, and the learning rate of a step. No losses.
+
+Nothing here synchronizes with the GPU.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import AdamW
+
+from adlm.config.schema import Train
+from adlm.errors import UserError
+
+MOMENTUM = 0.95  # of Muon
+ITERATIONS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Muon's quintic iteration [Jordan et al., 2024]
+
+
+class Muon(AdamW):
+    """AdamW, but the matrices of groups with `parts` move along the nearest orthogonal matrix of their momentum.
+
+    The update of an m x n matrix is scaled by 0.2 sqrt(max(m, n)), which gives it the size of AdamW's usual update
+    [Liu et al., 2025], so that one learning rate and weight decay fit all weights.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group["parts"]]
+        try:
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+        for group in groups:
+            if group["parts"]:
+                self._step_matrices(group)
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        scale, applied = self.grad_scale, self.found_inf == 0  # type: ignore[attr-defined]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        directions = []
+        for weight in weights:
+            if weight not in self.state:
+                self.state[weight] = new_moments(self, weight)
+            momentum = self.state[weight]["momentum"]
+            gradient = torch.where(applied, weight.grad / scale, momentum)
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            directions.append(gradient.lerp_(momentum, MOMENTUM))
+        rate = group["lr"] * applied
+        for weight, update in zip(weights, orthogonalized(directions, group["parts"]), strict=True):
+            weight.mul_(1 - rate * group["weight_decay"]).sub_(update * rate)
+
+
+def orthogonalized(matrices: Sequence[Tensor], parts: int = 1) -> list[Tensor]:
+    """Each matrix with its singular values replaced by about 1 (0.7 to 1.2), times 0.2 sqrt(max(m, n)).
+
+    A matrix (parts * m, n) is `parts` matrices, one below the other. Those of one shape are computed together. Sharded
+    ones are gathered first, and every process computes them all.
+    """
+    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, matrix in enumerate(matrices):
+        by_shape[matrix.shape].append(number)
+    results: dict[int, Tensor] = {}
+    for shape, numbers in by_shape.items():
+        full = torch.stack([_whole(matrices[number]) for number in numbers]).view(len(numbers), parts, -1, shape[1])
+        updates = 0.2 * math.sqrt(max(full.shape[-2:])) * _nearest_orthogonal(full).view(-1, *shape)
+        results |= dict(zip(numbers, updates.unbind(), strict=True))
+    return [_as_sharded(results[number], matrix) for number, matrix in enumerate(matrices)]
+
+
+def _nearest_orthogonal(matrices: Tensor) -> Tensor:
+    """(..., m, n): U V^T of the singular value decomposition U S V^T, approximately, by matrix products alone."""
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-20)
+    x = x.bfloat16() if x.is_cuda else x
+    first, third, fifth = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = first * x + (third * gram + fifth * gram @ gram) @ x
+    result: Tensor = x.mT if is_tall else x
+    return result.to(matrices.dtype)
+
+
+def _whole(matrix: Tensor) -> Tensor:
+    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+
+
+def _as_sharded(update: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of an update that every process has, where `like` is sharded."""
+    if not isinstance(like, DTensor):
+        return update
+    return distribute_tensor(update, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def build_optimizer(network: nn.Module, train: Train) -> AdamW:
+    """The optimizer of all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
+
+    `parts` of a group is the number of matrices that each weight stacks for Muon (query, key and value), 0 for AdamW.
+    The fused kernel of AdamW also clips the gradients, and skips the update if they are not finite (`update_weights`).
+    With `train.optimizer` muon, the matrices of the blocks are Muon's, the rest AdamW's: embeddings, heads, bridges,
+    modulations, norms and biases.
+    """
+    named = dict(network.named_parameters())
+    bridge = [weight for name, weight in named.items() if "bridge" in name.split(".")]
+    matrices, stacked = [], []
+    if train.optimizer == "muon":
+        in_blocks = [(name.split("."), weight) for name, weight in named.items() if ".blocks." in name]
+        in_blocks = [(words, weight) for words, weight in in_blocks if weight.ndim == 2 and "modulation" not in words]
+        stacked = [weight for words, weight in in_blocks if "qkv" in words]
+        matrices = [weight for words, weight in in_blocks if "qkv" not in words]
+        if not matrices:
+            raise UserError("train.optimizer muon is for networks of our own; use adamw for models of transformers")
+    chosen = {*bridge, *matrices, *stacked}
+    rest = [weight for weight in named.values() if weight not in chosen]
+    groups = [
+        {"params": rest, "multiple": 1.0, "parts": 0},
+        {"params": bridge, "multiple": train.bridge_rate, "parts": 0},
+        {"params": matrices, "multiple": 1.0, "parts": 1},
+        {"params": stacked, "multiple": 1.0, "parts": 3},
+    ]
+    return (Muon if train.optimizer == "muon" else AdamW)(
+        [group for group in groups if group["params"]],
+        lr=train.learning_rate,
+        betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
+        weight_decay=train.weight_decay,
+        fused=True,
+    )
+
+
+def new_moments(optimizer: AdamW, weight: Tensor) -> dict[str, Tensor]:
+    """The state of a weight before its first update, as AdamW creates it; of a matrix of Muon its momentum."""
+    if any(group["parts"] and any(weight is other for other in group["params"]) for group in optimizer.param_groups):
+        return {"momentum": torch.zeros_like(weight)}
+    moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), dtype=torch.float32, device=weight.device), **moments}
+
+
+def update_weights(optimizer: AdamW, norm: Tensor, finite: Tensor, clip: float) -> None:
+    """A step on gradients divided by max(1, norm / clip); no update at all if they are not finite.
+
+    Scale and flag are passed to the fused kernel as tensors, through the two attributes that torch's GradScaler uses:
+    no extra pass over the gradients, and no synchronization with the device.
+    """
+    scale = (norm / clip).clamp(min=1) if clip > 0 else torch.ones_like(norm)
+    optimizer.grad_scale, optimizer.found_inf = scale.float(), (~finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "trapezoid": lambda progress: min(1.0, (1 - progress) / 0.4),
+}
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The learning rate after `step` updates: a linear warm-up from 0, then the schedule `train.decay`.
+
+    cosine, linear and trapezoid reach 0 at `train.steps`. The rate of the very first update is 0, as in the published
+    code.
+    """
+    warm_up = train.num_warm_up_steps
+    if step < warm_up:
+        return train.learning_rate * step / warm_up
+    decaying = max(1, train.steps - warm_up)
+    return train.learning_rate * DECAYS[train.decay](min(1.0, (step - warm_up) / decaying))
+
+
+def check_warm_up(train: Train) -> None:
+    """UserError if the warm-up does not end within the run. Checked by training only: a model loads regardless."""
+    if train.num_warm_up_steps >= train.steps:
+        raise UserError(
+            f"train.warm_up_steps {train.num_warm_up_steps} does not end within train.steps {train.steps}: the "
+            f"learning rate would never reach train.learning_rate; try train.warm_up_steps={train.steps // 10}"
+        )
+
+
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    """Set `rate` times the group's multiple in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]
