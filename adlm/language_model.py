@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from adlm.canvas import MAX_HOLE as LONGEST_HOLE
 from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
-from adlm.checkpoints.model_folder import ARCHITECTURE, ModelFolder, load_model_folder, network_of
+from adlm.checkpoints.exported import download_model, is_hub_name, load_exported
+from adlm.checkpoints.model_folder import ARCHITECTURE, CONFIG, ModelFolder, load_model_folder, network_of
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
 from adlm.config.load import validate_sampling
 from adlm.config.options import suggestion
@@ -377,6 +378,7 @@ class LanguageModel:
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any).
 
+    Models that `adlm export` wrote are loaded from their folder, or by their name on the Hugging Face hub (owner/name).
     A .ckpt is loaded without tokenizer, for ids only; `adlm import --tokenizer` makes a model folder that has one.
     """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
@@ -385,11 +387,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
         if source.is_dir():
             folder = source / "model" if (source / "model").is_dir() else source  # of a run folder, the model inside
+            if (folder / ARCHITECTURE).is_file() and not (folder / CONFIG).is_file():
+                return language_model(load_exported(folder), torch_device)
             if (folder / ARCHITECTURE).is_file():
                 raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
             return language_model(load_model_folder(folder), torch_device)
         if source.suffix == ".ckpt":
             return language_model(to_model_folder(read_checkpoint(source)), torch_device)
+        if not source.exists() and is_hub_name(str(path)):
+            return language_model(load_exported(download_model(str(path))), torch_device)
         absent = "" if source.exists() else ": there is nothing of that name"
         raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
 

@@ -55,6 +55,7 @@ BASES = {
     "reason eval": ["reasoning", "--root", "problems"],
     "reason show": ["reasoning", "--root", "problems"],
     "import": ["model.ckpt", "--out", "new"],
+    "export": ["model", "--out", "new"],
     "parity": ["golden"],
     "bench sample": [*NETWORK, "sampling.steps=2", "--repeats", "1"],
     "bench train": [*NETWORK, "--batch", "2", "--steps", "1", "--no-compile"],

@@ -14,6 +14,7 @@ LAYERS = {
     "registry": 1,
     "files": 1,
     "hub": 1,
+    "version": 1,
     "config": 2,
     "distributed": 3,
     "tokens": 3,
@@ -35,6 +36,7 @@ LAYERS = {
     "benchmark": 9,
     "trace": 9,
     "quickstart": 10,
+    "export": 10,
     "cli": 11,
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__"))
@@ -97,7 +99,13 @@ def test_pydantic_stays_in_config():
 
 
 def test_git_ignores_what_the_commands_of_the_docs_write():
-    written = ["prepared/own/manifest.json", "samples/own.jsonl", "cards/own.json", "runs/own/metrics.jsonl"]
+    written = [
+        "prepared/own/manifest.json",
+        "samples/own.jsonl",
+        "cards/own.json",
+        "runs/own/metrics.jsonl",
+        "exported/own/config.json",
+    ]
     asked = subprocess.run(
         ["git", "check-ignore", *written, "experiments/generation/cards/ar.json"],
         cwd=PACKAGE.parent, capture_output=True, text=True, check=False,

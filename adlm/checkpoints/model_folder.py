@@ -75,18 +75,28 @@ def load_model_folder(folder: Path) -> ModelFolder:
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no {name}, so it is not a model folder")
     config = load_config(folder / CONFIG)
+    return ModelFolder(config, read_weights(folder / WEIGHTS), read_tokenizer(folder, config))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The weights of a safetensors file; a user error unless they are finite real numbers of one dtype."""
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError, AttributeError) as error:  # AttributeError: a dtype that torch lacks
-        raise UserError(f"{folder / WEIGHTS} cannot be read as safetensors: {error}") from None
-    _check_weights(weights, folder / WEIGHTS)
+        raise UserError(f"{path} cannot be read as safetensors: {error}") from None
+    _check_weights(weights, path)
+    return weights
+
+
+def read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
+    """The tokenizer of a model folder, if it has one; a user error if it does not have the size of the config's."""
     tokenizer = load_tokenizer(str(folder / TOKENIZER)) if (folder / TOKENIZER).is_file() else None
     if tokenizer is not None and config.vocabulary is not None and tokenizer.vocabulary.size != config.vocabulary.size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocabulary.size} symbols, "
             f"and vocabulary.size is {config.vocabulary.size}"
         )
-    return ModelFolder(config, weights, tokenizer)
+    return tokenizer
 
 
 def _check_weights(weights: Mapping[str, Tensor], path: Path) -> None:

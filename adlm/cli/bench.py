@@ -10,8 +10,9 @@ import torch
 
 from adlm.benchmark.sampling_speed import SamplingSpeed, measure_sampling
 from adlm.benchmark.training_speed import TrainingSpeed, fresh_network, measure_training
+from adlm.checkpoints.exported import is_hub_name
 from adlm.cli.console import Console, Progress, duration
-from adlm.config.load import resolve
+from adlm.config.load import preset_titles, resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.distributed import default_threads, device_of
 from adlm.errors import UserError
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="+",
         metavar="OVERRIDE",
-        help="a model folder, run folder or .ckpt file, then sampling.option=value; or, for a randomly\n"
-        "initialized network, a preset or .yaml file and option=value, as for `adlm train`",
+        help="a model folder, run folder, owner/name on the hub or .ckpt file, then sampling.option=value;\n"
+        "or, for a randomly initialized network, a preset or .yaml file and option=value, as for `adlm train`",
     )
     sample.add_argument("--batch", type=int, default=1, metavar="B", help="sequences per batch (default: 1)")
     sample.add_argument("--length", type=int, metavar="L", help="tokens per sequence (default: the model's length)")
@@ -155,8 +156,10 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 def _load_or_initialize(overrides: list[str], device: torch.device) -> tuple[LanguageModel, Sampling]:
     """A saved model, or a preset's network with random weights."""
-    if Path(overrides[0]).is_dir() or overrides[0].endswith(".ckpt"):
-        lm = load(overrides[0], str(device))
+    first, preset_folders = overrides[0], {name.partition("/")[0] for name in preset_titles()}
+    is_on_hub = is_hub_name(first) and first.partition("/")[0] not in preset_folders
+    if Path(first).is_dir() or first.endswith(".ckpt") or is_on_hub:
+        lm = load(first, str(device))
         return lm, sampling_config(lm, overrides[1:])
     config = _with_vocabulary(resolve(overrides))
     check_network(config, device)

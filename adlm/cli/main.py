@@ -34,6 +34,7 @@ COMMANDS = {
     "judge": "evaluate a samples file: generative perplexity, MAUVE, entropy and diversity, as a metric card",
     "reason": "fine-tune a causal language model to solve problems (ACoT and baselines), evaluate and watch it",
     "import": "convert a checkpoint of the released code to a model folder, without executing code from it",
+    "export": "write a model as a folder that Hugging Face transformers loads without adlm, and upload it",
     "parity": "compare this implementation with reference outputs of the released code",
     "bench": "measure the training or sampling speed of this machine",
 }

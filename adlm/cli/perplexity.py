@@ -29,7 +29,12 @@ EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data sp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="a model folder, run folder, or .ckpt file (with --tokenizer)")
+    add(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)",
+    )
     add(
         "--data",
         nargs="+",

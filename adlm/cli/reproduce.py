@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="MODEL",
-        help="model folders, run folders or .ckpt files (with --tokenizer) to measure, or JSON results of\n"
+        help="model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
+        "JSON results of "
         "`adlm perplexity --out` and `adlm judge --out`",
     )
     add(

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         type=Path,
-        help="a model folder or run folder; `adlm import` makes a model folder of a .ckpt file",
+        help="a model folder, a run folder, or owner/name on the Hugging Face hub;\n"
+        "`adlm import` makes a model folder of a .ckpt file",
     )
     add(
         "overrides",

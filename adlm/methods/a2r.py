@@ -7,6 +7,7 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +23,8 @@ from adlm.models.anchored import AnchoredTransformer
 
 @dataclass(frozen=True)
 class A2r(Anchored, Causal):
+    auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
+
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 

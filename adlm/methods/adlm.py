@@ -7,6 +7,7 @@ Shapes: B sequences, L tokens.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from adlm.models.anchored import AnchoredTransformer
 
 @dataclass(frozen=True)
 class Adlm(Anchored, MaskedDiffusion):
+    auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
+
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
 

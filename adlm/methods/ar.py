@@ -6,6 +6,7 @@ Shapes: B sequences, L tokens, V symbols.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +20,8 @@ from adlm.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class Ar(Causal):
+    auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
+
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 

@@ -43,6 +43,7 @@ class Causal:
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
+    auto_class: ClassVar[str | None] = None
 
     def build(self) -> nn.Module:
         raise NotImplementedError

@@ -54,6 +54,7 @@ class MaskedDiffusion:
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
+    auto_class: ClassVar[str | None] = None
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)

@@ -4,6 +4,7 @@ Shapes: B sequences, L tokens.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from adlm.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class Mdlm(MaskedDiffusion):
+    auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
+
     def loss_at(
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0
     ) -> Loss:

@@ -70,6 +70,11 @@ class Method(Protocol):
         """The names of the samplers that work with it; None if all do."""
         ...
 
+    @property
+    def auto_class(self) -> str | None:
+        """The auto class of `transformers` that loads its exported models; None if they cannot be exported."""
+        ...
+
     def build(self) -> nn.Module:
         """A newly initialised network; its weights come from torch's default generator."""
         ...

@@ -1,7 +1,6 @@
 """The steps of the quickstart: prepare text, train two models, compare their bounds, sample and write a report."""
 
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from adlm.trace.recording import TraceInfo, record_trace
 from adlm.training.metrics import read_metrics
 from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Reporter, train
+from adlm.version import code_commit
 
 METHODS = ("adlm", "mdlm")
 ROWS, REPLICATES = 4096, 2  # held-out rows, evenly spread, and Monte Carlo replicates of the reported bounds
@@ -90,7 +90,7 @@ def quickstart(
         canvas=HOLE.sub(lambda hole: "_" * int(hole[1]), canvas),
         infilled=models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1).strip(),
         seconds=round(time.monotonic() - started, 1),
-        commit=_commit(),
+        commit=code_commit(),
         text=source,
     )
     _write_trace(models["adlm"], out / TRACE)
@@ -202,12 +202,3 @@ def make_infilling_canvas(text: str, tokenizer: Tokenizer, max_tokens: int) -> s
         hidden = (space if tokenizer.joins_spaces else "") + space.join(words[start : start + size])
         words[start : start + size] = [f"[MASK*{len(tokenizer.encode(hidden)) or 1}]"]
     return space.join(words)
-
-
-def _commit() -> str:
-    """The git commit of this code, or "unknown"."""
-    folder = Path(__file__).parent
-    process = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return process.stdout.strip() or "unknown"

@@ -5,6 +5,7 @@ RUN/model           model folder with the EMA weights of the last checkpoint; RU
 RUN/checkpoints     training checkpoints to resume from
 RUN/metrics.jsonl   metrics of the logged steps
 RUN/samples         generated texts
+RUN/commits.txt     git commits of adlm that trained the run, in order, as far as they are known
 RUN/data            prepared data, if the run prepared its own
 """
 
@@ -20,9 +21,10 @@ from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.config.load import differences, load_config, merge, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import PART, lock_file, remove_parts, reporting_os_errors, write_file
+from adlm.files import PART, lock_file, read_bytes, remove_parts, reporting_os_errors, write_file
+from adlm.version import UNKNOWN, code_commit
 
-CONFIG, FINGERPRINT = "config.yaml", "text.sha256"
+CONFIG, FINGERPRINT, COMMITS = "config.yaml", "text.sha256", "commits.txt"
 
 # Options that may change when a run is resumed: execution, logging, the number of steps, and the location of the data.
 MAY_CHANGE = {
@@ -150,10 +152,19 @@ def check_steps(run: RunFolder, config: Config, num_done: int) -> None:
 
 
 def save_run(run: RunFolder, config: Config, fingerprint: str) -> None:
-    """Write the config and the fingerprint of the text, after all checks have passed."""
+    """Write the config, the fingerprint of the text and the commit of this code, after all checks have passed."""
     write_file(run.path / FINGERPRINT, f"{fingerprint}\n")
     if run.config != config:
         save_config(config, run.path / CONFIG)
+    commits = read_commits(run.path)
+    if code_commit() not in (UNKNOWN, *commits[-1:]):
+        write_file(run.path / COMMITS, "".join(f"{commit}\n" for commit in (*commits, code_commit())))
+
+
+def read_commits(run: Path) -> list[str]:
+    """The commits of adlm that trained a run, in order; empty where they are not known."""
+    path = run / COMMITS
+    return read_bytes(path).decode(errors="replace").split() if path.is_file() else []
 
 
 def config_as_json(config: Config) -> dict[str, Any]:

@@ -242,6 +242,13 @@ def test_an_edited_config_is_rejected_or_reported(prepared, out):
     assert "train.steps 4 -> 6" in reporter.messages
 
 
+def test_a_run_records_the_commits_that_trained_it(prepared, out, monkeypatch):
+    for commit in ("aaaaaaa", "aaaaaaa", "bbbbbbb", "unknown"):
+        monkeypatch.setattr(run_folder, "code_commit", lambda commit=commit: commit)
+        run(prepared, out, *SHORT)
+    assert run_folder.read_commits(out)[-2:] == ["aaaaaaa", "bbbbbbb"]
+
+
 DAMAGE = [
     b"\xff\xfe not text",
     b'{"step": "x", "nats": 1}',

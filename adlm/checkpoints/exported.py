@@ -1,0 +1,128 @@
+"""Models exported for `transformers`, in a folder or on the Hugging Face hub: config.json <-> Config, and weights.
+
+Loading one executes nothing: the code in the folder is ignored, and our own network is built from its config.json.
+"""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from adlm.checkpoints.model_folder import (
+    ARCHITECTURE,
+    CONFIG,
+    WEIGHTS,
+    ModelFolder,
+    read_tokenizer,
+    read_weights,
+)
+from adlm.config.load import from_mapping
+from adlm.config.schema import Config
+from adlm.errors import UserError
+from adlm.files import read_json
+from adlm.hub import skip_unreachable_hub
+from adlm.methods import method_of
+from adlm.methods.inputs import vocabulary_of
+
+MODEL_TYPE = "adlm"
+PREFIX = "network."  # the attribute of the exported model that holds the network
+SECTIONS = ("model", "schedule", "time", "anchor", "sampling")  # the same in both configs
+PUBLIC_DATA = ("name", "hub", "packing", "pad")  # options of `data` that name no path of a machine
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The options of a model as an exported config.json holds them; `from_json` is the inverse."""
+    method, vocabulary, options = method_of(config), vocabulary_of(config), asdict(config)
+    return {
+        "model_type": MODEL_TYPE,
+        "method": config.method,
+        "anchored": method.anchored,
+        "causal": method.causal,
+        "length": config.length,
+        "vocab_size": vocabulary.size,
+        "mask_token_id": vocabulary.mask_id,
+        "bos_token_id": vocabulary.bos_id,
+        "eos_token_id": vocabulary.eos_id,
+        "pad_token_id": vocabulary.pad_id,
+        "tokenizer": public_name(config.tokenizer),
+        "data": {option: options["data"][option] for option in PUBLIC_DATA},
+        **{section: options[section] for section in SECTIONS},
+    }
+
+
+def from_json(raw: dict[str, Any]) -> Config:
+    """The Config of an exported config.json; keys that `transformers` adds are ignored."""
+    names = {"vocab_size": "size", **{f"{role}_token_id": f"{role}_id" for role in ("mask", "bos", "eos", "pad")}}
+    options = {key: raw[key] for key in ("method", "length", "tokenizer", "data", *SECTIONS) if key in raw}
+    return from_mapping({**options, "vocabulary": {name: raw[key] for key, name in names.items() if key in raw}})
+
+
+def public_name(path: str) -> str:
+    """A name without folders of this machine: that of a hub repository unchanged, of a path the last part."""
+    return path if is_hub_name(path) else Path(path).name
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder was written by `adlm export`, or saved by transformers from such a model."""
+    path = folder / ARCHITECTURE
+    raw = read_json(path) if path.is_file() and not (folder / CONFIG).is_file() else None
+    return isinstance(raw, dict) and raw.get("model_type") == MODEL_TYPE
+
+
+def load_exported(folder: Path) -> ModelFolder:
+    """The content of an exported folder; also after fine-tuning and `save_pretrained` by transformers."""
+    raw = _check_type(folder / ARCHITECTURE, str(folder))
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {WEIGHTS}; save the model in one file of safetensors")
+    try:
+        config = from_json(raw)
+    except UserError as error:
+        raise UserError(f"{folder / ARCHITECTURE}: {error}") from None
+    weights = read_weights(folder / WEIGHTS)
+    foreign = next((name for name in weights if not name.startswith(PREFIX)), None)
+    if foreign is not None:
+        raise UserError(f"{folder / WEIGHTS}: weight {foreign} is unexpected; those of exported models begin {PREFIX}")
+    named = {name.removeprefix(PREFIX): value for name, value in weights.items()}
+    return ModelFolder(config, named, read_tokenizer(folder, config))
+
+
+def _check_type(path: Path, model: str) -> dict[str, Any]:
+    """The content of a config.json; a user error unless it is that of an exported model."""
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.get("model_type") != MODEL_TYPE:
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        raise UserError(
+            f"{model} is not a model of adlm: its config.json has model_type {kind!r:.60}, not {MODEL_TYPE!r}; give a "
+            "model folder, a run, or a model exported by `adlm export`"
+        )
+    return raw
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name has the form owner/name of the hub, and `owner` is not a folder here."""
+    part = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
+    return re.fullmatch(f"{part}/{part}", name, re.ASCII) is not None and not Path(name).parent.exists()
+
+
+def download_model(name: str) -> Path:
+    """The local copy of a model on the hub; without a network, the one in the cache. No code is downloaded."""
+    skip_unreachable_hub()
+    try:
+        config = huggingface_hub.hf_hub_download(name, ARCHITECTURE)
+    except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
+        raise UserError(_not_downloaded(name, error)) from None
+    _check_type(Path(config), name)
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[ARCHITECTURE, WEIGHTS, *TOKENIZER_FILES]))
+    except Exception as error:  # noqa: BLE001  (as above)
+        raise UserError(_not_downloaded(name, error)) from None
+
+
+def _not_downloaded(name: str, error: Exception) -> str:
+    return (
+        f"{name} is neither a model folder nor a .ckpt file: there is nothing of that name, and it could not be "
+        f"downloaded from the Hugging Face hub ({type(error).__name__}); check the name and the network"
+    )
