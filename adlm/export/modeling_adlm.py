@@ -24,6 +24,7 @@ from adlm.diffusion.schedules import NoiseSchedule, sigma
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, grid
 from adlm.export.configuration_adlm import AdlmConfig
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.heads import Head
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.rng import categorical
@@ -57,7 +58,7 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self._first_network().embedding = value
 
-    def get_output_embeddings(self) -> nn.Linear:
+    def get_output_embeddings(self) -> Head:
         """The head of the denoiser, or of the only network."""
         return self.network._head if isinstance(self.network, AnchoredTransformer) else self.network.head
 

@@ -5,6 +5,8 @@ Independent of masking, anchor selection and gamma: the positions to score are p
 Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
@@ -38,9 +40,9 @@ class AnchoredTransformer(nn.Module):
             self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
 
     def _hidden(
-        self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, unfolded: bool = False
+        self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, cross: Callable[..., Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The final hidden states (B, L, d) of both networks."""
+        """The final hidden states (B, L, d) of both networks; `cross` replaces the forward of the bridge."""
         embedded = self.anchor.embedding(z)
         stream, condition = self.anchor.trunk.residual_stream(embedded, sigma, pad)
         anchor_hidden = self.anchor.trunk.finish(stream, condition)
@@ -48,7 +50,7 @@ class AnchoredTransformer(nn.Module):
             return anchor_hidden, anchor_hidden
         bridge = self.denoiser.bridge
         bridge_input = stream if bridge.continues_stream else anchor_hidden
-        bridged = (bridge.unfolded if unfolded else bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
+        bridged = (cross or bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
         if bridge.adds_input:
             bridged = bridged + embedded
         return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition if bridge.continues_stream else None)
@@ -93,7 +95,7 @@ class AnchoredTransformer(nn.Module):
     ) -> tuple[Scored, Scored]:
         """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
-        anchor_hidden, hidden = self._hidden(z, None, None, unfolded=True)
+        anchor_hidden, hidden = self._hidden(z, None, None, self.denoiser.bridge.unfolded)
         return (
             _plain_score(hidden, self.denoiser.head, x, weight, mask_id),
             _plain_score(anchor_hidden, self.anchor.head, x, anchor_weight, None),
