@@ -162,6 +162,17 @@ def of_rates() -> Iterator[Row]:
         yield ar(f"ar-12-rate-{rate}", f"AR 12, {of}", word)
 
 
+def of_recipes() -> Iterator[Row]:
+    for rate in ("1e-3", "2e-3", "4e-3"):
+        word, of = f"train.learning_rate={rate}", f"learning rate {rate}"
+        yield adlm(f"adlm-muon-{rate}", f"ADLM, Muon, {of}", "train.optimizer=muon", word)
+        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon, {of}", "train.optimizer=muon", word)
+    yield adlm("adlm-beta2-0.95", "ADLM, AdamW with beta2 0.95", "train.beta2=0.95")
+    yield adlm("adlm-beta2-0.99", "ADLM, AdamW with beta2 0.99", "train.beta2=0.99")
+    yield adlm("adlm-published-start", "ADLM, published initialisation", "model.start=published")
+    yield adlm("adlm-no-unigrams", "ADLM, output biases start at 0", "train.unigram_start=false")
+
+
 GROUPS = {
     "control": Group(
         "Is it anchoring, or supervising the middle of a network?",
@@ -230,6 +241,7 @@ GROUPS = {
         ("mdlm-12", "adlm"),
     ),
     "rate": Group("Is the learning rate right for each family?", SCREENING, tuple(of_rates()), ("mdlm-12", "adlm")),
+    "recipe": Group("What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("adlm",)),
     "a2r": Group(
         "Does anchoring help left to right?",
         CAUSAL,
