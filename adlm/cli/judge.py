@@ -86,7 +86,7 @@ def _judge_arguments(group: "argparse._ArgumentGroup") -> None:
         "--model",
         default="gpt2-large",
         metavar="JUDGE",
-        help="Hugging Face name or folder, or an AR or A2R model folder (default: gpt2-large)",
+        help="Hugging Face name or folder, a .gguf file, or an AR or A2R model folder (default: gpt2-large)",
     )
     add(
         "--eos",
