@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help install test lint format quickstart lock clean
+.PHONY: help install test lint format quickstart docs lock clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,9 @@ format: $(READY)  ## rewrite the code in the house style
 
 quickstart: $(READY)  ## train an anchored model and its baseline on speeches, compare them, and leave runs/quickstart/report.html
 	$(VENV)/bin/adlm quickstart --out runs/quickstart
+
+docs: $(READY)  ## the documentation site, in site/index.html
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 lock: $(READY)  ## pin what the .venv holds now
 	@{ grep '^#' requirements.lock; $(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock.new

@@ -1,0 +1,103 @@
+"""Every command in README and docs parses, options they name exist, links lead somewhere, and the site builds."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from adlm.cli.main import COMMANDS, MODULES, Parser
+from adlm.config.schema import Config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```", re.DOTALL)
+SETTING = re.compile(r"^([a-z]+)\.([a-z_0-9]+)=")
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of shell blocks that call adlm, without comments and prefixes such as torchrun."""
+    found = []
+    for block in BLOCK.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            match = re.search(r"(?:^|\s|/)adlm (.*)", re.sub(r"\s#\s.*", "", line))
+            if match and not line.lstrip().startswith(("#", "pip ", "git ")):
+                found.append(match.group(1))
+    return found
+
+
+ALL = [(page.name, line) for page in PAGES for line in commands(page)]
+
+
+def parse(line: str) -> None:
+    """Raises UserError where adlm would."""
+    name, *words = shlex.split(line)
+    module = importlib.import_module(f"adlm.cli.{MODULES.get(name, name)}")
+    parser = Parser(prog=f"adlm {name}")
+    module.add_arguments(parser)
+    arguments, rest = parser.parse_known_args([word for word in words if word not in ("|", "...")])
+    assert not rest or (hasattr(arguments, "overrides") and not any(word.startswith("-") for word in rest)), rest
+
+
+def options() -> set[str]:
+    """The names of all config options: section.option."""
+    names = set()
+    for section, kind in get_type_hints(Config).items():
+        for part in (kind, *get_args(kind)):
+            if is_dataclass(part):
+                names |= {f"{section}.{field.name}" for field in fields(part)}
+    return names
+
+
+def test_there_are_commands_to_check():
+    assert len(ALL) > 60
+    assert {line.split()[0] for _, line in ALL} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "line"), ALL, ids=[f"{page}: {line[:60]}" for page, line in ALL])
+def test_commands_of_the_documentation_parse(page, line):
+    parse(line)
+    for word in shlex.split(line):
+        if (match := SETTING.match(word)) and match[1] in {name.partition(".")[0] for name in options()}:
+            assert f"{match[1]}.{match[2]}" in options(), f"{page} names an option that does not exist: {word}"
+
+
+def test_options_of_the_guide_from_the_released_code_exist():
+    """Of a cell such as `train.learning_rate`, `beta1` the later names are of the same section."""
+    guide = (ROOT / "docs" / "from_released_code.md").read_text().partition("## Options")[2]
+    known, checked = options(), 0
+    for row in re.findall(r"^\|.*\|$", guide, re.MULTILINE)[2:]:
+        section = ""
+        for name in re.findall(r"`([a-z_0-9.]+)(?:=[^`]*)?`", row.split("|")[2]):
+            section = name.partition(".")[0] if "." in name else section
+            if "." in name or (section and f"{section}.{name}" in known):
+                assert name in known or f"{section}.{name}" in known, name
+                checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page):
+    generated = {"commands.md", "presets.md", "options.md"}
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+        assert target in generated or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r"<(?:script|img)[^>]*\ssrc=[\"']?https?:", text), page
+        assert not re.search(r"<link[^>]*rel=[\"']?stylesheet[^>]*https?:", text), page
+    assert "adlm train own" in (tmp_path / "site" / "commands" / "index.html").read_text()
