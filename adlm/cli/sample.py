@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE",
         type=Path,
-        help="write a trace of the first sample: .html for a page to view, .json for the data",
+        help="write a trace of the first sample: .html for a page, .svg for an animated image, .json for the data",
     )
     add(
         "--special-tokens",

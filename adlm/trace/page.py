@@ -1,4 +1,4 @@
-"""Writes a trace to a file: JSON data, or a self-contained HTML page. Does not depend on models."""
+"""Writes a trace to a file: JSON data, a self-contained HTML page, or an animated image. Does not depend on models."""
 
 import base64
 import hashlib
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
+from adlm.trace.animation import as_animation
 from adlm.trace.recording import Trace
 
 
 def write_trace(trace: Trace, path: str | Path, force: bool = False) -> None:
-    """Write the trace as data (.json) or as a page (.html).
+    """Write the trace as data (.json), a page (.html) or an animated image (.svg).
 
     A file written by adlm is replaced, any other file only with `force`.
     """
@@ -25,7 +26,7 @@ def write_trace(trace: Trace, path: str | Path, force: bool = False) -> None:
 def check_trace_path(path: Path, option: str, force: bool = False, inputs: Sequence[Path] = ()) -> None:
     """Raise the user errors of `write_trace` before sampling starts."""
     if path.suffix not in FORMATS:
-        raise UserError(f"{option} {path} must end in .json (data) or .html (page)")
+        raise UserError(f"{option} {path} must end in .json (data), .html (page) or .svg (animation)")
     check_output(path, option, force, inputs)
 
 
@@ -47,7 +48,7 @@ def as_page(trace: Trace) -> str:
     return page
 
 
-FORMATS = {".json": as_json, ".html": as_page}
+FORMATS = {".json": as_json, ".html": as_page, ".svg": as_animation}
 
 
 def _read_asset(name: str) -> str:

@@ -360,7 +360,7 @@ def test_the_page_is_self_contained():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("trace.htm", "must end in .json (data) or .html (page)"),
+        ("trace.htm", "must end in .json (data), .html (page) or .svg (animation)"),
         ("trace", "must end in"),
         ("no/trace.json", "there is no folder"),
     ],
