@@ -103,6 +103,6 @@ def _out_of_memory_error(config: Config, rows: int, step: int, resume_hint: str)
     remedies += [] if train.recompute else ["train.recompute=true"]
     remedies += [f"more processes with train.shard={train.shard * 2}", "a smaller model or length"]
     return UserError(
-        f"out of memory in step {step + 1} with {rows} sequences of {config.length} tokens at once; try "
+        f"out of memory in step {step + 1} with {rows} sequences of up to {config.length} tokens at once; try "
         f"{', or '.join(remedies)}; {resume_hint}"
     )
