@@ -34,6 +34,7 @@ LAYERS = {
     "evaluation": 9,
     "benchmark": 9,
     "trace": 9,
+    "harness": 9,
     "quickstart": 10,
     "cli": 11,
 }
