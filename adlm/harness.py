@@ -185,7 +185,7 @@ class HarnessModel(LM):  # type: ignore[misc]
 
         By the chain rule the sum of their scores is that of the continuation, except that contexts are cut.
         """
-        block = len(continuation) if len(continuation) <= self.room else max(1, self.room // 2)
+        block = len(continuation) if len(continuation) <= self.room else self.room // 2
         if block < len(continuation):
             self._warn_once(f"continuations longer than {self.room} tokens are scored in blocks of {block}")
         ids = [*context, *continuation]

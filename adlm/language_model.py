@@ -300,6 +300,10 @@ class LanguageModel:
         """
         if not isinstance(canvas, Canvas):
             raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
+        if rng_rows is not None:
+            rng_rows = [whole_number("rng_rows", row) for row in rng_rows]
+            if len(rng_rows) != len(canvas.ids):
+                raise UserError(f"rng_rows has {len(rng_rows)} numbers, and the canvas {len(canvas.ids)} rows")
         return self._frames(canvas, validate_sampling(sampling), seed, whole_number("first_row", first_row), rng_rows)
 
     def _frames(
@@ -315,7 +319,7 @@ class LanguageModel:
             check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            rng = RowRng(whole_number("seed", seed), rng_rows or range(first_row, first_row + len(canvas.ids)))
+            rng = RowRng(whole_number("seed", seed), rng_rows or range(first_row, first_row + num_rows))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
             return _each_in_standard_mode(
                 self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)
