@@ -286,22 +286,41 @@ class LanguageModel:
         """The device of the weights."""
         return next(self.network.parameters()).device  # type: ignore[no-any-return]
 
-    def run_sampler(self, canvas: Canvas, sampling: Sampling, seed: int = 0, first_row: int = 0) -> Iterator[Frame]:
+    def run_sampler(
+        self,
+        canvas: Canvas,
+        sampling: Sampling,
+        seed: int = 0,
+        first_row: int = 0,
+        rng_rows: Sequence[int] | None = None,
+    ) -> Iterator[Frame]:
         """The frames of one sampling run; `sample`, `fill`, `complete` and `watch` are easier to call.
 
-        Row i of the canvas uses the RNG of (seed, first_row + i). Arguments are checked here, not at the first frame.
+        Row i of the canvas uses the RNG of (seed, first_row + i), or of (seed, rng_rows[i]) if `rng_rows` is given.
+        Arguments are checked here, not at the first frame.
         """
         if not isinstance(canvas, Canvas):
             raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
-        return self._frames(canvas, validate_sampling(sampling), seed, whole_number("first_row", first_row))
+        if rng_rows is not None:
+            rng_rows = [whole_number("rng_rows", row) for row in rng_rows]
+            if len(rng_rows) != len(canvas.ids):
+                raise UserError(f"rng_rows has {len(rng_rows)} numbers, and the canvas {len(canvas.ids)} rows")
+        return self._frames(canvas, validate_sampling(sampling), seed, whole_number("first_row", first_row), rng_rows)
 
-    def _frames(self, canvas: Canvas, sampling: Sampling, seed: int, first_row: int = 0) -> Iterator[Frame]:
+    def _frames(
+        self,
+        canvas: Canvas,
+        sampling: Sampling,
+        seed: int,
+        first_row: int = 0,
+        rng_rows: Sequence[int] | None = None,
+    ) -> Iterator[Frame]:
         """The frames of one run with validated options; the canvas and the seed are checked here."""
         with _standard_mode():
             check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            rng = RowRng(whole_number("seed", seed), range(first_row, first_row + len(canvas.ids)))
+            rng = RowRng(whole_number("seed", seed), rng_rows or range(first_row, first_row + num_rows))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
             return _each_in_standard_mode(
                 self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)

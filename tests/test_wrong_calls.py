@@ -162,6 +162,9 @@ CALLS = {
         lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), wrong), [None, {}, "ancestral"], "sampling"
     ),
     "run_sampler seed": (lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), wrong), NOT_SEEDS, "seed"),
+    "run_sampler rng_rows": (
+        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), rng_rows=wrong), [[], [-1], [0, 1]], "rng_rows"
+    ),
     "run_sampler first_row": (
         lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), 0, wrong), NOT_SEEDS, "first_row"
     ),

@@ -32,6 +32,7 @@ COMMANDS = {
     "reproduce": "compare models, or saved results, with a table of the paper, with standard errors and caveats",
     "sample": "generate text with a model: unconditionally, after a prompt, or by infilling",
     "judge": "evaluate a samples file: generative perplexity, MAUVE, entropy and diversity, as a metric card",
+    "lm-eval": "evaluate a model on tasks of the lm-evaluation-harness, with its own options",
     "reason": "fine-tune a causal language model to solve problems (ACoT and baselines), evaluate and watch it",
     "import": "convert a checkpoint of the released code to a model folder, without executing code from it",
     "export": "write a model as a folder that Hugging Face transformers loads without adlm, and upload it",
@@ -40,7 +41,7 @@ COMMANDS = {
 }
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
-MODULES = {"import": "import_checkpoint"}  # commands whose name is a Python keyword
+MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
 
 
 class Parser(argparse.ArgumentParser):
@@ -148,7 +149,9 @@ def run(argv: Sequence[str]) -> int:
             command.set_defaults(run=module.run)
     arguments, rest = parser.parse_known_args(argv)
     takes_overrides = hasattr(arguments, "overrides")
-    if rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
+    if hasattr(arguments, "forwarded"):  # the options of another program
+        arguments.forwarded = list(argv[1:])
+    elif rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
         _refuse_arguments(commands.choices.get(argv[0], parser), rest, takes_overrides)

@@ -13,11 +13,10 @@ from torch import Tensor
 from adlm.config.schema import Sampling
 from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.methods.denoising import logits_everywhere
-from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.inputs import attention_pad, check_sampler, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
@@ -59,10 +58,8 @@ class D3pm(MaskedDiffusion):
         parts = {"divergence": divergence.sum().detach(), "reconstruction": reconstruction.sum().detach()}
         return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
 
-    @torch.no_grad()
-    def bound(self, network: Transformer, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
-        with eval_mode(network):
-            return super().bound(network, x, pad, rng) + self._last_nats(network, x, pad)
+    def bound_at(self, network: Transformer, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
+        return super().bound_at(network, x, noise, pad) + self._last_nats(network, x, pad)
 
     def step_nats(
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, sigma: Tensor | None = None

@@ -42,6 +42,17 @@ class NoisedBatch:
 
 
 @dataclass(frozen=True)
+class BoundNoise:
+    """The noise of one sample of the bound."""
+
+    noised: NoisedBatch
+    importance: Tensor
+    """(B,), the uniform density of t over the one it was drawn from."""
+    start: Tensor | None
+    """(B, L), noisy ids at t = 0; None if the schedule masks nothing there."""
+
+
+@dataclass(frozen=True)
 class MaskedDiffusion:
     """One bidirectional network that restores masked tokens. Subclasses define `loss_at`.
 
@@ -126,16 +137,25 @@ class MaskedDiffusion:
         is still masked at t = 0, one with alpha_1 > 0 adds `prior_nats`. Log-linear with eps 0 needs neither.
         """
         with eval_mode(network):
-            noised, importance = self.noise_for_bound(x, pad, rng)
-            nats = self.step_nats(network, x, noised, pad) * importance.float().to(x.device)[:, None]
-            start = torch.zeros(len(x), dtype=torch.float64, device=rng.generator.device)
-            if self.schedule.mask_chance(start[0]) > 0:
-                at_start = NoisedBatch(self.noise_at(x, pad, start, rng), start)
-                nats = nats + self.masked_nats(network, x, at_start, pad)
-            return (nats + prior_nats(self.schedule, vocabulary_of(self.config).num_clean)) * not_pad(x, pad)
+            return self.bound_at(network, x, self.noise_for_bound(x, pad, rng), pad) * not_pad(x, pad)
 
-    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
-        """A noised batch for the bound and its importance weights (B,): uniform density of t over the one drawn from.
+    def bound_at(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
+        """(B, L), the nats of `bound` for given noise; to be ignored at padding and at tokens that are never masked."""
+        nats = self.step_nats(network, x, noise.noised, pad) * noise.importance.float().to(x.device)[:, None]
+        if noise.start is not None:
+            at_start = NoisedBatch(noise.start, torch.zeros(len(x), dtype=torch.float64))
+            nats = nats + self.masked_nats(network, x, at_start, pad)
+        return nats + prior_nats(self.schedule, vocabulary_of(self.config).num_clean)
+
+    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> BoundNoise:
+        """The noise of one sample of the bound, at random times."""
+        noised, importance = self._noise_by_importance(x, pad, rng)
+        start = torch.zeros(len(x), dtype=torch.float64, device=rng.generator.device)
+        masks_at_start = bool(self.schedule.mask_chance(start[0]) > 0)
+        return BoundNoise(noised, importance, self.noise_at(x, pad, start, rng) if masks_at_start else None)
+
+    def _noise_by_importance(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
+        """A noised batch for the bound and its importance weights (B,).
 
         Before t0 = 2 / L a row has about one mask or none, and one mask contributes 1/t, so uniform times would give an
         estimate of infinite variance. Therefore times below t0 get twice their uniform share, distributed as t0 u^2:

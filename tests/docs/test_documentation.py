@@ -40,6 +40,8 @@ def parse(line: str) -> None:
     module = importlib.import_module(f"adlm.cli.{MODULES.get(name, name)}")
     parser = Parser(prog=f"adlm {name}")
     module.add_arguments(parser)
+    if name == "lm-eval":  # all arguments are the harness's
+        return
     arguments, rest = parser.parse_known_args([word for word in words if word not in ("|", "...")])
     assert not rest or (hasattr(arguments, "overrides") and not any(word.startswith("-") for word in rest)), rest
 

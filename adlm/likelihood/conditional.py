@@ -1,0 +1,269 @@
+"""Bounds on -log p(continuation | context), and whether the continuation is what greedy decoding gives. No texts.
+
+Neither the other rows nor the batch size change a result, except for rounding (`conditional_noise` has the masks).
+
+Shapes: B rows of L tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.data.rows.packing import padding_id
+from adlm.diffusion.beliefs import clean_log_beliefs
+from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork
+from adlm.likelihood.conditional_noise import Noise, noise_model
+from adlm.methods import method_of
+from adlm.methods.denoising import as_denoiser
+from adlm.methods.inputs import eval_mode, vocabulary_of
+from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch
+from adlm.methods.method import Method
+from adlm.sampling.ordered import SCORE_RESOLUTION
+
+BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
+HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
+
+
+@dataclass(frozen=True)
+class ConditionalRow:
+    """A row: ids that are given, beginning with bos if the vocabulary has one, and the ids after them to score."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.context + self.continuation
+
+
+@dataclass(frozen=True)
+class ConditionalNats:
+    """The score of one row."""
+
+    nats: float
+    """An upper bound on -log p(continuation | context), estimated; exact for causal methods."""
+    stderr: float
+    """Monte Carlo standard error of `nats`; 0 for causal methods, and where all masks were enumerated."""
+    greedy: bool
+    """Whether greedy decoding gives the continuation; see `is_greedy`."""
+
+
+@dataclass(frozen=True)
+class ConditionalSettings:
+    """The options of a measurement."""
+
+    samples: int = 64
+    """Noisy versions of every continuation, an even number: their differences in pairs give the standard error."""
+    seed: int = 0
+    batch: int | None = None
+    """Rows per forward pass; by default about 8,192 tokens, on a GPU 32,768. Does not change the results."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.samples % 2:
+            raise UserError(f"samples {self.samples} must be an even number, at least 2; try 64")
+        if self.batch is not None and self.batch < 1:
+            raise UserError(f"batch {self.batch} must be at least 1")
+
+    def rows_at_once(self, width: int, device: torch.device) -> int:
+        tokens = BATCH_TOKENS_ON_GPU if device.type == "cuda" else BATCH_TOKENS
+        return self.batch or max(1, tokens // width)
+
+
+@torch.no_grad()
+def conditional_nats(
+    method: Method,
+    network: Any,
+    rows: Sequence[ConditionalRow],
+    settings: ConditionalSettings,
+    report_progress: Callable[[int], None] = lambda done: None,
+) -> list[ConditionalNats]:
+    """The score of every row. `report_progress(num)` is called as rows are finished; `num` is how many."""
+    method = _ignoring_padding(method)
+    frozen = FrozenNetwork(network, dtype=next(network.parameters()).dtype, graphs=False)
+    if method.exact:
+        return _causal_nats(method, frozen, rows, settings, report_progress)
+    model, mask_id = noise_model(method), vocabulary_of(method.config).mask_id
+    filling, device = padding_id(vocabulary_of(method.config)), next(network.parameters()).device
+    draw = cache(lambda num_tokens: model.draw(num_tokens, settings.samples, settings.seed))
+    noises = {index: draw(len(row.continuation)) for index, row in enumerate(rows) if row.continuation}
+    nats = {index: torch.zeros(len(noise.masked), dtype=torch.float64) for index, noise in noises.items()}
+    num_versions = [len(nats[index]) if index in nats else 0 for index in range(len(rows))]
+    for parts in _parts(rows, num_versions, lambda width: settings.rows_at_once(width, device)):
+        batch = _row_batch([rows[part.row] for part in parts for _ in range(part.start, part.stop)], filling, device)
+        versions = [noises[part.row].versions(part.start, part.stop) for part in parts]
+        with eval_mode(network):
+            scored = model.nats(network, batch.x, _noise_batch(batch, versions, mask_id), batch.pad)
+        sums = torch.split((scored * batch.scored).sum(dim=1).cpu(), [part.stop - part.start for part in parts])
+        for part, values in zip(parts, sums, strict=True):
+            nats[part.row][part.start : part.stop] = values
+        report_progress(sum(part.stop == len(nats[part.row]) for part in parts))
+    greedy = is_greedy(method, frozen, rows, settings)
+    results = [ConditionalNats(0.0, 0.0, True)] * len(rows)
+    for index, noise in noises.items():
+        results[index] = ConditionalNats(*noise.estimate(nats[index]), greedy[index])
+    return _check_finite(results)
+
+
+@torch.no_grad()
+def is_greedy(
+    method: Method, frozen: FrozenNetwork, rows: Sequence[ConditionalRow], settings: ConditionalSettings
+) -> list[bool]:
+    """Whether revealing the continuation one token at a time, always the most probable one, gives its tokens.
+
+    This is the sampler `confidence` at temperature 0 with one token a step. A row ends at its first other token.
+    """
+    mask_id, filling = vocabulary_of(method.config).mask_id, padding_id(vocabulary_of(method.config))
+    device = frozen.embedding.device
+    denoise = as_denoiser(frozen, mask_id, method.conditioning_sigma)
+    greedy = [True] * len(rows)
+    num_parts = [1 if row.continuation else 0 for row in rows]
+    for parts in _parts(rows, num_parts, lambda width: settings.rows_at_once(width, device)):
+        batch = _row_batch([rows[part.row] for part in parts], filling, device)
+        x, pad = batch.x, batch.pad
+        z = x.masked_fill(batch.scored, mask_id)
+        alive = torch.arange(len(x), device=device)  # rows without another token so far that still have masks
+        while len(alive) > 0:
+            masked = z[alive] == mask_id
+            positions = masked.flatten().nonzero()[:, 0]
+            output = denoise(z[alive], None, None if pad is None else pad[alive])
+            score = torch.full(masked.shape, -torch.inf, dtype=torch.float64, device=device)
+            token = torch.full(masked.shape, mask_id, device=device)
+            for chunk in torch.split(positions, HEAD_ROWS):
+                best = output.log_beliefs(chunk).max(dim=-1)
+                score.view(-1)[chunk] = (best.values.double().exp() / SCORE_RESOLUTION).round()
+                token.view(-1)[chunk] = best.indices
+            column = score.argsort(dim=1, descending=True, stable=True)[:, :1]  # the leftmost of equal scores
+            revealed = token.gather(1, column)
+            equal = (revealed == x[alive].gather(1, column))[:, 0]
+            for index in alive[~equal].tolist():
+                greedy[parts[index].row] = False
+            z[alive] = z[alive].scatter(1, column, revealed)
+            alive = alive[equal]
+            alive = alive[(z[alive] == mask_id).any(dim=1)]
+    return greedy
+
+
+def _causal_nats(
+    method: Method,
+    frozen: FrozenNetwork,
+    rows: Sequence[ConditionalRow],
+    settings: ConditionalSettings,
+    report_progress: Callable[[int], None],
+) -> list[ConditionalNats]:
+    """Exact nats; a first token without context is given, as in `Causal.predicted`."""
+    vocabulary, device = vocabulary_of(method.config), frozen.embedding.device
+    results = [ConditionalNats(0.0, 0.0, True)] * len(rows)
+    num_parts = [1 if row.continuation and len(row.ids) > 1 else 0 for row in rows]
+    for parts in _parts(rows, num_parts, lambda width: settings.rows_at_once(width, device)):
+        batch = _row_batch([rows[part.row] for part in parts], padding_id(vocabulary), device)
+        inputs, targets, scored = batch.x[:, :-1], batch.x[:, 1:], batch.scored[:, 1:]
+        hidden = frozen.hidden(inputs).last.flatten(0, 1)  # padding is last, where a causal network never looks
+        nats = torch.zeros(targets.shape, dtype=torch.float64, device=device)
+        differs = torch.zeros(targets.shape, dtype=torch.bool, device=device)
+        for chunk in torch.split(scored.flatten().nonzero()[:, 0], HEAD_ROWS):
+            log_beliefs = clean_log_beliefs(frozen.logits(hidden[chunk]), vocabulary.mask_id)
+            target = targets.flatten()[chunk]
+            nats.view(-1)[chunk] = -log_beliefs.gather(1, target[:, None])[:, 0].double()
+            differs.view(-1)[chunk] = log_beliefs.argmax(dim=1) != target
+        sums, greedy = nats.sum(dim=1).tolist(), (~differs.any(dim=1)).tolist()
+        for part, total, equal in zip(parts, sums, greedy, strict=True):
+            results[part.row] = ConditionalNats(total, 0.0, equal)
+        report_progress(len(parts))
+    return _check_finite(results)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Versions `start` to `stop` of a row, in one batch."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows padded on the right to one length."""
+
+    x: Tensor
+    """(B, L), clean ids."""
+    scored: Tensor
+    """(B, L), True at continuations."""
+    pad: Tensor | None
+    """(B, L), True at padding; None if there is none."""
+
+
+def _parts(
+    rows: Sequence[ConditionalRow], num_versions: Sequence[int], rows_at_once: Callable[[int], int]
+) -> Iterator[list[Part]]:
+    """Batches of all versions of all rows, the longest first, so that a batch has little padding.
+
+    Every batch but the last has `rows_at_once(width)` rows, where width is the length of its longest.
+    """
+    batch: list[Part] = []
+    num = room = 0
+    for row in sorted(range(len(rows)), key=lambda row: -len(rows[row].ids)):
+        start = 0
+        while start < num_versions[row]:
+            if not batch:
+                num, room = 0, rows_at_once(len(rows[row].ids))
+            stop = min(num_versions[row], start + room - num)
+            batch.append(Part(row, start, stop))
+            num, start = num + stop - start, stop
+            if num == room:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+def _row_batch(rows: Sequence[ConditionalRow], filling: int, device: torch.device) -> RowBatch:
+    width = max(len(row.ids) for row in rows)
+    x = torch.full((len(rows), width), filling)
+    scored, pad = torch.zeros(x.shape, dtype=torch.bool), torch.ones(x.shape, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        length = len(row.ids)
+        x[index, :length] = torch.tensor(row.ids)
+        scored[index, len(row.context) : length] = True
+        pad[index, :length] = False
+    return RowBatch(x.to(device), scored.to(device), pad.to(device) if pad.any() else None)
+
+
+def _noise_batch(batch: RowBatch, noises: Sequence[Noise], mask_id: int) -> BoundNoise:
+    """The noise of all rows of a batch, in their order. Times stay on the host."""
+
+    def noisy(masks: Sequence[Tensor]) -> Tensor:
+        """x with the masks of each row in its continuation."""
+        masked = torch.zeros_like(batch.scored)
+        masked[batch.scored] = torch.cat([mask.flatten() for mask in masks]).to(masked.device)
+        return batch.x.masked_fill(masked, mask_id)
+
+    steps = [noise.s for noise in noises if noise.s is not None]
+    starts = [noise.start for noise in noises if noise.start is not None]
+    t, z = torch.cat([noise.t for noise in noises]), noisy([noise.masked for noise in noises])
+    return BoundNoise(
+        NoisedBatch(z, t, torch.cat(steps) if steps else None),
+        torch.cat([noise.weight for noise in noises]),
+        noisy(starts) if starts else None,
+    )
+
+
+def _ignoring_padding(method: Method) -> Method:
+    """The method with padding excluded from attention, so that a row is scored as it would be alone."""
+    config = method.config
+    return method_of(replace(config, data=replace(config.data, pad="masked")))
+
+
+def _check_finite(results: list[ConditionalNats]) -> list[ConditionalNats]:
+    if not all(math.isfinite(result.nats) for result in results):
+        raise UserError(
+            "the model's nats are not finite: its weights are damaged, or its logits are too large for their "
+            "precision; measure another model"
+        )
+    return results
