@@ -72,14 +72,12 @@ GROUPS = {
         coconut_slots=6,
         data="gsm8k",
     ),
-    "scratch-prosqa": Group(
-        "prosqa/small", ("data.problems=100000",), first_epochs=20, epochs=14, stage_epochs=2, pretrained=False
-    ),
+    "scratch-prosqa": Group("prosqa/small", ("data.problems=200000",), first_epochs=20, epochs=7, pretrained=False),
     "scratch-prontoqa": Group(
         "prontoqa/small",
         ("data.problems=100000",),
-        first_epochs=10,
-        epochs=10,
+        first_epochs=15,
+        epochs=7,
         data="prontoqa",
         pretrained=False,
     ),
