@@ -90,7 +90,7 @@ NASTY = [
 def command_parser(name: str) -> argparse.ArgumentParser:
     command, _, subcommand = name.partition(" ")
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"adlm.cli.{MODULES.get(command, command)}").add_arguments(parser)
+    importlib.import_module(f"adlm.cli.arguments.{MODULES.get(command, command)}").add_arguments(parser)
     if subcommand:
         [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
         parser = choices[subcommand]
