@@ -104,6 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, InterruptHandler())
     try:
+        if argv is None and "_ARGCOMPLETE" in os.environ:  # the shell completes the command line
+            from adlm.cli.completion import print_completions, words_before_cursor
+
+            words = words_before_cursor()
+            print_completions(build_parser(words), *words[:1])
         code = run(_check_encoding(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
