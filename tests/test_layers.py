@@ -35,6 +35,7 @@ LAYERS = {
     "evaluation": 9,
     "benchmark": 9,
     "trace": 9,
+    "environment": 9,
     "quickstart": 10,
     "export": 10,
     "cli": 11,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import argcomplete
+from argcomplete.shell_integration import shellcode
 
 from adlm.config.load import preset_titles
 from adlm.config.options import allowed_values, descriptions
@@ -15,7 +16,7 @@ from adlm.registry import SAMPLERS
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(argcomplete.shellcode(["adlm"], shell=arguments.shell))
+    sys.stdout.write(shellcode(["adlm"], shell=arguments.shell))
     return 0
 
 

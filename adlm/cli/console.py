@@ -31,6 +31,11 @@ class Console(RichConsole):
         if not self.file.isatty():  # with FORCE_COLOR, rich treats a pipe as a terminal
             self.width = UNLIMITED_WIDTH
 
+    @property
+    def is_live(self) -> bool:
+        """Whether lines can be redrawn, as progress bars do: a terminal, and not one that is dumb (TERM=dumb)."""
+        return self.file.isatty() and not self.is_dumb_terminal
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
@@ -58,7 +63,7 @@ class Progress:
         self._last: tuple[float, float] = (done, self._started_at)
         self._closed = threading.Event()
         self._bar: Bar | None = None
-        if console.is_terminal:
+        if console.is_live:
             name = TextColumn("{task.description}", markup=False)
             left = TextColumn("{task.completed:,.0f}/{task.total:,}  {task.fields[left]}")
             self._bar = Bar(name, BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)

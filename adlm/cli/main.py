@@ -87,7 +87,9 @@ class MainParser(Parser):
 
     def __init__(self, prog: str):
         super().__init__(prog=prog)
-        self.commands = self.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+        self.commands: argparse._SubParsersAction[argparse.ArgumentParser] = self.add_subparsers(
+            dest="command", metavar="COMMAND", required=True, parser_class=Parser
+        )
 
     def format_help(self) -> str:
         lines = [f"usage: {self.prog} COMMAND ...", "", "Anchored diffusion language models."]

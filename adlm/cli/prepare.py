@@ -91,7 +91,7 @@ def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
     )
     started = time.monotonic()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_live) as bar:
         task = bar.add_task("tokenizing", total=None, rate=0.0, tokens=0)
 
         def show(progress: PrepareProgress) -> None:

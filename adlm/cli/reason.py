@@ -167,6 +167,10 @@ def _show(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.problem <= len(problems):
         raise UserError(f"--problem {arguments.problem} must be from 1 to {len(problems)}")
     [solution] = solver.solve([problems[arguments.problem - 1]], data=name)
+    if arguments.json:
+        line = _line(solution, solver.last_stage.slots)
+        sys.stdout.write(f"{json.dumps({**line, 'steps': solution.problem.steps, 'slots': solution.slots})}\n")
+        return 0
     console = Console()
     console.print(Text(solution.problem.question))
     for step in solution.problem.steps:

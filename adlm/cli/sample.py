@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.watch and arguments.json:
         raise UserError("--watch cannot be combined with --json; leave one out")
     output = SampleOutput(lm, request, arguments.json, arguments.special_tokens)
-    watch = arguments.watch and output.console.is_terminal
+    watch = arguments.watch and output.console.is_live
     if watch or arguments.trace is not None:
         first = _sample_with_trace(lm, request, output if watch else None, arguments)
         if request.num_rows == 1 and arguments.out is None:
