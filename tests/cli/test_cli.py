@@ -162,6 +162,8 @@ QUICK = [
     ["trian"],
     ["judge", "--nothing"],
     ["completion", "bash"],
+    ["prepare", "--list"],
+    ["prepare", "data.path=nowhere.txt", "--out", "new"],
     *([*command.split(), "--help"] for command in CALLS),
 ]
 
