@@ -150,10 +150,14 @@ def check_device(device: "torch.device") -> Check:
     num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = default_threads()
     gpus, names = [], []
-    for index in range(torch.cuda.device_count()):
-        name, (free, total) = torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)
-        gpus.append({"name": name, "free_bytes": free, "total_bytes": total})
-        names.append(f"{name} ({format_bytes(free)} of {format_bytes(total)} free)")
+    try:
+        for index in range(torch.cuda.device_count()):
+            name, (free, total) = torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)
+            gpus.append({"name": name, "free_bytes": free, "total_bytes": total})
+            names.append(f"{name} ({format_bytes(free)} of {format_bytes(total)} free)")
+    except RuntimeError as error:  # a driver that does not fit, or memory that other processes have taken
+        reason = " ".join(str(error).split())[:200]
+        return Check("core", "device", "broken", f"GPU {len(gpus)} cannot be used: {reason}; try CUDA_VISIBLE_DEVICES=")
     cpus = f"{threads} thread{'s' * (threads != 1)} on {num_cpus} CPU{'s' * (num_cpus != 1)}"
     facts = {"device": device.type, "cuda": torch.version.cuda, "gpus": gpus, "threads": threads, "cpus": num_cpus}
     if gpus:
@@ -206,7 +210,7 @@ def check_training(device: "torch.device") -> Check:
     try:
         network = method.build().to(device).train()
         state = new_train_state(method, network, autocast_dtype(method.config.train, device))
-        batches = [MicroBatch(torch.arange(16).expand(2, 16))]
+        batches = [MicroBatch(torch.arange(16).repeat(2, 1))]
         train_step(state, batches, count_tokens(method, batches), 1.0, torch.Generator().manual_seed(0)).check()
     except (RuntimeError, UserError) as error:
         reason = " ".join(str(error).split())[:300]

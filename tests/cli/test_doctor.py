@@ -90,6 +90,16 @@ def test_a_failing_training_step_is_exit_code_1(capsys, monkeypatch):
     assert "no kernel image is available" in out
 
 
+def test_a_gpu_that_cannot_be_used_is_exit_code_1(capsys, monkeypatch):
+    def fail(*given):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
+    assert main(["doctor"]) == 1
+    assert "GPU 0 cannot be used: CUDA error: out of memory" in capsys.readouterr().out
+
+
 def test_corpora_are_found_in_adlm_data(capsys, monkeypatch, tmp_path):
     (tmp_path / "wikitext-2").mkdir()
     monkeypatch.setenv("ADLM_DATA", str(tmp_path))
