@@ -43,6 +43,8 @@ REASONING = [*TINY, "data.root=problems", "reason.epochs=1", "reason.first_epoch
 
 # A valid command line per command; random arguments are added to it or replace one of its arguments.
 BASES = {
+    "doctor": [],
+    "completion": ["bash"],
     "quickstart": [],  # takes minutes, so only immediate errors are tested
     "presets": ["owt/adlm"],
     "prepare": ["data.path=text.txt", "tokenizer=bytes", "length=16", "--out", "new"],
@@ -90,7 +92,7 @@ NASTY = [
 def command_parser(name: str) -> argparse.ArgumentParser:
     command, _, subcommand = name.partition(" ")
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"adlm.cli.{MODULES.get(command, command)}").add_arguments(parser)
+    importlib.import_module(f"adlm.cli.arguments.{MODULES.get(command, command)}").add_arguments(parser)
     if subcommand:
         [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
         parser = choices[subcommand]
@@ -229,7 +231,7 @@ def check(words, folder):
     try:
         code, interrupted, printed, errors = attempt(words)
         note(f"exit code {code}: {printed[-2000:]}")
-        allowed = {0, 2} | ({1} if words[0] == "parity" else set()) | ({130} if interrupted else set())
+        allowed = {0, 2} | ({1} if words[0] in ("parity", "doctor") else set()) | ({130} if interrupted else set())
         assert code in allowed
         assert "Traceback" not in (IGNORED_INTERRUPT.sub("", printed) if interrupted else printed)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", printed)
@@ -242,7 +244,7 @@ def check(words, folder):
 
 
 EXAMPLES = int(os.environ.get("ADLM_FUZZ", "0"))
-NUM = {"train": 8, "bench train": 4, "bench sample": 15, "parity": 5, "quickstart": 15, "perplexity": 15}
+NUM = {"train": 8, "bench train": 4, "bench sample": 15, "parity": 5, "doctor": 5, "quickstart": 15, "perplexity": 15}
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -36,6 +36,7 @@ LAYERS = {
     "benchmark": 9,
     "trace": 9,
     "harness": 9,
+    "environment": 9,
     "quickstart": 10,
     "export": 10,
     "cli": 11,

@@ -1,15 +1,12 @@
-"""Standard output, standard error and progress for the commands. Does not depend on any command.
+"""Consoles and progress for the commands. Does not depend on any command.
 
 Everything is printed as plain text: no markup, and characters that could control the terminal are escaped.
 """
 
-import io
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
@@ -18,65 +15,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.segment import Segment
 
+from adlm.cli.streams import StandardError
 from adlm.errors import printable
 
 UNLIMITED_WIDTH = 1_000_000
 """Columns where the output is not a terminal: no line is cut or wrapped."""
-
-
-def open_streams() -> None:
-    """Redirect closed standard streams to /dev/null, and escape characters that a stream's encoding lacks."""
-    for name in ("stdout", "stderr"):
-        stream: TextIO | None = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def silence(stream: TextIO) -> None:
-    """Redirect a stream that cannot be written any more to /dev/null, so that the flush at exit does not fail."""
-    with suppress(OSError, ValueError), open(os.devnull, "w") as null:
-        os.dup2(null.fileno(), stream.fileno())
-
-
-class StandardError:
-    """The current sys.stderr. Write errors (closed pipe, full disk) are ignored, so that the command continues."""
-
-    @property
-    def _stream(self) -> TextIO:
-        stream: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # rich replaces it during a live bar
-        return stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError:
-            silence(self._stream)
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError:
-            silence(self._stream)
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-
-def write_error(line: str) -> None:
-    """Print a line on standard error."""
-    stream = StandardError()
-    stream.write(f"{printable(line)}\n")
-    stream.flush()
 
 
 class Console(RichConsole):
@@ -87,6 +30,11 @@ class Console(RichConsole):
         super().__init__(file=file, stderr=stderr, markup=False, highlight=False)
         if not self.file.isatty():  # with FORCE_COLOR, rich treats a pipe as a terminal
             self.width = UNLIMITED_WIDTH
+
+    @property
+    def is_live(self) -> bool:
+        """Whether lines can be redrawn, as progress bars do: a terminal, and not one that is dumb (TERM=dumb)."""
+        return self.file.isatty() and not self.is_dumb_terminal
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -115,7 +63,7 @@ class Progress:
         self._last: tuple[float, float] = (done, self._started_at)
         self._closed = threading.Event()
         self._bar: Bar | None = None
-        if console.is_terminal:
+        if console.is_live:
             name = TextColumn("{task.description}", markup=False)
             left = TextColumn("{task.completed:,.0f}/{task.total:,}  {task.fields[left]}")
             self._bar = Bar(name, BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from adlm.checkpoints.model_folder import network_of, save_model_folder
@@ -12,37 +11,7 @@ from adlm.config.load import to_mapping
 from adlm.errors import printable
 from adlm.files import refuse_taken
 from adlm.models.transformer import num_parameters
-from adlm.registry import METHODS
 from adlm.tokens import load_tokenizer
-
-EXAMPLE = "adlm import adlm-owt.ckpt --out models/adlm-owt --tokenizer gpt2"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", type=Path, help="a .ckpt file of the released ADLM, MDLM, SEDD, D3PM or AR code"
-    )
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="the model folder to create; must not exist"
-    )
-    parser.add_argument("--weights", choices=("ema", "raw"), help="EMA or raw weights (default: ema if present)")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="T",
-        help="tokenizer name or path, saved in the model folder; without it the model works on ids only",
-    )
-    parser.add_argument(
-        "--method",
-        choices=tuple(METHODS),
-        help="the method, if the weights are ambiguous: mdlm, sedd and d3pm have the same weights",
-    )
-    parser.add_argument(
-        "--mask-id", type=int, metavar="ID", help="mask id, if there is no tokenizer (usually the last id)"
-    )
-    parser.add_argument(
-        "--length", type=int, metavar="L", help="maximum sequence length (default: from the file's config, else 1024)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,32 +13,64 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import NoReturn
 
 from adlm import __version__
-from adlm.cli.console import open_streams, silence, write_error
-from adlm.config.options import descriptions, suggestion
+from adlm.cli.arguments import add_subcommand
+from adlm.cli.streams import open_streams, silence, write_error
 from adlm.errors import UserError
 from adlm.files import reason
 
-# Each command is a module of adlm.cli with EXAMPLE, add_arguments and run, imported only when it is called.
-COMMANDS = {
-    "quickstart": "prepare data, then train and compare two small models in minutes on a CPU",
-    "presets": "list the presets, or print one with overrides applied",
-    "prepare": "tokenize a named corpus, your own text or a Hugging Face dataset for training and evaluation",
-    "train": "train a model, resume or extend a run, or plot runs; single-process or under torchrun",
-    "perplexity": "measure perplexity of models on texts, with standard errors, and compare models",
-    "reproduce": "compare models, or saved results, with a table of the paper, with standard errors and caveats",
-    "sample": "generate text with a model: unconditionally, after a prompt, or by infilling",
-    "judge": "evaluate a samples file: generative perplexity, MAUVE, entropy and diversity, as a metric card",
-    "lm-eval": "evaluate a model on tasks of the lm-evaluation-harness, with its own options",
-    "reason": "fine-tune a causal language model to solve problems (ACoT and baselines), evaluate and watch it",
-    "import": "convert a checkpoint of the released code to a model folder, without executing code from it",
-    "export": "write a model as a folder that Hugging Face transformers loads without adlm, and upload it",
-    "parity": "compare this implementation with reference outputs of the released code",
-    "bench": "measure the training or sampling speed of this machine",
+# Every command, by purpose: its arguments are a module of adlm.cli.arguments, the command itself is the module of the
+# same name in adlm.cli. That one is imported after its arguments are parsed, since importing torch takes seconds.
+GROUPS = {
+    "start": {
+        "quickstart": "train and compare two small models, minutes on a CPU",
+        "doctor": "check this machine: devices, packages, data, what works",
+        "completion": "print the shell completion script for bash, zsh or fish",
+    },
+    "data and training": {
+        "presets": "list the presets, or print one with overrides applied",
+        "prepare": "tokenize a corpus, your own text or a dataset of the hub",
+        "train": "train a model; resume, extend or plot runs",
+        "reason": "fine-tune causal models to solve problems (ACoT), evaluate them",
+    },
+    "evaluate": {
+        "perplexity": "measure models on texts, with standard errors",
+        "judge": "measure samples: generative perplexity, MAUVE, diversity",
+        "reproduce": "compare results with a table of the paper",
+        "lm-eval": "run tasks of the lm-evaluation-harness, with its own options",
+    },
+    "generate": {
+        "sample": "write text: freely, after a prompt, or into gaps",
+    },
+    "exchange": {
+        "import": "convert a checkpoint of the released code to a model folder",
+        "export": "write a model for Hugging Face transformers, and upload it",
+    },
+    "check": {
+        "parity": "compare this code with outputs of the released code",
+        "bench": "measure the training or sampling speed of this machine",
+    },
 }
+COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
+EXAMPLES = {
+    "start": "adlm quickstart --out runs/quickstart",
+    "data and training": "adlm train own data.path='texts/*.txt'",
+    "evaluate": "adlm perplexity runs/own --data runs/own/data",
+    "generate": 'adlm sample runs/own --prompt "The " --watch',
+    "exchange": "adlm export runs/own --to hf --out exported/own",
+    "check": "adlm bench train owt/adlm --batch 32",
+}
+FIRST_STEPS = """anchored diffusion language models
+
+  adlm quickstart                            a first model, minutes on a CPU
+  adlm train own data.path='texts/*.txt'     train on your text, into runs/own
+  adlm sample runs/own --prompt "The "       write with it; --fill fills gaps
+
+adlm --help lists all commands
+"""
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
@@ -51,12 +83,35 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
+class MainParser(Parser):
+    """The parser of `adlm` itself, whose help lists the commands by purpose."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog=prog)
+        self.commands: argparse._SubParsersAction[argparse.ArgumentParser] = self.add_subparsers(
+            dest="command", metavar="COMMAND", required=True, parser_class=Parser
+        )
+
+    def format_help(self) -> str:
+        lines = [f"usage: {self.prog} COMMAND ...", "", "Anchored diffusion language models."]
+        for group, commands in GROUPS.items():
+            lines += ["", f"{group}:", *(f"  {name:{len('perplexity')}}  {line}" for name, line in commands.items())]
+            lines += [f"  example: {EXAMPLES[group]}"]
+        lines += ["", f"{self.prog} COMMAND --help explains a command, with examples; {self.prog} --version"]
+        return "\n".join(lines) + "\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `adlm ARGV` and return the exit code; None runs sys.argv as the main program."""
     open_streams()
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, InterruptHandler())
     try:
+        if argv is None and "_ARGCOMPLETE" in os.environ:  # the shell completes the command line
+            from adlm.cli.completion import print_completions, words_before_cursor
+
+            words = words_before_cursor()
+            print_completions(build_parser(words), *words[:1])
         code = run(_check_encoding(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
@@ -131,35 +186,48 @@ def _should_report() -> bool:
 
 
 def run(argv: Sequence[str]) -> int:
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+    if not argv:
+        sys.stdout.write(FIRST_STEPS)
+        return 0
+    if not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        from adlm.config.options import suggestion
+
         raise UserError(f"there is no command {argv[0]!r}{suggestion(argv[0], COMMANDS)} (see adlm --help)")
-    parser = Parser(
-        prog="adlm", description="Anchored diffusion language models: data, training, sampling and evaluation."
-    )
-    parser.add_argument("--version", action="version", version=f"adlm {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, line in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=line, description=f"{line[0].upper()}{line[1:]}.", formatter_class=argparse.RawTextHelpFormatter
-        )
-        if argv and argv[0] == name:
-            module = importlib.import_module(f"adlm.cli.{MODULES.get(name, name)}")
-            command.epilog = f"example:\n  {module.EXAMPLE}"
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
+    parser = build_parser(argv)
     arguments, rest = parser.parse_known_args(argv)
+    if arguments.command != argv[0]:
+        raise UserError(f"{argv[0]} comes before the command; give the command first (see adlm --help)")
     takes_overrides = hasattr(arguments, "overrides")
     if hasattr(arguments, "forwarded"):  # the options of another program
         arguments.forwarded = list(argv[1:])
     elif rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
-        _refuse_arguments(commands.choices.get(argv[0], parser), rest, takes_overrides)
-    return int(arguments.run(arguments))
+        _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
+    return int(_import(argv[0]).run(arguments))
+
+
+def build_parser(argv: Sequence[str]) -> MainParser:
+    """The parser of all commands, with the arguments of the one that argv calls."""
+    parser = MainParser(prog="adlm")
+    parser.add_argument("--version", action="version", version=f"adlm {__version__}")
+    for name, line in COMMANDS.items():
+        if argv and argv[0] == name:
+            arguments = _import(name, "arguments.")
+            arguments.add_arguments(add_subcommand(parser.commands, name, line, arguments.EXAMPLE))
+        else:
+            parser.commands.add_parser(name)
+    return parser
+
+
+def _import(command: str, package: str = "") -> ModuleType:
+    return importlib.import_module(f"adlm.cli.{package}{MODULES.get(command, command)}")
 
 
 def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], takes_overrides: bool) -> NoReturn:
     """The user error for unknown options, with the config option or command-line option that may have been meant."""
+    from adlm.config.options import descriptions, suggestion
+
     name = rest[0].strip("-").partition("=")[0]
     overrides = [f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")]
     if takes_overrides and overrides:

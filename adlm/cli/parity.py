@@ -6,22 +6,12 @@ import json
 import math
 import sys
 from itertools import groupby
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console
 from adlm.evaluation.paper.parity import ParityReport, compare
-
-EXAMPLE = "adlm parity tests/golden"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="folder with golden.json, its .npz arrays and .ckpt weights"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,44 +15,22 @@ from rich.text import Text
 
 from adlm.cli.console import Console
 from adlm.config.load import resolve
-from adlm.config.schema import SOURCES, Anchor, Config
+from adlm.config.schema import SOURCES, Config
 from adlm.data.prepare.prepare import PrepareOutcome, PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, open_prepared
-from adlm.data.rows.anchor_rules import AnchorRule, anchor_rule, describe_rule
 from adlm.data.rows.packing import Rows
-from adlm.data.rows.statistics import Statistics, anchors_in, statistics_of, symbol_statistics
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError, printable
-from adlm.reasoning.inspection import InspectedProblem, InspectedProblems, inspect_problems
-from adlm.reasoning.rows import ANCHOR_LABELS
 from adlm.tokens import Tokenizer
 
-EXAMPLE = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
-  adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
+if TYPE_CHECKING:  # --inspect imports torch, which takes seconds; nothing else here does
+    from adlm.data.rows.anchor_rules import AnchorRule
+    from adlm.data.rows.statistics import Statistics
+    from adlm.reasoning.inspection import InspectedProblem, InspectedProblems
+
 NUM_SHOWN_ROWS = 3  # printed by --inspect
 NUM_SHOWN_TOKENS = 160  # of each row
 FIELD_WIDTH = 10  # of "question" and the other names of a problem's parts
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
-        "and other config options, or a preset (see adlm presets --explain)",
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="the prepared folder to create, or an existing one with --inspect"
-    )
-    parser.add_argument(
-        "--inspect",
-        action="store_true",
-        help="show example rows, document lengths, token frequencies and anchors;\n"
-        "of reasoning problems also steps, labels and what each slot is trained towards",
-    )
-    parser.add_argument("--list", action="store_true", help="list the named corpora")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,20 +49,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
     report["notes"] = [] if how == "opened" else list(_notes(config, report, prepared.manifest["recipe"]["held_out"]))
-    splits = prepared.splits if arguments.inspect else ()
+    if arguments.inspect:
+        return _inspect(config, prepared, report, arguments.json)
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(report)}\n")
+    else:
+        _print_report(Console(), report)
+    return 0
+
+
+def _inspect(config: Config, prepared: Prepared, report: dict[str, Any], as_json: bool) -> int:
+    """The report, and statistics, example rows and reasoning problems of every split."""
+    from adlm.data.rows.anchor_rules import anchor_rule, describe_rule
+    from adlm.data.rows.statistics import statistics_of, symbol_statistics
+
     rule = anchor_rule(
-        config.anchor if splits else Anchor(),
+        config.anchor,
         prepared.tokenizer.vocabulary.size,
         lambda: symbol_statistics(prepared.rows(prepared.splits[0]), prepared.tokenizer),
     )
-    statistics = {split: statistics_of(prepared.rows(split), rule) for split in splits}
-    problems: dict[str, InspectedProblems] = {}
-    if arguments.inspect:
-        problems, notes = _inspect_problems(config, prepared, how)
-        report["notes"] += notes
-        report["statistics"] = {split: asdict(found) for split, found in statistics.items()}
-        report["problems"] = {split: asdict(found) for split, found in problems.items()}
-    if arguments.json:
+    statistics = {split: statistics_of(prepared.rows(split), rule) for split in prepared.splits}
+    problems, notes = _inspect_problems(config, prepared, report["how"])
+    report["notes"] += notes
+    report["statistics"] = {split: asdict(found) for split, found in statistics.items()}
+    report["problems"] = {split: asdict(found) for split, found in problems.items()}
+    if as_json:
         sys.stdout.write(f"{json.dumps(report)}\n")
         return 0
     console = Console()
@@ -115,7 +103,7 @@ def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
     )
     started = time.monotonic()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_live) as bar:
         task = bar.add_task("tokenizing", total=None, rate=0.0, tokens=0)
 
         def show(progress: PrepareProgress) -> None:
@@ -140,8 +128,11 @@ def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
     return replace(prepared, manifest={**prepared.manifest, **view})
 
 
-def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, InspectedProblems], list[str]]:
+def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, "InspectedProblems"], list[str]]:
     """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
+    from adlm.reasoning.inspection import inspect_problems
+    from adlm.reasoning.rows import ANCHOR_LABELS
+
     source = prepared.manifest["source"]
     if how == "opened":
         note = (
@@ -223,8 +214,8 @@ def _print_examples(
     console: Console,
     prepared: Prepared,
     split: str,
-    statistics: Statistics,
-    rule: AnchorRule,
+    statistics: "Statistics",
+    rule: "AnchorRule",
     rule_in_words: str,
     num_rows: int,
 ) -> None:
@@ -243,7 +234,7 @@ def _print_examples(
         console.print(_highlight(rows, row, prepared, rule))
 
 
-def _format_statistics(statistics: Statistics, rule_in_words: str) -> str:
+def _format_statistics(statistics: "Statistics", rule_in_words: str) -> str:
     shortest, tenth, median, ninetieth, longest = statistics.document_lengths
     return (
         f"{statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% between "
@@ -253,8 +244,10 @@ def _format_statistics(statistics: Statistics, rule_in_words: str) -> str:
     )
 
 
-def _highlight(rows: Rows, row: int, prepared: Prepared, rule: AnchorRule) -> Text:
+def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule") -> Text:
     """The first tokens of a row, with special tokens and anchors highlighted."""
+    from adlm.data.rows.statistics import anchors_in
+
     vocabulary = prepared.tokenizer.vocabulary
     special = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.mask_id}
     ids, pad = rows[row]
@@ -280,7 +273,7 @@ def _decode_each(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
         yield decoder.decode(tokenizer.piece(index) if number else tokenizer.decode([index]).encode())
 
 
-def _print_problems(console: Console, found: InspectedProblems, num_problems: int) -> None:
+def _print_problems(console: Console, found: "InspectedProblems", num_problems: int) -> None:
     statistics = found.statistics
     read = statistics.num_problems
     some = f"the first {read:,} of " if read < num_problems else ""
@@ -305,7 +298,7 @@ def _print_problems(console: Console, found: InspectedProblems, num_problems: in
         _print_problem(console, problem, found.num_slots)
 
 
-def _print_problem(console: Console, problem: InspectedProblem, num_slots: int) -> None:
+def _print_problem(console: Console, problem: "InspectedProblem", num_slots: int) -> None:
     _print_field(console, "question", Text(problem.question))
     for number, step in enumerate(problem.steps, 1):
         _print_field(console, f"step {number}", Text(step))

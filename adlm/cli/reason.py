@@ -22,45 +22,6 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from adlm.data.reasoning.problem import Problem
     from adlm.reasoning.solve import Score, Solution, Solver
 
-EXAMPLE = """adlm reason train prosqa/small --out runs/prosqa
-  adlm reason train prosqa/gpt2 reason.method=coconut --out runs/coconut
-  adlm reason eval runs/prosqa --data prosqa --out answers.jsonl
-  adlm reason show runs/prosqa --data prosqa --problem 7"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    train = actions.add_parser("train", help="train or resume a run", description="Train or resume a run.")
-    train.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="a preset such as prosqa/small, then option=value"
-    )
-    train.add_argument("--out", metavar="RUN", type=Path, help="run folder (default: runs/PRESET)")
-    train.add_argument("--json", action="store_true", help="print the result as one line of JSON")
-    evaluate = actions.add_parser("eval", help="exact-match accuracy on a set of problems")
-    _add_model(evaluate)
-    evaluate.add_argument("--limit", metavar="N", type=int, help="solve the first N problems only")
-    evaluate.add_argument(
-        "--slots", metavar="N", type=int, nargs="+", help="numbers of slots to evaluate (default: of the last stage)"
-    )
-    evaluate.add_argument("--out", metavar="FILE", type=Path, help="write every answer as a line of JSON")
-    evaluate.add_argument("--force", action="store_true", help="replace an existing FILE")
-    evaluate.add_argument("--json", action="store_true", help="print the result as one line of JSON")
-    show = actions.add_parser("show", help="one problem being solved: slots, their labels, the answer")
-    _add_model(show)
-    show.add_argument("--problem", metavar="N", type=int, default=1, help="which problem, from 1 on (default: 1)")
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=Path, help="a run or model folder of adlm reason train")
-    parser.add_argument(
-        "--data",
-        metavar="NAME_OR_FILE",
-        help="gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
-    )
-    parser.add_argument("--root", metavar="DIR", help="folder of the corpora (default: as trained, else ADLM_DATA)")
-    parser.add_argument("--split", choices=("test", "valid", "train"), default="test", help="default: test")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
-
 
 def run(arguments: argparse.Namespace) -> int:
     actions = {"train": _train, "eval": _evaluate, "show": _show}
@@ -206,6 +167,10 @@ def _show(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.problem <= len(problems):
         raise UserError(f"--problem {arguments.problem} must be from 1 to {len(problems)}")
     [solution] = solver.solve([problems[arguments.problem - 1]], data=name)
+    if arguments.json:
+        line = _line(solution, solver.last_stage.slots)
+        sys.stdout.write(f"{json.dumps({**line, 'steps': solution.problem.steps, 'slots': solution.slots})}\n")
+        return 0
     console = Console()
     console.print(Text(solution.problem.question))
     for step in solution.problem.steps:

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from adlm import __version__
-from adlm.cli.console import Console, Stages, write_error
-from adlm.cli.perplexity import add_measurement_options
+from adlm.cli.console import Console, Stages
+from adlm.cli.streams import write_error
 from adlm.config.options import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
@@ -24,68 +24,12 @@ from adlm.evaluation.paper.results import ACCURACIES, Result, read_results, resu
 from adlm.evaluation.plotting import check_plot_path
 from adlm.files import check_output, write_file
 from adlm.language_model import load
-from adlm.likelihood.estimators import ESTIMATORS
-from adlm.likelihood.perplexity import AUTO, PerplexitySettings, delete_journal
-
-EXAMPLE = """adlm reproduce owt-ppl                                        print the published table
-  adlm reproduce owt-ppl model.ckpt --tokenizer gpt2 --row adlm-262B --out owt.json --plot owt.svg
-  adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
-  adlm reproduce generation cards/*.json"""
+from adlm.likelihood.perplexity import PerplexitySettings, delete_journal
 
 EVALUATION_ERROR_ONLY = "our standard errors cover the evaluation only, not the variance between training runs"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
 NAMES = {"monte_carlo": "Monte Carlo"}
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "table",
-        metavar="TABLE",
-        help="\n".join(f"{name}: {table.title}" for name, table in TABLES.items()),
-    )
-    add(
-        "models",
-        nargs="*",
-        default=[],
-        metavar="MODEL",
-        help="model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
-        "JSON results of "
-        "`adlm perplexity --out` and `adlm judge --out`",
-    )
-    add(
-        "--row",
-        action="append",
-        default=[],
-        metavar="R",
-        help="row of the table: once for all models, or once per model",
-    )
-    add("--markdown", action="store_true", help="print a Markdown table")
-    add("--force", action="store_true", help="replace files that adlm did not write")
-    add("--json", action="store_true", help="print JSON")
-    add("--out", metavar="FILE", type=Path, help="write the comparison as JSON; rerun the same command to resume")
-    add(
-        "--plot",
-        metavar="FILE",
-        type=Path,
-        help="plot published and measured values with error bars (.png, .svg, .pdf)",
-    )
-    measuring = parser.add_argument_group("options for measuring a model")
-    add = measuring.add_argument
-    add(
-        "--data",
-        nargs="+",
-        metavar="DATA",
-        help="the table's texts, such as a prepared folder (default: the corpora by name)",
-    )
-    add(
-        "--estimator",
-        default=AUTO,
-        choices=(AUTO, *ESTIMATORS),
-        help="estimator used in addition to the published one (default: auto)",
-    )
-    add_measurement_options(add, "that of the table")
 
 
 def run(arguments: argparse.Namespace) -> int:

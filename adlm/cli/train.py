@@ -10,23 +10,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adlm.cli.console import Console, Progress, duration, silence
+from adlm.cli.console import Console, Progress, duration
+from adlm.cli.streams import silence
 from adlm.config.load import is_run_preset, load_config, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors
-from adlm.training.metrics import MetricsLine
-from adlm.training.plots import plot_runs
 
 if TYPE_CHECKING:  # importing torch takes seconds; the first message is printed before
+    from adlm.training.metrics import MetricsLine
     from adlm.training.task import OpenTask
     from adlm.training.train import RunStart, TrainOutcome
 
-EXAMPLE = """adlm train own data.path='texts/*.txt'
-  adlm train --out runs/own train.steps=1600
-  adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
-  torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
-  adlm train --plot runs/adlm runs/mdlm"""
 
 # Formats of the fields of a metrics line, in this order; missing fields are skipped. Training nats are not a bound:
 # they use t >= t_min, the raw weights instead of the EMA, and dropout.
@@ -43,30 +38,10 @@ METRIC_FORMATS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
-        "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
-    )
-    parser.add_argument(
-        "--out", metavar="RUN", type=Path, help="run folder: a new one, or one to resume (default: runs/PRESET)"
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="RUN",
-        type=Path,
-        nargs="+",
-        help="plot the curves of a run to curves.png and curves.svg in its folder;\n"
-        "of several runs to comparison.png and comparison.svg in the first folder",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
-
-
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
+        from adlm.training.plots import plot_runs
+
         console = Console(stderr=True)
         files = [str(file) for file in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
         sys.stdout.write(f"{json.dumps(files)}\n" if arguments.json else "".join(f"{file}\n" for file in files))
@@ -196,7 +171,7 @@ class TrainReporter:
             took = duration(time.monotonic() - self.start_time)
             self.info(f"step {step:,} of {self.config.train.steps:,} took {took}: about {self.progress.left}")
 
-    def write(self, line: MetricsLine) -> None:
+    def write(self, line: "MetricsLine") -> None:
         assert self.progress is not None
         self.progress.print(format_metrics(line, self.config.train.steps, self.exact, self.progress.left))
 
@@ -221,7 +196,7 @@ def describe_start(start: "RunStart", config: Config) -> str:
     return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
 
 
-def format_metrics(line: MetricsLine, steps: int, exact: bool, left: str = "") -> str:
+def format_metrics(line: "MetricsLine", steps: int, exact: bool, left: str = "") -> str:
     """One printed line of metrics. Held-out nats are exact, or an upper bound marked with <=."""
     fields = [f"{line['step']:>{len(str(steps))}}/{steps}"]
     fields += [form.format(value) for name, form in METRIC_FORMATS.items() if (value := line.get(name)) is not None]

@@ -159,14 +159,14 @@ def add_descriptions(text: str) -> str:
             lines += ["", f"# {inspect.getdoc(sections()[key])}"]
         else:
             option = f"{section}.{key}" if indent else key
-            choices = _choices(option)
+            choices = allowed_values(option)
             one_of = f" One of: {', '.join(choices)}." if choices else ""
             lines.append(f"{indent}# {known[option]}{one_of}")
         lines.append(line)
     return "\n".join(lines).strip() + "\n"
 
 
-def _choices(option: str) -> tuple[str, ...]:
+def allowed_values(option: str) -> tuple[str, ...]:
     """The allowed values of an option that is a Literal or a registered name; empty for other types."""
     if option in registries():
         return tuple(registries()[option])

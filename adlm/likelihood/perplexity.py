@@ -22,11 +22,10 @@ from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, reporting_os_errors
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
+from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU
 from adlm.limits import format_bytes, memory_of
 from adlm.methods.method import Method
 
-AUTO = "auto"
-BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
 MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repeating the rows of a short text
 MAX_REPLICATES = 100_000
 
@@ -96,7 +95,7 @@ def measure_nats(
     report_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Nats:
     """The nats of the text. `report_progress(done, total)` is called after each group; `journal` makes it resumable."""
-    estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)].of(method)
+    estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
     replicates = settings.replicates(method)
     chosen = chosen_rows(rows, settings.max_tokens)
     repeats = _repeats(settings, method, rows, chosen)

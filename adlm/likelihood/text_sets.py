@@ -27,9 +27,9 @@ from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
 from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
+from adlm.likelihood.names import ZERO_SHOT
 from adlm.tokens import Tokenizer
 
-ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
 STAND_IN = "-standin"
 INCOMPARABLE = "no figure of a paper compares"
 """Part of the notes of a text that differs from the published one."""

@@ -95,7 +95,7 @@ def why_not_compile(device: torch.device) -> str:
     """Why torch.compile does not work on this device, found by compiling a small function; empty if it works."""
     if device.type not in ("cpu", "cuda"):
         return f"torch.compile is not supported on {device.type}"
-    missing = why_no_triton() if device.type == "cuda" else _why_no_cpp()
+    missing = why_no_triton() if device.type == "cuda" else why_no_cpp()
     if missing:
         return missing
     try:
@@ -111,7 +111,8 @@ def _small_function(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.sin() + 1
 
 
-def _why_no_cpp() -> str:
+def why_no_cpp() -> str:
+    """Why torch.compile cannot compile for the CPU; empty if there is a C++ compiler."""
     compilers = torch._inductor.config.cpp.cxx
     names = [name for name in (compilers if isinstance(compilers, (tuple, list)) else [compilers]) if name]
     if any(shutil.which(name) for name in names):

@@ -46,7 +46,7 @@ def validate(method: Method, network: Any, data: TrainingData, size: int, proces
     Every process takes part in every round; one without rows in the last round evaluates the last batch again and
     discards the result.
     """
-    seed, estimator = method.config.train.seed, ESTIMATORS[default_estimator(method)].of(method)
+    seed, estimator = method.config.train.seed, ESTIMATORS[default_estimator(method)](method)
     nats, tokens, nats_squared, nats_tokens, tokens_squared, rows = (
         torch.zeros((), dtype=torch.float64) for _ in range(6)
     )

@@ -1,13 +1,16 @@
 """Tests of the command line: results on standard output, user errors as one line with exit code 2."""
 
+import argparse
 import json
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from adlm.cli.main import COMMANDS, main
+from adlm.cli.main import COMMANDS, GROUPS, build_parser, main
 
 
 def test_presets_prints_one_line_per_preset(capsys):
@@ -94,17 +97,104 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys, words, sentence):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def _calls():
+    """Every command, and every subcommand such as `bench train`, as it is called."""
+    for name in COMMANDS:
+        yield name
+        for action in build_parser([name]).commands.choices[name]._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from (f"{name} {subcommand}" for subcommand in action.choices)
+
+
+CALLS = list(_calls())
+
+
+@pytest.mark.parametrize("command", CALLS)
 def test_every_command_has_help_with_an_example(capsys, command):
     with pytest.raises(SystemExit) as stopped:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert stopped.value.code == 0
     assert f"example:\n  adlm {command}" in capsys.readouterr().out
 
 
-def test_presets_does_not_import_torch():
-    script = "import sys; from adlm.cli.main import main; main(['presets']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
+@pytest.mark.parametrize("command", sorted(set(CALLS) - {"bench", "reason", "completion", "lm-eval"}))
+def test_every_command_that_reports_has_json(capsys, command):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert "  --json " in capsys.readouterr().out
+
+
+def test_adlm_alone_shows_three_commands_that_exist(capsys):
+    assert main([]) == 0
+    *_, last = lines = capsys.readouterr().out.splitlines()
+    called = [line.split()[1] for line in lines if line.startswith("  adlm ")]
+    assert len(called) == 3
+    assert set(called) <= set(COMMANDS)
+    assert last == "adlm --help lists all commands"
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_lists_every_command_once_by_purpose_in_80_columns(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:-1] for line in lines if re.fullmatch(r"[a-z ]+:", line)] == list(GROUPS)
+    assert [line.split()[0] for line in lines if re.match(r"  \w[\w-]*  +\w", line)] == list(COMMANDS)
+    assert max(map(len, lines)) <= 80
+    for line in lines:
+        if line.startswith("  example: "):
+            command, *rest = shlex.split(line.removeprefix("  example: adlm "))
+            build_parser([command]).parse_args([command, *rest])  # raises UserError if it does not parse
+
+
+def test_options_before_the_command_are_a_user_error(capsys):
+    assert main(["--jsn", "presets"]) == 2
+    assert capsys.readouterr().err == "adlm: --jsn comes before the command; give the command first (see adlm --help)\n"
+    assert main(["--", "presets"]) == 2  # what argparse says differs between versions of Python
+
+
+QUICK = [
+    [],
+    ["--help"],
+    ["presets"],
+    ["sample"],
+    ["train", "owt/adlm", "train.stps=1"],
+    ["trian"],
+    ["judge", "--nothing"],
+    ["completion", "bash"],
+    ["prepare", "--list"],
+    ["prepare", "data.path=nowhere.txt", "--out", "new"],
+    *([*command.split(), "--help"] for command in CALLS),
+]
+
+
+def test_help_and_wrong_usage_do_not_import_torch():
+    script = f"""
+import contextlib, io, sys
+from adlm.cli.main import main
+for words in {QUICK!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            main(words)
+    if "torch" in sys.modules:
+        sys.exit(f"adlm {{words}} imports torch")
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_adlm_and_its_help_import_neither_rich_nor_pydantic():
+    script = """
+import sys
+from adlm.cli.main import main
+main([])
+try:
+    main(["--help"])
+finally:
+    assert not {"rich", "pydantic", "numpy"} & set(sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])

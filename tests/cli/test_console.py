@@ -1,6 +1,10 @@
-"""Tests of progress output where there is no terminal."""
+"""Tests of colours and progress: on a terminal, where there is none, and with NO_COLOR and FORCE_COLOR."""
 
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -40,3 +44,46 @@ def test_progress_is_printed_at_intervals_and_during_a_long_step(capsys, monkeyp
 )
 def test_a_duration_is_formatted_in_a_suitable_unit(seconds, text):
     assert duration(seconds) == text
+
+
+COLOUR = re.compile(rb"\x1b\[[\d;]*\b(3[0-7]|9[0-7]|38;)[\d;]*m")
+SCRIPT = """
+from adlm.cli.console import Console, Progress
+progress = Progress(Console(stderr=True), "training", 4)
+progress.update(2)
+progress.print("a line", style="yellow")
+progress.close()
+Console().print("agrees", style="green")
+"""
+
+
+def printed(on_terminal, **variables):
+    """What the script prints on a terminal, or on a pipe, both streams together."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
+    reader, writer = pty.openpty() if on_terminal else os.pipe()
+    environment = {**plain, "TERM": "xterm-256color", **variables}
+    subprocess.run([sys.executable, "-c", SCRIPT], env=environment, stdout=writer, stderr=writer, check=True)
+    output = os.read(reader, 65536)
+    os.close(writer)
+    os.close(reader)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("on_terminal", "variables", "colour", "bar"),
+    [
+        (True, {}, True, True),
+        (True, {"NO_COLOR": "1"}, False, True),
+        (True, {"TERM": "dumb"}, False, False),
+        (False, {}, False, False),
+        (False, {"FORCE_COLOR": "1"}, True, False),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+    ],
+)
+def test_colours_and_bars_are_for_terminals_only(on_terminal, variables, colour, bar):
+    output = printed(on_terminal, **variables)
+    assert b"a line" in output
+    assert b"agrees" in output
+    assert bool(COLOUR.search(output)) == colour
+    assert (b"2/4" in output) == bar
+    assert (b"\x1b[?25l" in output) == bar  # a bar hides the cursor

@@ -297,6 +297,15 @@ def test_other_commands_refuse_a_fine_tuned_model_of_transformers(gpt2_model, ca
         assert "is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`" in error_of(capsys, words)
 
 
+def test_show_prints_json(model, root, capsys):
+    words = ["reason", "show", str(model), "--root", str(root), "--problem", "3", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"question", "steps", "expected", "answer", "right", "labels", "slots"} <= shown.keys()
+    assert len(shown["slots"]) == shown["num_slots"] + 1  # [BOA] and every slot
+    assert all(0 <= share <= 1 for tokens in shown["slots"] for _, share in tokens)
+
+
 def test_show_prints_the_problem_its_labels_and_the_answer(model, root, capsys):
     problem = prosqa_problems(NUM_TEST, start=30)[2]
     assert main(["reason", "show", str(model), "--root", str(root), "--problem", "3", "--device", "cpu"]) == 0

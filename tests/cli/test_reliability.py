@@ -14,6 +14,7 @@ from small_models import small_model
 
 from adlm.cli import console
 from adlm.cli.main import main
+from adlm.cli.streams import write_error
 from adlm.distributed import process_group
 from adlm.files import written_by_adlm
 
@@ -275,14 +276,14 @@ def test_an_address_that_does_not_exist_and_a_port_that_is_taken_are_user_errors
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "no.where.invalid", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"MASTER_ADDR 'no.where.invalid' and MASTER_PORT 1 are not an address"):
-        process_group(console.write_error).__enter__()
+        process_group(write_error).__enter__()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         with pytest.raises(ValueError, match=r"the 2 processes cannot connect to each other at 127\.0\.0\.1"):
-            process_group(console.write_error).__enter__()
+            process_group(write_error).__enter__()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

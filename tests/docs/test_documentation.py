@@ -37,7 +37,7 @@ ALL = [(page.name, line) for page in PAGES for line in commands(page)]
 def parse(line: str) -> None:
     """Raises UserError where adlm would."""
     name, *words = shlex.split(line)
-    module = importlib.import_module(f"adlm.cli.{MODULES.get(name, name)}")
+    module = importlib.import_module(f"adlm.cli.arguments.{MODULES.get(name, name)}")
     parser = Parser(prog=f"adlm {name}")
     module.add_arguments(parser)
     if name == "lm-eval":  # all arguments are the harness's

@@ -25,7 +25,7 @@ def test_a_failing_compiler_is_detected_on_a_small_function(monkeypatch):
     def failing(function):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(build, "_why_no_cpp", lambda: "")
+    monkeypatch.setattr(build, "why_no_cpp", lambda: "")
     monkeypatch.setattr("torch.compile", failing)
     assert "failed on a small function (RuntimeError)" in why_not_compile(torch.device("cpu"))
 

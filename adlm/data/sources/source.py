@@ -165,7 +165,7 @@ def _named_corpus(data: Data, corpus: Corpus) -> Source:
 
 def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     """The corpus's files under the root, and the splits without files."""
-    folder = _corpus_folder(data, corpus)
+    folder = corpus_folder(data, corpus)
     if folder is None:
         return [], []
     if corpus.problems:
@@ -224,7 +224,8 @@ def _problem_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part]
     return parts, [split for split in corpus.files if split not in found]
 
 
-def _corpus_folder(data: Data, corpus: Corpus) -> Path | None:
+def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
+    """The folder of a named corpus under data.root or $ADLM_DATA, or in its package; None if it is not here."""
     root = data.root or os.environ.get("ADLM_DATA", "")
     if data.root and not user_path("data.root", data.root).is_dir():
         raise UserError(f"data.root {data.root} is not a folder; give the one that holds the corpora's folders")

@@ -1,15 +1,16 @@
 """Generative perplexity: the perplexity of samples under a judge, a causal language model. No files.
 
-There are two conventions for the start of a text (START): its first token is given and not counted, as published for
-judges of the hub; or every window begins with the judge's bos, like the training rows of our own models. A text longer
-than the judge's context is read in windows that overlap by half, so that every token is predicted exactly once.
+There are two conventions for the start of a text (START in request.py): its first token is given and not counted, as
+published for judges of the hub; or every window begins with the judge's bos, like the training rows of our own models.
+A text longer than the judge's context is read in windows that overlap by half, so that every token is predicted exactly
+once.
 
 Shapes: B windows of L ids; `pad` is True past the end of a window. A sample is n ids and has n nats.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,23 +19,10 @@ from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.evaluation.generation.diversity import Mean, mean_of
+from adlm.evaluation.generation.request import Eos, Start
 from adlm.likelihood.estimate import Nats, summarize
 
 TokenNats = NDArray[np.float32]
-Eos = Literal["published", "first", "all", "closing"]
-Start = Literal["given", "bos"]
-
-# Which tokens are counted, by name; a first token that is given never is.
-EOS: dict[Eos, str] = {
-    "published": "every token that is not eos, and the first eos (of a text that begins with one, no other)",
-    "first": "up to and including the first eos after the first token",
-    "all": "every token, each eos too",
-    "closing": "every token but an eos that ends the text, whose nats are added and which is not counted",
-}
-START: dict[Start, str] = {
-    "given": "the text's first token is given and not counted, as published",
-    "bos": "every window begins with the judge's bos, as in its training, and every token of the text counts",
-}
 
 
 @dataclass(frozen=True)
@@ -201,7 +189,7 @@ def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
 
 
 def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
-    """(n,), True at the tokens that are counted (see EOS and START)."""
+    """(n,), True at the tokens that are counted (see EOS and START of request.py)."""
     x, position = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
     predicted = position >= (start == "given")

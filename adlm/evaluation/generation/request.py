@@ -1,23 +1,29 @@
-"""The request for a metric card, and the job that computes it: cache, progress, device. No metrics and no flags."""
+"""The request for a metric card: metrics, conventions, settings. Imports no torch, for `adlm judge --help`."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Literal
 
 from adlm.errors import UserError
-from adlm.evaluation.generation.cache import Arrays, compute_in_parts
-from adlm.evaluation.generation.generative_perplexity import Eos, Start
-from adlm.evaluation.generation.judges import Pooling
 
 MAX_SEEDS = 1_000
 METRICS = ("perplexity", "mauve", "entropy", "diversity")
 IdsOf = Literal["auto", "retokenised", "as-sampled"]
+Pooling = Literal["last", "mean"]
+Eos = Literal["published", "first", "all", "closing"]
+Start = Literal["given", "bos"]
 
-ReportProgress = Callable[[str, int, int], None]
-"""(stage, done, total), called as the work proceeds."""
+# Which tokens are counted, by name; a first token that is given never is.
+EOS: dict[Eos, str] = {
+    "published": "every token that is not eos, and the first eos (of a text that begins with one, no other)",
+    "first": "up to and including the first eos after the first token",
+    "all": "every token, each eos too",
+    "closing": "every token but an eos that ends the text, whose nats are added and which is not counted",
+}
+START: dict[Start, str] = {
+    "given": "the text's first token is given and not counted, as published",
+    "bos": "every window begins with the judge's bos, as in its training, and every token of the text counts",
+}
 
 
 @dataclass(frozen=True)
@@ -63,49 +69,3 @@ def check_card_request(request: CardRequest) -> None:
         raise UserError(
             f"--seeds {request.num_seeds} must be at most {MAX_SEEDS:,}: a clustering takes seconds or more"
         )
-
-
-@dataclass(frozen=True)
-class CardJob:
-    """A request with the cache folder, if any, the progress callback and the device."""
-
-    request: CardRequest
-    cache_folder: Path | None
-    report_progress: ReportProgress
-    device: torch.device
-
-    @property
-    def batch(self) -> int:
-        if self.request.batch is not None:
-            return self.request.batch
-        return 16 if self.device.type == "cuda" else 4
-
-    def compute_in_parts(
-        self,
-        items: Sequence[Any],
-        compute: Callable[[Sequence[Any]], Arrays],
-        fits: Callable[[Sequence[Any], Arrays], bool],
-        kind: str,
-        about: Mapping[str, Any],
-        stage: str,
-    ) -> list[Arrays]:
-        """The arrays of all items, with progress and cache; running out of memory is a user error."""
-
-        def report_done(done: int) -> None:
-            self.report_progress(stage, done, len(items))
-
-        try:
-            return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"--batch {self.batch} does not fit the memory of the device; try --batch {max(1, self.batch // 2)}"
-            ) from None
-
-
-@dataclass(frozen=True)
-class TextCollection:
-    """The texts of the samples or of the reference, and their ids if they are the samples' tokenizer's."""
-
-    name: str
-    texts: list[str]
-    ids: list[list[int]] | None
