@@ -281,4 +281,6 @@ def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sa
 
 
 def test_every_command_is_fuzzed():
-    assert {name.split()[0] for name in BASES} == set(COMMANDS)
+    assert {name.split()[0] for name in BASES} == set(COMMANDS) - {"lm-eval"}, (
+        "the arguments of lm-eval are another program's"
+    )
