@@ -20,6 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         run_harness(with_defaults(arguments.forwarded))
+    except ConnectionError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{reason}; the data of this task is not on this machine, so it needs a network") from None
     except (ValueError, FileNotFoundError) as error:
         if isinstance(error, UserError) or not str(error).startswith(USER_ERRORS):
             raise

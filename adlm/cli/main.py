@@ -233,4 +233,5 @@ def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], tak
     if takes_overrides and overrides:
         command.error(f"unrecognized arguments: {' '.join(rest)}; as a config option: {' or '.join(overrides)}")
     options = re.findall(r"(?<=--)[\w-]+", command.format_usage())  # without dashes, which make all names similar
-    command.error(f"unrecognized arguments: {' '.join(rest)}{suggestion(name, options)}")
+    meant = suggestion(name, options).replace("'", "'--", 1)
+    command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")

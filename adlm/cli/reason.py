@@ -155,7 +155,7 @@ def _print_result(console: Console, result: dict[str, Any]) -> None:
         f"{result['method']} with {slots} on {result['data']}: {result['right']} of {result['num']} "
         f"right, {result['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}), {result['tokens']:.1f} tokens written"
     )
-    hops = (f"{count} steps {right}/{num}" for count, (right, num) in result["by_hops"].items())
+    hops = (f"{count} {right}/{num}" for count, (right, num) in result["by_hops"].items())
     console.print(f"by the number of steps: {', '.join(hops)}", style="dim")
     if result["slots_right"]:
         shares = (f"{right / num:.0%}" for right, num in result["slots_right"])

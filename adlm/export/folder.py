@@ -38,6 +38,11 @@ def modeling_code() -> str:
 def check_exportable(lm: LanguageModel) -> None:
     """A user error unless the exported code can be this model."""
     config = lm.config
+    if config.reason is not None:
+        raise UserError(
+            "a model of `adlm reason train` is not exported, since its slots need adlm; if it was fine-tuned from a "
+            "model of transformers, AutoModelForCausalLM loads its model folder as it is"
+        )
     if config.method not in METHODS.built_in or lm.method.auto_class is None:
         supported = [name for name in METHODS.built_in if METHODS[name].auto_class is not None]
         raise UserError(f"method {config.method} cannot be exported to hf; {', '.join(supported)} can")
@@ -59,6 +64,8 @@ def check_folder(folder: Path, force: bool, model: Path) -> None:
         target = folder.resolve()
         if model.exists() and (target == model.resolve() or target in model.resolve().parents):
             raise UserError(f"--out {folder} is what this command reads; give another path")
+        if not force and folder.is_dir() and is_exported(folder):
+            raise UserError(f"--out {folder} is an earlier export; give another path, or --force to replace it")
         if not force or not folder.is_dir() or not any(folder.iterdir()):
             refuse_taken(folder)
             return

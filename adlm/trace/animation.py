@@ -72,7 +72,9 @@ def as_animation(trace: Trace) -> str:
     ]
     if any(step.anchor for step in trace.steps):
         bold = '<tspan class="anchor">bold</tspan>'
-        lines.append(f'<text class="small" x="{MARGIN}" y="{bottom}">{bold}: first guess of the anchor network</text>')
+        lines.append(f'<rect class="lit" x="{MARGIN}" y="{bottom - 11}" width="20" height="14" rx="4"/>')
+        legend = f"the anchor network predicts this token already; {bold}: it did"
+        lines.append(f'<text class="small" x="{MARGIN + 28}" y="{bottom}">{legend}</text>')
     lines.append(f'<text class="small" x="{width - MARGIN}" y="{bottom}" text-anchor="end">{what}</text>\n</svg>\n')
     return "\n".join(lines)
 

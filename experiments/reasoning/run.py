@@ -22,6 +22,12 @@ from pathlib import Path
 
 from adlm.evaluation.paper.published_tables import TABLES
 
+TITLES = {
+    "smollm2-prosqa": "ProsQA, SmolLM2-135M",
+    "smollm2-prontoqa": "ProntoQA, SmolLM2-135M",
+    "smollm2-gsm8k": "GSM8K, SmolLM2-135M",
+    "scratch-first": "ProsQA, from random weights",
+}
 PLAIN = ("no-cot", "pause")
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
 REPEATED = ("acot", "cot", "coconut")
@@ -297,7 +303,7 @@ def plot(arguments: argparse.Namespace) -> int:
                 axis.plot(100 * row["accuracy"], height, "o", color="tab:blue", markersize=5)
             if method in paper:
                 axis.plot(paper[method], place, "o", markerfacecolor="none", color="tab:orange", markersize=8)
-        axis.set_title(group)
+        axis.set_title(TITLES.get(group, group))
         axis.set_xlabel("% of the test problems solved")
         axis.set_yticks(range(len(METHODS)), list(reversed(METHODS)))
         axis.grid(axis="x", alpha=0.3)

@@ -69,10 +69,10 @@ def test_parity_prints_json_and_exits_with_1_if_a_tolerance_is_exceeded(capsys, 
         (["party"], "there is no command 'party'; did you mean 'parity'?"),
         (["parity"], "the following arguments are required: FOLDER"),
         (["parity", "nowhere"], "nowhere/golden.json cannot be read"),
-        (["presets", "--jsn"], "unrecognized arguments: --jsn; did you mean 'json'? (see adlm presets --help)"),
+        (["presets", "--jsn"], "unrecognized arguments: --jsn; did you mean '--json'? (see adlm presets --help)"),
         (
             ["sample", "runs/own", "--promt", "Peace"],
-            "--promt Peace; did you mean 'prompt'? (see adlm sample --help)",
+            "--promt Peace; did you mean '--prompt'? (see adlm sample --help)",
         ),
         (["sample", "runs/own", "--top_p", "1"], "--top_p 1; as a config option: sampling.top_p=... (see adlm sample"),
         (

@@ -489,7 +489,7 @@ def test_a_failed_push_keeps_the_folder(run, tmp_path, monkeypatch, capsys):
 def test_only_an_earlier_export_is_replaced(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["export", str(run), "--out", str(out)]) == 0
-    assert "exists already" in one_line_error(capsys, "export", run, "--out", out)
+    assert "--force to replace it" in one_line_error(capsys, "export", run, "--out", out)
     (out / "README.md").write_text("stale")
     assert main(["export", str(run), "--out", str(out), "--force"]) == 0
     assert "stale" not in (out / "README.md").read_text()

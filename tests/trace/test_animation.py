@@ -30,7 +30,7 @@ def test_without_animation_the_image_shows_the_final_text(trace):
     root = ElementTree.fromstring(as_animation(trace))
     words = [text.text for text in root.iter(f"{SVG}text") if shown(text) and "small" not in text.get("class")]
     assert "".join(words) == re.sub(r"\s", "", trace.to_dict()["text"])
-    assert not any(shown(box) for box in root.iter(f"{SVG}rect") if box.get("class") != "card")
+    assert not any(shown(box) for box in root.iter(f"{SVG}rect") if box.get("style"))
 
 
 def test_every_position_is_masked_or_has_a_token_at_any_time(trace):
