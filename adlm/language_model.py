@@ -94,9 +94,11 @@ class FrozenCopy:
     A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
     `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
     `weight.data` bypass the counter, as do changes of weights made in inference mode; call `refresh` after those.
+    `batch` is that of `FrozenNetwork`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int | None = None) -> None:
+        self._batch = batch
         self._versions: list[tuple[int, int]] = []
         self._frozen: FrozenNetwork | None = None
 
@@ -105,7 +107,7 @@ class FrozenCopy:
             (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
         ]
         if self._frozen is None or versions != self._versions:
-            self._versions, self._frozen = versions, FrozenNetwork(network)  # type: ignore[arg-type]
+            self._versions, self._frozen = versions, FrozenNetwork(network, batch=self._batch)  # type: ignore[arg-type]
         return self._frozen
 
     def refresh(self) -> None:
@@ -290,14 +292,14 @@ class LanguageModel:
         self,
         canvas: Canvas,
         sampling: Sampling,
-        seed: int = 0,
+        seed: int | list[int] = 0,
         first_row: int = 0,
         rng_rows: Sequence[int] | None = None,
     ) -> Iterator[Frame]:
         """The frames of one sampling run; `sample`, `fill`, `complete` and `watch` are easier to call.
 
-        Row i of the canvas uses the RNG of (seed, first_row + i), or of (seed, rng_rows[i]) if `rng_rows` is given.
-        Arguments are checked here, not at the first frame.
+        Row i of the canvas uses the RNG of (seed, first_row + i), or of (seed, rng_rows[i]) if `rng_rows` is given;
+        `seed` may be a list, with one seed per row. Arguments are checked here, not at the first frame.
         """
         if not isinstance(canvas, Canvas):
             raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
@@ -311,7 +313,7 @@ class LanguageModel:
         self,
         canvas: Canvas,
         sampling: Sampling,
-        seed: int,
+        seed: int | list[int],
         first_row: int = 0,
         rng_rows: Sequence[int] | None = None,
     ) -> Iterator[Frame]:
@@ -320,7 +322,13 @@ class LanguageModel:
             check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            rng = RowRng(whole_number("seed", seed), rng_rows or range(first_row, first_row + num_rows))
+            if isinstance(seed, list):
+                seed = [whole_number("seed", each) for each in seed]
+                if len(seed) != num_rows:
+                    raise UserError(f"seed has {len(seed)} numbers, and the canvas {num_rows} rows")
+            else:
+                seed = whole_number("seed", seed)
+            rng = RowRng(seed, rng_rows or range(first_row, first_row + num_rows))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
             return _each_in_standard_mode(
                 self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)
@@ -344,6 +352,14 @@ class LanguageModel:
     def refresh(self) -> None:
         """Sample with the current weights after writing to `weight.data`, the one change that is not detected."""
         self._frozen.refresh()
+
+    def with_fixed_batch(self, num_rows: int) -> "LanguageModel":
+        """This model with all network calls padded to `num_rows` rows, so that a sample does not depend on other rows.
+
+        Without it, a row's beliefs differ in their last bits between batch sizes, which may change a token. Canvases
+        then have at most `num_rows` rows; those of causal models exactly `num_rows`, with equally long prompts.
+        """
+        return replace(self, _frozen=FrozenCopy(whole_number("num_rows", num_rows, 1)))
 
     @property
     def fill_id(self) -> int:

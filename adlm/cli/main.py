@@ -31,6 +31,7 @@ COMMANDS = {
     "perplexity": "measure perplexity of models on texts, with standard errors, and compare models",
     "reproduce": "compare models, or saved results, with a table of the paper, with standard errors and caveats",
     "sample": "generate text with a model: unconditionally, after a prompt, or by infilling",
+    "serve": "serve models over HTTP with the completions API of OpenAI: completion, infilling, streaming",
     "judge": "evaluate a samples file: generative perplexity, MAUVE, entropy and diversity, as a metric card",
     "lm-eval": "evaluate a model on tasks of the lm-evaluation-harness, with its own options",
     "reason": "fine-tune a causal language model to solve problems (ACoT and baselines), evaluate and watch it",
