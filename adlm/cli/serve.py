@@ -88,8 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     handler.setFormatter(JsonFormatter())
     for name in ("adlm.server", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.propagate = False
+        logger.handlers, logger.propagate = [handler], False
     logging.getLogger("adlm.server").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     app = make_app(_load_models(arguments.models, arguments.device), settings)

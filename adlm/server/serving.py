@@ -55,8 +55,9 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen()
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port} cannot be used: {error.strerror}; choose another") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
+        problem = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {host:.100} --port {port} cannot be used ({problem}); choose another") from None
     return bound
 
 
