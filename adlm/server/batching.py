@@ -192,8 +192,8 @@ class BatchWorker:
         frames = self.lm.run_sampler(
             _padded_canvas(rows, length, self.lm.fill_id),
             rows[0].sampling,
-            [row.seed for row in rows],
             rng_rows=[row.number for row in rows],
+            rng_seeds=[row.seed for row in rows],
         )
         num_reported = [0] * len(batch)
         last: Frame | None = None

@@ -158,9 +158,7 @@ def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple
         raise UserError("suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt")
     num = num_masks(prompt) if has_holes else request.max_tokens or DEFAULT_MAX_TOKENS
     if num > lm.config.length:
-        raise UserError(
-            f"{num} tokens to fill in are more than the model's length {lm.config.length}; give fewer"
-        )
+        raise UserError(f"{num} tokens to fill in are more than the model's length {lm.config.length}; give fewer")
     ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
     prefix = lm.bos_prefix(ids)
     ids = prefix + ids

@@ -311,7 +311,8 @@ def test_requests_of_a_client_that_disconnects_are_dropped(models, gate, stream)
         assert gate.entered.wait(20)
         host, port = address.removeprefix("http://").split(":")
         body = json.dumps({"model": "adlm", "max_tokens": 40, "n": 3, "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head += "content-type: application/json\r\n\r\n"
         with socket.create_connection((host, int(port))) as gone:
             gone.sendall(head.encode() + body)
             wait_until(lambda: 'adlm_queue_rows{model="adlm"} 3.0' in httpx.get(f"{address}/metrics").text)
