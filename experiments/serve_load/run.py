@@ -2,9 +2,9 @@
 
     python experiments/serve_load/run.py --clients 16 --seconds 15
 
-A model with random weights (or --model FOLDER) is served by a process with --batch 4 and by one with --batch 1. Each
-client sends one request after the other, from a fixed set of prompts and seeds whose answers were first asked for one by
-one. Reported: median and 99th percentile of the seconds per request, completions per second, requests without an answer
+A model with random weights (or --model FOLDER) is served by a process with --batch 1 and by one with --batch 4. Each
+client sends one request after the other, from a fixed set of prompts and seeds that were first sent one by one.
+Reported: median and 99th percentile of the seconds per request, completions per second, requests without an answer
 (lost), answers that differ from the one given alone (wrong), refused requests (429), and the server's largest memory.
 """
 
