@@ -23,7 +23,7 @@ from adlm.server.completion import CompletionPlan, Limits, plan_completion
 from adlm.server.completion_request import CompletionRequest
 from adlm.server.errors_json import ApiError, error_response, validation_error
 from adlm.server.monitoring import PrometheusMonitor
-from adlm.server.request_guard import RequestGuard
+from adlm.server.request_guard import NOT_ANSWERED, RequestGuard
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Completion:
         try:
             await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=NOT_ANSWERED)  # nobody reads it
             return answer.result()
         finally:
             for task in (answer, gone):
@@ -268,10 +268,6 @@ def _report_errors_as_json(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
         return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
-
-    @app.exception_handler(Exception)
-    async def report_bug(request: Request, error: Exception) -> Response:
-        return error_response(ApiError(500, "internal error; the server's log has the details"))
 
     make_schema = app.openapi
 

@@ -115,6 +115,7 @@ class BatchWorker:
         self._thread = threading.Thread(target=self._run, name=f"adlm-{name}", daemon=True)
 
     def start(self) -> None:
+        _ = self.lm.frozen  # built once, before requests in other threads are checked
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -159,7 +160,8 @@ class BatchWorker:
                 self._sample(batch)
             except Exception as error:  # the thread must survive; the log has the traceback
                 message = str(error) if isinstance(error, UserError) else "sampling failed"
-                log.error("batch failed", extra={"fields": {"model": self.name}}, exc_info=error)
+                fields = {"model": self.name, "message": str(error)}  # of ids, not of text
+                log.error("batch failed", extra={"fields": fields}, exc_info=error)
                 for job, row in batch:
                     job.notify(RowUpdate(row, [], error=message))
             seconds = time.monotonic() - started

@@ -51,7 +51,10 @@ class PrometheusMonitor:
 
 
 class JsonFormatter(logging.Formatter):
-    """A log record as one line of JSON; `extra={"fields": {...}}` adds to it."""
+    """A log record as one line of JSON; `extra={"fields": {...}}` adds to it.
+
+    Of an exception the type and the traceback are logged, not the message, which may quote a prompt.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -60,6 +63,7 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
         }
-        if record.exc_info:
-            line["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = record.exc_info[0].__name__
+            line["traceback"] = "".join(traceback.format_tb(record.exc_info[2]))
         return json.dumps(line)

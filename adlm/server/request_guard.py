@@ -21,6 +21,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 WITHOUT_KEY = ("/health",)
+NOT_ANSWERED = 499
+"""The status in log and metrics if the client is gone before the response."""
 BODY_SECONDS = 30.0
 """Time within which the body of a request must arrive."""
 log = logging.getLogger("adlm.server")
@@ -37,7 +39,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id, started, status = f"req_{uuid.uuid4().hex}", time.monotonic(), 499  # 499: the client is gone
+        request_id, started, status = f"req_{uuid.uuid4().hex}", time.monotonic(), NOT_ANSWERED
         scope["state"] = {**scope.get("state", {}), "log_fields": {}}
 
         async def send_guarded(message: Message) -> None:
@@ -52,10 +54,14 @@ class RequestGuard:
         try:
             self._check_key(scope)
             body = await self._read_body(scope, receive)
+            await self.app(scope, _replay(body, receive), send_guarded)
         except ApiError as error:
             await error_response(error)(scope, receive, send_guarded)
-        else:
-            await self.app(scope, _replay(body, receive), send_guarded)
+        except Exception as error:  # a bug: reported here, so that the response has its headers and is counted
+            log.error("bug", extra={"fields": {"request_id": request_id}}, exc_info=error)
+            if status == NOT_ANSWERED:
+                bug = ApiError(500, "internal error; the server's log has the details")
+                await error_response(bug)(scope, receive, send_guarded)
         finally:
             route = getattr(scope.get("route"), "path", "none")  # not the path: it is the client's text
             seconds = time.monotonic() - started

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'ad
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 openai = pytest.importorskip("openai", reason="openai is not installed; pip install 'adlm[dev]'")
 
-from serving import running, wait_until  # noqa: E402
+from running_server import running, wait_until  # noqa: E402
 
 from adlm.language_model import LanguageModel  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
@@ -320,6 +320,21 @@ def test_requests_of_a_client_that_disconnects_are_dropped(models, gate, stream)
         gate.set()
         assert running_one.result().status_code == 200
         assert 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text
+
+
+def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
+    def fail(*given):
+        raise RuntimeError("secret words")
+
+    monkeypatch.setattr("adlm.server.app.plan_completion", fail)
+    with running(models, ServerSettings()) as address, caplog.at_level(logging.INFO, "adlm.server"):
+        answer = post(address, {"model": "adlm"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    lines = [JsonFormatter().format(record) for record in caplog.records]
+    assert "RuntimeError" in lines[0]
+    assert "secret" not in "".join((answer.text, *lines[1:], lines[0].partition("traceback")[0]))
 
 
 def test_a_failing_batch_is_an_error_and_the_next_request_works(models, monkeypatch):

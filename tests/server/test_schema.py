@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install 'adlm[dev]'")
 
-from serving import running  # noqa: E402
+from running_server import running  # noqa: E402
 
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 
-from serving import wait_until  # noqa: E402
+from running_server import wait_until  # noqa: E402
 
 from adlm.cli.main import main  # noqa: E402
 
