@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -304,17 +305,41 @@ def test_a_request_that_takes_too_long_is_503(models, gate):
         gate.set()
 
 
+@contextmanager
+def connected(address, body):
+    """A client that has sent a request and does not read; it disconnects at the end."""
+    host, port = address.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head += "content-type: application/json\r\n\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + content)
+        yield client
+
+
+def test_a_running_batch_ends_early_if_all_its_clients_are_gone(models, gate):
+    with running(models, ServerSettings()) as address:
+        with connected(address, {"model": "adlm", "max_tokens": 40, "steps": 1000, "seed": 0}):
+            assert gate.entered.wait(20)
+        wait_until(lambda: 'route="/v1/completions",status="499"} 1.0' in httpx.get(f"{address}/metrics").text)
+        gate.set()
+        wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
+        assert gate.num_frames <= 2
+
+
+def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
+    monkeypatch.setattr("adlm.server.request_guard.BODY_SECONDS", 0.2)
+    with socket.create_connection(address.removeprefix("http://").split(":")) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        assert b"400 Bad Request" in client.recv(4096)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_client_that_disconnects_are_dropped(models, gate, stream):
     with running(models, ServerSettings(batch=1)) as address, ThreadPoolExecutor(1) as pool:
         running_one = pool.submit(post, address, {"model": "adlm", "max_tokens": 2})
         assert gate.entered.wait(20)
-        host, port = address.removeprefix("http://").split(":")
-        body = json.dumps({"model": "adlm", "max_tokens": 40, "n": 3, "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-        head += "content-type: application/json\r\n\r\n"
-        with socket.create_connection((host, int(port))) as gone:
-            gone.sendall(head.encode() + body)
+        with connected(address, {"model": "adlm", "max_tokens": 40, "n": 3, "stream": stream}):
             wait_until(lambda: 'adlm_queue_rows{model="adlm"} 3.0' in httpx.get(f"{address}/metrics").text)
         wait_until(lambda: 'adlm_queue_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
         gate.set()
