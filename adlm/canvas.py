@@ -56,6 +56,11 @@ def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
     return ids + _encode_known(text[start:], tokenizer)
 
 
+def num_masks(text: str) -> int:
+    """Number of masks in the holes of a text, counted without encoding it."""
+    return sum(_num_masks(hole) for hole in HOLE.finditer(text))
+
+
 def _num_masks(hole: re.Match[str]) -> int:
     """Number of masks in a hole; MAX_HOLE + 1 for a number of ten or more digits, which is not parsed."""
     digits = hole[1] or "1"

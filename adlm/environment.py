@@ -71,6 +71,7 @@ FEATURES = (
         "models in .gguf files", ("transformers", "gguf", "accelerate"), "pip install 'adlm[eval]' gguf accelerate"
     ),
     Feature("lm-eval", ("lm_eval",), "pip install lm-eval"),
+    Feature("serve", ("fastapi", "uvicorn", "prometheus_client"), "pip install 'adlm[web]'"),
     Feature("train.tensorboard=true", ("tensorboard",), "pip install tensorboard"),
     Feature("train.wandb=online", ("wandb",), "pip install wandb"),
 )

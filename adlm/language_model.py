@@ -94,9 +94,11 @@ class FrozenCopy:
     A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
     `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
     `weight.data` bypass the counter, as do changes of weights made in inference mode; call `refresh` after those.
+    `batch` is that of `FrozenNetwork`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int | None = None) -> None:
+        self.batch = batch
         self._versions: list[tuple[int, int]] = []
         self._frozen: FrozenNetwork | None = None
 
@@ -105,7 +107,7 @@ class FrozenCopy:
             (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
         ]
         if self._frozen is None or versions != self._versions:
-            self._versions, self._frozen = versions, FrozenNetwork(network)  # type: ignore[arg-type]
+            self._versions, self._frozen = versions, FrozenNetwork(network, batch=self.batch)  # type: ignore[arg-type]
         return self._frozen
 
     def refresh(self) -> None:
@@ -293,19 +295,19 @@ class LanguageModel:
         seed: int = 0,
         first_row: int = 0,
         rng_rows: Sequence[int] | None = None,
+        rng_seeds: Sequence[int] | None = None,
     ) -> Iterator[Frame]:
         """The frames of one sampling run; `sample`, `fill`, `complete` and `watch` are easier to call.
 
-        Row i of the canvas uses the RNG of (seed, first_row + i), or of (seed, rng_rows[i]) if `rng_rows` is given.
-        Arguments are checked here, not at the first frame.
+        Row i of the canvas uses the RNG of (seed, first_row + i); `rng_rows` replaces the row numbers by others, and
+        `rng_seeds` the seed by one for each row. Arguments are checked here, not at the first frame.
         """
         if not isinstance(canvas, Canvas):
             raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
-        if rng_rows is not None:
-            rng_rows = [whole_number("rng_rows", row) for row in rng_rows]
-            if len(rng_rows) != len(canvas.ids):
-                raise UserError(f"rng_rows has {len(rng_rows)} numbers, and the canvas {len(canvas.ids)} rows")
-        return self._frames(canvas, validate_sampling(sampling), seed, whole_number("first_row", first_row), rng_rows)
+        rng_rows = _one_per_row("rng_rows", rng_rows, len(canvas.ids))
+        rng_seeds = _one_per_row("rng_seeds", rng_seeds, len(canvas.ids))
+        first_row = whole_number("first_row", first_row)
+        return self._frames(canvas, validate_sampling(sampling), seed, first_row, rng_rows, rng_seeds)
 
     def _frames(
         self,
@@ -314,13 +316,17 @@ class LanguageModel:
         seed: int,
         first_row: int = 0,
         rng_rows: Sequence[int] | None = None,
+        rng_seeds: Sequence[int] | None = None,
     ) -> Iterator[Frame]:
         """The frames of one run with validated options; the canvas and the seed are checked here."""
         with _standard_mode():
             check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
             num_rows, length = canvas.ids.shape
             check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            rng = RowRng(whole_number("seed", seed), rng_rows or range(first_row, first_row + num_rows))
+            if self._frozen.batch is not None and num_rows > self._frozen.batch:
+                raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {self._frozen.batch}; split it")
+            seed = whole_number("seed", seed)
+            rng = RowRng(rng_seeds or seed, rng_rows or range(first_row, first_row + num_rows))
             pad = None if canvas.pad is None else canvas.pad.to(self.device)
             return _each_in_standard_mode(
                 self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)
@@ -344,6 +350,14 @@ class LanguageModel:
     def refresh(self) -> None:
         """Sample with the current weights after writing to `weight.data`, the one change that is not detected."""
         self._frozen.refresh()
+
+    def with_fixed_batch(self, num_rows: int) -> "LanguageModel":
+        """This model with all network calls padded to `num_rows` rows, so that a sample does not depend on other rows.
+
+        Without it, a row's beliefs differ in their last bits between batch sizes, which may change a token. Canvases
+        then have at most `num_rows` rows; those of causal models exactly `num_rows`, with equally long prompts.
+        """
+        return replace(self, _frozen=FrozenCopy(whole_number("num_rows", num_rows, 1)))
 
     @property
     def fill_id(self) -> int:
@@ -474,6 +488,16 @@ def _check_texts(name: str, texts: object) -> Sequence[str]:
         if not isinstance(text, str):
             raise UserError(f"{name} must be text, not a {type(text).__name__}")
     return texts
+
+
+def _one_per_row(name: str, numbers: Sequence[int] | None, num_rows: int) -> list[int] | None:
+    """An argument of whole numbers, one for each row of a canvas, or None."""
+    if numbers is None:
+        return None
+    checked = [whole_number(name, each) for each in numbers]
+    if len(checked) != num_rows:
+        raise UserError(f"{name} has {len(checked)} numbers, and the canvas {num_rows} rows")
+    return checked
 
 
 def _to_python_scalar(name: str, value: object) -> object:

@@ -52,6 +52,7 @@ BASES = {
     "perplexity": ["model", "--data", "text.txt", "--samples", "1", "--max-tokens", "64"],
     "reproduce": ["generation", "card.json"],
     "sample": ["model", "--steps", "2"],
+    "serve": ["model"],  # names cannot be resolved in this test, so none listens
     "judge": ["samples.jsonl", "--metrics", "entropy,diversity"],
     "reason train": [*REASONING, "--out", "new"],
     "reason eval": ["reasoning", "--root", "problems"],

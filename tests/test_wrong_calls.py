@@ -162,6 +162,13 @@ CALLS = {
         lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), wrong), [None, {}, "ancestral"], "sampling"
     ),
     "run_sampler seed": (lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), wrong), NOT_SEEDS, "seed"),
+    "run_sampler rng_seeds": (
+        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), rng_seeds=wrong), [[], [-1], [0, 1]], "seeds"
+    ),
+    "canvas of more rows than a fixed batch": (
+        lambda lm, z: lm.with_fixed_batch(2).run_sampler(Canvas(z), lm.sampling()), [CANVAS.expand(3, 4)], "rows"
+    ),
+    "with_fixed_batch": (lambda lm, wrong: lm.with_fixed_batch(wrong), [0, -1, "x", None], "num_rows"),
     "run_sampler rng_rows": (
         lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), rng_rows=wrong), [[], [-1], [0, 1]], "rng_rows"
     ),

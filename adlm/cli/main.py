@@ -44,6 +44,7 @@ GROUPS = {
     },
     "generate": {
         "sample": "write text: freely, after a prompt, or into gaps",
+        "serve": "answer requests of OpenAI's completions API over HTTP",
     },
     "exchange": {
         "import": "convert a checkpoint of the released code to a model folder",

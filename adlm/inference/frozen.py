@@ -33,6 +33,9 @@ from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
 
+HEAD_BLOCK = 16
+"""Rows of hidden states in each product of a head, for networks with a fixed batch."""
+
 
 @dataclass(frozen=True)
 class HiddenStates:
@@ -90,6 +93,10 @@ class FrozenNetwork:
     `dtype` is that of weights and matrix products; by default bfloat16 on CUDA, elsewhere the network's own. `graphs`
     selects CUDA graphs, one per input shape; by default they are used where the device supports them. With CUDA graphs
     the tensors that `hidden` and `read` return are overwritten by the next call of either; clone them to keep them.
+
+    With `batch`, `hidden` reads batches of up to `batch` rows, padded to exactly that many, and heads run on blocks of
+    HEAD_BLOCK. The shapes of all matrix products are then the same whatever else is in the batch, and with them the
+    bits of a row's result: kernels for other shapes add in another order.
     """
 
     @torch.no_grad()
@@ -98,7 +105,9 @@ class FrozenNetwork:
         network: Transformer | AnchoredTransformer,
         dtype: torch.dtype | None = None,
         graphs: bool | None = None,
+        batch: int | None = None,
     ):
+        self.batch = batch
         first = network if isinstance(network, Transformer) else network.anchor
         like = first.embedding.weight
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
@@ -120,9 +129,18 @@ class FrozenNetwork:
     @torch.no_grad()
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
         """sigma (B,) is the noise level for time-conditioned networks, 0 where it is None. pad is True at padding."""
+        num_rows = len(z)
+        if self.batch is not None:
+            assert num_rows <= self.batch, f"{num_rows} rows do not fit a fixed batch of {self.batch}"
+            sigma, pad = (None if each is None else repeat_first(each, self.batch) for each in (sigma, pad))
+            z = repeat_first(z, self.batch)
         if self.graph_cache is None:
-            return self._hidden(z, sigma, pad)
-        return self.graph_cache.replay(self._hidden, z, sigma, pad)
+            hidden = self._hidden(z, sigma, pad)
+        else:
+            hidden = self.graph_cache.replay(self._hidden, z, sigma, pad)
+        if self.batch is None:
+            return hidden
+        return HiddenStates(hidden.last[:num_rows], None if hidden.anchor is None else hidden.anchor[:num_rows])
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
         rotary, causal = self.rotary_table(z.shape[1]), self.trunk.causal
@@ -144,13 +162,19 @@ class FrozenNetwork:
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:
         """(N, V) for rows (N, d) of `HiddenStates.last`, in float32; in float64 if `dtype` is."""
-        return (self.head if self.bridge is None else self.denoiser_head)(rows)
+        return self._apply_head(self.head if self.bridge is None else self.denoiser_head, rows)
 
     @torch.no_grad()
     def anchor_logits(self, rows: Tensor) -> Tensor:
         """(N, V) for rows (N, d) of `HiddenStates.anchor`."""
         assert self.anchored, "a single network has no anchor head"
-        return self.head(rows)
+        return self._apply_head(self.head, rows)
+
+    def _apply_head(self, head: FrozenHead, rows: Tensor) -> Tensor:
+        if self.batch is None or len(rows) == 0:
+            return head(rows)
+        blocks = [head(repeat_first(block, HEAD_BLOCK))[: len(block)] for block in torch.split(rows, HEAD_BLOCK)]
+        return torch.cat(blocks)
 
     def cache(self, batch: int, length: int) -> KVCache:
         """An empty KV cache for `batch` rows of at most `length` tokens."""
@@ -193,6 +217,11 @@ class FrozenNetwork:
             return attend_cached(qkv, rotary, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
 
         return self._run_trunks(ids, attend, None)
+
+
+def repeat_first(rows: Tensor, num: int) -> Tensor:
+    """(num, ...): the rows (n, ...), followed by copies of the first."""
+    return torch.cat([rows, rows[:1].expand(num - len(rows), *rows.shape[1:])])
 
 
 def _identity(hidden: HiddenStates) -> HiddenStates:

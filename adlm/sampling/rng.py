@@ -19,18 +19,20 @@ class RowRng:
     """Uniform numbers from [0, 1), 53 bits each, from streams keyed by (seed, row).
 
     What a row draws depends neither on the other rows of the batch nor on padding. Each row has two streams: one for
-    the positions that change and one for the tokens drawn there. `rows` are the row numbers of the keys; the methods
-    here count rows from 0.
+    the positions that change and one for the tokens drawn there. `rows` are the row numbers of the keys; `seed` is one
+    for all of them, or one for each. The methods here count rows from 0.
     """
 
-    def __init__(self, seed: int, rows: Sequence[int]):
-        if seed < 0:
-            raise UserError(f"seed {seed} must be 0 or more")
+    def __init__(self, seed: int | Sequence[int], rows: Sequence[int]):
+        seeds = [seed] * len(rows) if isinstance(seed, int) else seed
+        for each in seeds:
+            if each < 0:
+                raise UserError(f"seed {each} must be 0 or more")
         self.rows = rows
         self._positions, self._tokens = (
             [
-                np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, stream))))
-                for row in rows
+                np.random.Generator(np.random.Philox(np.random.SeedSequence(each, spawn_key=(row, stream))))
+                for each, row in zip(seeds, rows, strict=True)
             ]
             for stream in range(2)
         )

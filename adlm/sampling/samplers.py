@@ -40,6 +40,8 @@ class Sampler:
     """Whether it needs an anchor network."""
     long_texts: bool = False
     """Whether it fills canvases longer than the model."""
+    remasks: bool = True
+    """Whether a token may change after it is revealed; otherwise text can be shown as it appears."""
 
 
 def sampler_of(sampling: Sampling) -> Sampler:
@@ -59,18 +61,18 @@ def sample_analytic(run: SamplingRun) -> Iterator[Frame]:
     return sample_positions_first(replace(run, sampling=replace(run.sampling, final="draw")))
 
 
-ANCESTRAL = Sampler(sample_positions_first)
+ANCESTRAL = Sampler(sample_positions_first, remasks=False)
 REMDM_CAP = Sampler(sample_positions_first, cap_steps)
 REMDM_RESCALE = Sampler(sample_positions_first, rescale_steps)
 REMDM_CONF = Sampler(sample_remdm_conf)
 REMDM_LOOP = Sampler(sample_positions_first, loop_steps)
 FORWARD_BACKWARD = Sampler(sample_positions_first, forward_backward_steps)
 DFM = Sampler(sample_positions_first, corrector_steps)
-ANALYTIC = Sampler(sample_analytic)
-SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True)
-LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost))
-CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence))
-MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin))
-ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy))
-THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True))
-ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True)
+ANALYTIC = Sampler(sample_analytic, remasks=False)
+SEMI_AUTOREGRESSIVE = Sampler(sample_semi_autoregressive, long_texts=True, remasks=False)
+LEFT_TO_RIGHT = Sampler(partial(sample_ordered, by_position=leftmost), remasks=False)
+CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence), remasks=False)
+MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False)
+ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False)
+THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False)
+ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True, remasks=False)

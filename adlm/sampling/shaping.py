@@ -100,4 +100,6 @@ def symbols_of(rows: Tensor, num_symbols: int) -> Tensor:
 
 
 def _scatter_normalised(values: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(like).scatter(-1, index, values / values.sum(dim=-1, keepdim=True))
+    """values / their sum, at `index`. The sum is in float64: in float32 its last bit depends on the number of rows."""
+    total = values.sum(dim=-1, keepdim=True, dtype=torch.float64).to(values.dtype)
+    return torch.zeros_like(like).scatter(-1, index, values / total)

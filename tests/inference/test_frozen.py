@@ -268,3 +268,27 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, head_width):
 
 def noise(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=seeded()).cuda()
+
+
+@pytest.mark.parametrize("name", ["mdlm", "adlm logits", "adlm hidden"])
+def test_with_a_fixed_batch_a_row_has_the_same_bits_alone_and_among_others(name):
+    frozen = FrozenNetwork(random_network(name, torch.float32), batch=4)
+    z, pad = ids(4, 32), torch.arange(32).expand(4, 32) >= 29
+    together = frozen.hidden(z, None, pad).last
+    logits = frozen.logits(together[:, :9].flatten(0, 1))
+    for row in range(4):
+        alone = frozen.hidden(z[row : row + 1], None, pad[row : row + 1]).last
+        assert torch.equal(alone[0], together[row])
+        assert torch.equal(frozen.logits(alone[0, 2:3])[0], logits[9 * row + 2])
+
+
+def test_a_fixed_batch_does_not_change_the_logits_beyond_rounding():
+    network = random_network("adlm logits")
+    plain, fixed = FrozenNetwork(network), FrozenNetwork(network, batch=4)
+    sigma = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    for frozen_input in ((ids(), sigma, None), (ids(), sigma, padding())):
+        expected, got = (each.hidden(*frozen_input) for each in (plain, fixed))
+        assert torch.allclose(fixed.logits(got.last.flatten(0, 1)), plain.logits(expected.last.flatten(0, 1)))
+        assert torch.allclose(
+            fixed.anchor_logits(got.anchor.flatten(0, 1)), plain.anchor_logits(expected.anchor.flatten(0, 1))
+        )

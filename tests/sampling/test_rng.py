@@ -94,3 +94,9 @@ def test_unselected_positions_get_a_number_above_every_probability():
 def test_a_negative_seed_is_refused():
     with pytest.raises(UserError, match=r"seed -1 must be 0 or more"):
         RowRng(-1, [0])
+
+
+def test_rows_with_seeds_of_their_own_draw_as_in_batches_of_one_seed():
+    mixed = RowRng([7, 3], [5, 0])
+    assert np.array_equal(mixed.for_tokens(0, 9), RowRng(7, [5]).for_tokens(0, 9))
+    assert np.array_equal(mixed.for_positions(1, 9), RowRng(3, range(4)).for_positions(0, 9))

@@ -1,0 +1,281 @@
+"""The HTTP application: OpenAI's completions API over the batch workers, model list, health and metrics."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from adlm import __version__
+from adlm.errors import UserError
+from adlm.language_model import NO_TOKENIZER, LanguageModel
+from adlm.server.batching import BatchWorker, Job, QueueFull, RowUpdate, ShuttingDown
+from adlm.server.completion import CompletionPlan, Limits, plan_completion
+from adlm.server.completion_request import CompletionRequest
+from adlm.server.errors_json import ApiError, error_response, validation_error
+from adlm.server.monitoring import PrometheusMonitor
+from adlm.server.request_guard import NOT_ANSWERED, RequestGuard
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How models are served."""
+
+    batch: int = 4
+    """Rows that the network reads at once. All calls have this many, so one row alone costs as much as `batch`."""
+    max_waiting: int = 256
+    """Rows that may wait for each model."""
+    timeout: float = 300.0
+    """Seconds until a request is given up."""
+    api_key: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> FastAPI:
+    """The application for models by name. Its workers start and stop with it; `app.state.workers` are the workers."""
+    for name, lm in models.items():
+        if lm.tokenizer is None:
+            raise UserError(f"{name}: {NO_TOKENIZER}")
+    monitor, created = PrometheusMonitor(), int(time.time())
+    workers = {
+        name: BatchWorker(name, lm, settings.batch, settings.max_waiting, monitor) for name, lm in models.items()
+    }
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for worker in workers.values():
+            worker.start()
+        yield
+        for worker in workers.values():
+            worker.stop()
+        for worker in workers.values():
+            await asyncio.to_thread(worker.join)
+
+    app = FastAPI(title="adlm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.workers = workers
+    app.add_middleware(
+        RequestGuard, monitor=monitor, api_key=settings.api_key, max_body_bytes=settings.limits.body_bytes
+    )
+    _report_errors_as_json(app)
+
+    def worker_of(model: str) -> BatchWorker:
+        if model not in workers:
+            raise ApiError(404, f"there is no model {model[:100]!r}; GET /v1/models lists them", "model")
+        return workers[model]
+
+    def describe(model: str) -> dict[str, Any]:
+        return {"id": model, "object": "model", "created": created, "owned_by": "adlm"}
+
+    @app.post("/v1/completions", responses=ERROR_RESPONSES)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
+        worker = worker_of(body.model)
+        try:
+            plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
+        except UserError as error:
+            raise ApiError(400, str(error)) from None
+        request.state.log_fields.update(
+            model=worker.name,
+            rows=len(plan.rows),
+            prompt_tokens=plan.prompt_tokens,
+            completion_tokens=plan.completion_tokens,
+        )
+        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout)
+        completion.submit()
+        if body.stream:
+            return StreamingResponse(completion.stream(), media_type="text/event-stream")
+        return await completion.respond(request)
+
+    @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
+    async def refuse_chat() -> Response:
+        """Refused: the models have no chat template."""
+        raise ApiError(400, "chat is not supported: these models have no chat template; use /v1/completions")
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [describe(name) for name in workers]}
+
+    @app.get("/v1/models/{model:path}", responses=ERROR_RESPONSES)
+    async def get_model(model: str) -> dict[str, Any]:
+        return describe(worker_of(model).name)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+    for status, text in (
+        (400, "Wrong request"),
+        (401, "Wrong API key"),
+        (404, "No such model"),
+        (413, "Body too large"),
+        (429, "Queue full; see Retry-After"),
+        (503, "Timeout or shutdown"),
+    )
+}
+
+
+class Completion:
+    """One completion request from submission to response."""
+
+    def __init__(
+        self,
+        worker: BatchWorker,
+        body: CompletionRequest,
+        plan: CompletionPlan,
+        monitor: PrometheusMonitor,
+        deadline: float,
+    ):
+        self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
+        self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self.header["model"] = worker.name
+        loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[RowUpdate] = asyncio.Queue()
+
+        def notify(update: RowUpdate) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._updates.put_nowait, update)
+
+        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix)
+
+    def submit(self) -> None:
+        try:
+            self.worker.submit(self.job)
+        except QueueFull as error:
+            raise ApiError(429, str(error), headers={"retry-after": str(error.retry_after)}) from None
+        except ShuttingDown as error:
+            raise ApiError(503, str(error)) from None
+
+    async def updates(self) -> AsyncIterator[RowUpdate]:
+        """Updates until all rows are complete. The job is cancelled if that does not happen."""
+        num_left = len(self.plan.rows)
+        try:
+            while num_left:
+                try:
+                    async with asyncio.timeout(self.deadline - time.monotonic()):
+                        update = await self._updates.get()
+                except TimeoutError:
+                    raise ApiError(503, "the request timed out; try fewer tokens or steps, or later") from None
+                if update.error is not None:
+                    raise ApiError(503, update.error)
+                num_left -= update.complete
+                yield update
+            self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, self.plan.completion_tokens)
+        finally:
+            if num_left:
+                self.worker.cancel(self.job)
+
+    async def respond(self, request: Request) -> Response:
+        """The whole response; if the client disconnects before, the job is cancelled."""
+        answer = asyncio.create_task(self._collect())
+        gone = asyncio.create_task(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                return Response(status_code=NOT_ANSWERED)  # nobody reads it
+            return answer.result()
+        finally:
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+
+    async def _collect(self) -> Response:
+        choices: dict[int, dict[str, Any]] = {}
+        async for update in self.updates():
+            if update.complete:
+                text, reason = self.plan.choices[update.row].text(update.ids, complete=True)
+                choices[update.row] = self._choice(update.row, text, reason, await self._logprobs(update))
+        ordered = [choices[row] for row in sorted(choices)]
+        return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
+        sent, finished = [""] * len(self.plan.rows), set[int]()
+        updates = self.updates()
+        try:
+            async for update in updates:
+                row = update.row
+                if row in finished:
+                    continue
+                text, reason = self.plan.choices[row].text(update.ids, update.complete)
+                piece = text.removeprefix(sent[row])
+                if not update.complete and self.body.logprobs is not None:
+                    reason = None  # the log-probabilities come with the last piece, from the complete row
+                if reason is not None:
+                    finished.add(row)
+                if piece or reason is not None:
+                    sent[row] = text
+                    logprobs = await self._logprobs(update) if update.complete else None
+                    yield self._event([self._choice(row, piece, reason, logprobs)])
+            if self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield self._event([], usage=self._usage())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield f"data: {json.dumps(error.as_json())}\n\n"
+        finally:
+            await updates.aclose()  # type: ignore[attr-defined]
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**self.header, 'choices': choices, 'seed': self.plan.seed, **more})}\n\n"
+
+    async def _logprobs(self, update: RowUpdate) -> dict[str, Any] | None:
+        if self.body.logprobs is None or update.chance is None:
+            return None
+        return await asyncio.to_thread(self.plan.choices[update.row].logprobs, update.ids, update.chance)
+
+    @staticmethod
+    def _choice(row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": row, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _usage(self) -> dict[str, int]:
+        prompt, completion = self.plan.prompt_tokens, self.plan.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _report_errors_as_json(app: FastAPI) -> None:
+    """All errors in OpenAI's shape; a body that does not match the schema has status 400, also in /openapi.json."""
+
+    @app.exception_handler(ApiError)
+    async def report(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def report_validation(request: Request, error: RequestValidationError) -> Response:
+        return error_response(validation_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def report_http(request: Request, error: HTTPException) -> Response:
+        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+
+    make_schema = app.openapi
+
+    def schema_without_422() -> dict[str, Any]:
+        schema = make_schema()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return schema
+
+    app.openapi = schema_without_422  # type: ignore[method-assign]

@@ -1,0 +1,58 @@
+"""Errors in the JSON shape of OpenAI's API: one message, a type and the status."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from adlm.errors import printable
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+REMEDIES = {
+    "prompt": "prompt must be a string or a list of 1 to 128 strings; token ids are not supported",
+    "stop": "stop must be a text or up to 4 texts",
+    "echo": "echo is not supported",
+    "best_of": "best_of is not supported; use n",
+    "logit_bias": "logit_bias is not supported",
+    "frequency_penalty": "frequency_penalty is not supported",
+    "presence_penalty": "presence_penalty is not supported",
+}
+
+
+class ApiError(Exception):
+    """An error with its HTTP status. `param` is the field of the request that is wrong."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.headers = status, printable(message), param, headers
+
+    def as_json(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": None}}
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.as_json(), error.status, dict(error.headers or {}))
+
+
+def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first problem of a body that does not match its schema, in one line without the value."""
+    problem = problems[0]
+    place = [str(part) for part in problem["loc"][1:]]
+    name = place[0] if place else None
+    if problem["type"] == "json_invalid":
+        return ApiError(400, "the body is not valid JSON")
+    if name is None:
+        return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
+    if problem["type"] == "extra_forbidden":
+        return ApiError(400, f"{name[:60]} is not a field of this request", name[:60])
+    if problem["type"] == "missing":
+        return ApiError(400, f"{name} is missing", name)
+    detail = str(problem["msg"])
+    return ApiError(400, REMEDIES.get(name, f"{name}: {detail[:1].lower()}{detail[1:]}"), name)

@@ -1,0 +1,110 @@
+"""ASGI middleware around the whole application: API key, size of the body, headers, request ids, log and metrics."""
+
+import asyncio
+import hmac
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from adlm.server.errors_json import ApiError, error_response
+from adlm.server.monitoring import PrometheusMonitor
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+WITHOUT_KEY = ("/health",)
+NOT_ANSWERED = 499
+"""The status in log and metrics if the client is gone before the response."""
+BODY_SECONDS = 30.0
+"""Time within which the body of a request must arrive."""
+log = logging.getLogger("adlm.server")
+
+
+@dataclass(frozen=True)
+class RequestGuard:
+    app: ASGIApp
+    monitor: PrometheusMonitor
+    api_key: str | None
+    max_body_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, started, status = f"req_{uuid.uuid4().hex}", time.monotonic(), NOT_ANSWERED
+        scope["state"] = {**scope.get("state", {}), "log_fields": {}}
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in {**HEADERS, "x-request-id": request_id}.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            self._check_key(scope)
+            body = await self._read_body(scope, receive)
+            await self.app(scope, _replay(body, receive), send_guarded)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_guarded)
+        except Exception as error:  # a bug: reported here, so that the response has its headers and is counted
+            log.error("bug", extra={"fields": {"request_id": request_id}}, exc_info=error)
+            if status == NOT_ANSWERED:
+                bug = ApiError(500, "internal error; the server's log has the details")
+                await error_response(bug)(scope, receive, send_guarded)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")  # not the path: it is the client's text
+            seconds = time.monotonic() - started
+            self.monitor.request_done(route, status, seconds)
+            fields = {"request_id": request_id, "route": route, "status": status, "seconds": round(seconds, 4)}
+            log.info("request", extra={"fields": {**fields, **scope["state"]["log_fields"]}})
+
+    def _check_key(self, scope: Scope) -> None:
+        if self.api_key is None or scope["path"] in WITHOUT_KEY:
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`")
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """The body, refused as soon as it is known to be too large."""
+        too_large = ApiError(413, f"the body is larger than {self.max_body_bytes} bytes; send less text per request")
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and (len(announced) > 15 or int(announced) > self.max_body_bytes):
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body_bytes:
+                        raise too_large
+                    if not message.get("more_body", False):  # also if the client is gone
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(400, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` after the body was read: the body, then what else arrives, such as a disconnect."""
+    is_read = False
+
+    async def receive_again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

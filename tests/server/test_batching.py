@@ -1,0 +1,111 @@
+"""Rows of a batch do not depend on each other, for every method; texts are cut correctly."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import small_model
+
+import adlm
+from adlm.tokens import load_tokenizer, train_bpe
+
+pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
+
+from adlm.server.batching import BatchWorker, CanvasRow, Job, RowUpdate
+from adlm.server.completion import Choice
+
+
+class NoMonitor:
+    def queue_changed(self, model, num_rows):
+        """Not counted."""
+
+    def batch_done(self, model, num_rows, seconds):
+        """Not counted."""
+
+
+def sample(worker, rows):
+    """The complete updates of the rows, in order."""
+    done, all_done = {}, threading.Event()
+
+    def notify(update: RowUpdate):
+        assert update.error is None
+        if update.complete:
+            done[update.row] = update
+            if len(done) == len(rows):
+                all_done.set()
+
+    worker.submit(Job(rows, notify, streams=True))
+    assert all_done.wait(60)
+    return [done[row] for row in range(len(rows))]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("adlm", {"sampler": "ancestral", "steps": 16, "top_p": 0.9}),
+        ("adlm", {"sampler": "remdm-conf", "steps": 8}),
+        ("adlm", {"sampler": "anchor-first", "steps": 8, "repetition_penalty": 1.2}),
+        ("mdlm", {"sampler": "threshold", "threshold": 0.02}),
+        ("sedd", {"sampler": "analytic", "steps": 8}),
+        ("d3pm", {"sampler": "ancestral", "steps": 8}),
+        ("ar", {"temperature": 0.7}),
+        ("a2r", {"top_k": 40}),
+    ],
+    ids=str,
+)
+def test_a_row_has_the_same_bits_alone_and_among_others(method, options, tmp_path):
+    lm = adlm.load(small_model(tmp_path / method, method, length=40))
+    worker = BatchWorker(method, lm, 3, 100, NoMonitor())
+    worker.start()
+    sampling, causal = lm.sampling(**options), lm.method.causal
+    rows = []
+    for number in range(7):
+        ids = [65 + number] * (3 if causal else 1 + number) + [lm.mask_id] * (25 - 2 * number)
+        rows.append(CanvasRow((*lm.bos_prefix(ids), *ids), 0, seed=number % 3, number=number, sampling=sampling))
+    together = sample(worker, rows)
+    assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
+    assert len({tuple(each.ids) for each in together}) == 7
+    worker.stop()
+    worker.join()
+
+
+BYTES = load_tokenizer("bytes")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(st.one_of(st.sampled_from([65, 66, 0xC3, 0xA4, 0xE2, 0x82, 0xAC, 256]), st.integers(0, 256)), min_size=1),
+    st.lists(st.text("AB\u00e4\u20ac", min_size=1, max_size=3), max_size=2),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_what_is_streamed_early_is_a_prefix_of_the_text(ids, stops, first, ends_at_eos):
+    first = min(first, len(ids))
+    choice = Choice(BYTES, first, len(ids), len(ids) - first, ends_at_eos, False, stops)
+    text, reason = choice.text(ids, complete=True)
+    assert reason in ("stop", "length")
+    assert not any(stop in text for stop in stops)
+    for length in range(first, len(ids) + 1):
+        early, early_reason = choice.text(ids[:length], complete=False)
+        assert text.startswith(early)
+        assert early_reason is None or (early, early_reason) == (text, reason)
+
+
+def test_a_completion_ends_at_eos_but_an_infilled_text_does_not():
+    ids = [*b"Hello", *b" you", 256, *b"next"]
+    completion = Choice(BYTES, 5, len(ids), 9, True, False, ())
+    assert completion.text(ids, complete=True) == (" you", "stop")
+    assert Choice(BYTES, 5, len(ids), 9, False, False, ()).text(ids, complete=True) == (" you\n\nnext", "length")
+    after_bos = Choice(BYTES, 0, 4, 4, True, False, ())
+    assert after_bos.text([256, *b"ab", 256], complete=True) == ("ab", "stop")
+    assert completion.logprobs(ids, [0.5] * len(ids))["tokens"] == [" ", "y", "o", "u"]
+
+
+def test_a_space_at_the_end_of_the_prompt_is_not_repeated():
+    tokenizer = train_bpe(["the union of the states " * 20], 300)
+    assert tokenizer.joins_spaces
+    ids = tokenizer.encode("the union of")
+    first = len(tokenizer.encode("the union"))
+    assert Choice(tokenizer, first, len(ids), 1, True, True, ()).text(ids, True)[0] == "of"
+    assert Choice(tokenizer, first, len(ids), 1, True, False, ()).text(ids, True)[0] == " of"

@@ -1,0 +1,58 @@
+"""Requests generated from the OpenAPI schema never cause a server error."""
+
+import hypothesis
+import pytest
+
+pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install 'adlm[dev]'")
+
+from running_server import running  # noqa: E402
+
+from adlm.server.app import ServerSettings  # noqa: E402
+from adlm.server.completion import Limits  # noqa: E402
+
+OPERATIONS = {
+    "/v1/completions": 120, "/v1/chat/completions": 3, "/v1/models": 2, "/v1/models/{model}": 10, "/health": 2,
+    "/metrics": 2,
+}  # fmt: skip
+"""Examples of valid and of invalid requests to each path."""
+
+
+@pytest.fixture(scope="module")
+def schema(models):
+    with running(models, ServerSettings(limits=Limits(rows=4, steps=8))) as address:
+        yield schemathesis.openapi.from_url(f"{address}/openapi.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [*((path, "positive") for path in OPERATIONS), ("/v1/completions", "negative")],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
+    [operation] = [each.ok() for each in schema.get_all_operations() if each.ok().path == path]
+    cases = operation.as_strategy(generation_mode=getattr(schemathesis.GenerationMode, mode.upper()))
+
+    @hypothesis.settings(
+        max_examples=OPERATIONS[path],
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(cases)
+    def holds(case):
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body |= {"model": "adlm", "sampler": "confidence"}  # most other words are no names
+        answer = case.call()
+        statuses.add(answer.status_code)
+        assert answer.status_code < 500, answer.text
+
+    statuses: set[int] = set()
+    holds()
+    assert path != "/v1/completions" or statuses >= ({200, 400} if mode == "positive" else {400})
+
+
+def test_the_schema_names_every_path_and_no_422(schema):
+    assert {operation.ok().path for operation in schema.get_all_operations()} == set(OPERATIONS)
+    assert "422" not in str(schema.raw_schema)

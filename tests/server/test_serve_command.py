@@ -1,0 +1,90 @@
+"""`adlm serve` as a process: its address, its key, its shutdown and its user errors."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
+
+from running_server import wait_until  # noqa: E402
+
+from adlm.cli.main import main  # noqa: E402
+
+
+def test_sigterm_finishes_what_has_begun_and_refuses_what_waits(folders, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a-key\n")
+    command = ["serve", str(folders["adlm"]), "--port", "0", "--batch", "1", "--api-key-file", str(key)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "adlm", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        address = re.fullmatch(r"adlm: serving adlm at (http://127\.0\.0\.1:[1-9]\d*)\n", line)[1]
+        with httpx.Client(base_url=address, headers={"authorization": "Bearer a-key"}, timeout=60) as client:
+            slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-conf", "steps": 1024, "seed": 0}
+            assert client.get("/health").status_code == 200
+
+            def queue_is(num):
+                return f'adlm_queue_rows{{model="adlm"}} {num}.0' in client.get("/metrics").text
+
+            with ThreadPoolExecutor(2) as pool:
+                begun = pool.submit(client.post, "/v1/completions", json=slow)
+                wait_until(lambda: queue_is(0))
+                waiting = pool.submit(client.post, "/v1/completions", json=slow)
+                wait_until(lambda: queue_is(1))
+                process.send_signal(signal.SIGTERM)
+                assert begun.result().status_code == 200
+                assert len(begun.result().json()["choices"]) == 1
+                assert waiting.result().status_code == 503
+                assert "shutting down" in waiting.result().json()["error"]["message"]
+        assert process.wait(20) == -signal.SIGTERM
+        statuses = [json.loads(line)["status"] for line in process.stderr.read().splitlines()]
+        assert sorted(statuses)[-1] == 503
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is neither a model folder"),
+        (["MODEL", "MODEL"], "two models are called 'adlm'"),
+        (["MODEL", "--host", "0.0.0.0"], "there is no API key"),
+        (["MODEL", "--host", "no.such.host.invalid"], "there is no API key"),
+        (["MODEL", "--port", "70000"], "--port 70000 must be at most 65,535"),
+        (["MODEL", "--batch", "0"], "--batch 0 must be at least 1"),
+        (["MODEL", "--timeout", "nan"], "--timeout nan must be above 0"),
+        (["MODEL", "--queue", "1"], "--queue 1 is smaller than --max-rows 16"),
+        (["MODEL", "--api-key-file", "EMPTY"], "must hold one key"),
+    ],
+)
+def test_wrong_options_are_user_errors(words, message, folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ADLM_API_KEY", raising=False)
+    (tmp_path / "empty").write_text("\n")
+    paths = {"MODEL": str(folders["adlm"]), "EMPTY": str(tmp_path / "empty")}
+    assert main(["serve", *(paths.get(word, word) for word in words)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path, capsys):
+    from small_models import small_model
+
+    assert main(["serve", str(small_model(tmp_path / "ids", tokenizer=None))]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_an_empty_key_in_the_environment_is_not_no_key(folders, monkeypatch, capsys):
+    monkeypatch.setitem(os.environ, "ADLM_API_KEY", "")
+    assert main(["serve", str(folders["adlm"])]) == 2
+    assert "ADLM_API_KEY must hold one key" in capsys.readouterr().err
