@@ -46,6 +46,7 @@ def test_own_and_quickstart_use_the_same_training_config():
     assert own == quickstart
 
 
+@pytest.mark.slow
 def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
     small = [word for word in SMALL if not word.startswith("train.warm_up_steps")]
     words = ["quickstart/adlm", f"data.prepared={corpus(tmp_path, lines=100)}", *small, "train.warm_up_steps=2"]
@@ -55,6 +56,7 @@ def test_a_prepared_folder_replaces_the_text_of_a_preset(tmp_path, capsys):
     assert (data.name, Path(data.path).suffix) == ("", ".txt"), "the config names the training text"
 
 
+@pytest.mark.slow
 def test_the_default_run_folder_is_not_the_model_folder_of_the_quickstart(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [word for word in SMALL if not word.startswith("train.warm_up_steps")]

@@ -184,6 +184,7 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[tuple[str, b
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_over_two_processes_the_score_has_the_same_gradients():
