@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Life:
+class History:
     """What is at one position over time."""
 
     tokens: tuple[tuple[int, Interval], ...]
@@ -46,18 +46,18 @@ class Life:
 
 
 def as_animation(trace: Trace) -> str:
-    lives = [_life(trace, position) for position in range(len(trace.canvas))]
+    histories = [_history(trace, position) for position in range(len(trace.canvas))]
     pieces = tokens_bytes(trace.tokenizer, trace.last, trace.special_tokens)
     texts = decode_side_by_side(pieces)
     keyframes = Keyframes()
     body: list[str] = []
     line = 0
-    for life, text, (column, line) in zip(lives, texts, _places(texts), strict=True):
+    for history, text, (column, line) in zip(histories, texts, _places(texts), strict=True):
         word = _printable(text).strip()
         if not word:
             continue
         column += len(text) - len(text.lstrip()) if column else 0
-        body += _token(trace, life, word, MARGIN + column * WIDTH, MARGIN + line * HEIGHT, keyframes)
+        body += _token(trace, history, word, MARGIN + column * WIDTH, MARGIN + line * HEIGHT, keyframes)
     width, height = round(2 * MARGIN + COLUMNS * WIDTH), 2 * MARGIN + (line + 2) * HEIGHT - 8
     bottom = height - MARGIN + 6
     name = escape(_printable(trace.info.name))
@@ -73,13 +73,13 @@ def as_animation(trace: Trace) -> str:
     if any(step.anchor for step in trace.steps):
         bold = '<tspan class="anchor">bold</tspan>'
         lines.append(f'<rect class="lit" x="{MARGIN}" y="{bottom - 11}" width="20" height="14" rx="4"/>')
-        legend = f"the anchor network predicts this token already; {bold}: it did"
+        legend = f"and {bold}: first guess of the anchor network"
         lines.append(f'<text class="small" x="{MARGIN + 28}" y="{bottom}">{legend}</text>')
     lines.append(f'<text class="small" x="{width - MARGIN}" y="{bottom}" text-anchor="end">{what}</text>\n</svg>\n')
     return "\n".join(lines)
 
 
-def _life(trace: Trace, position: int) -> Life:
+def _history(trace: Trace, position: int) -> History:
     num = len(trace.steps) - 1
     times = {step.frame: number / num for number, step in enumerate(trace.steps)} if num else {0: 0.0}
     stays: list[tuple[int, Interval]] = []
@@ -99,7 +99,7 @@ def _life(trace: Trace, position: int) -> Life:
     stays.append((current, (since, 1.0)))
     tokens = tuple(stay for stay in stays if stay[0] != trace.mask_id)
     masked = tuple(interval for index, interval in stays if index == trace.mask_id)
-    return Life(tokens, masked, tuple(lit), is_anchor)
+    return History(tokens, masked, tuple(lit), is_anchor)
 
 
 def _places(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -150,20 +150,19 @@ def _rules(visible: tuple[Interval, ...]) -> str:
     return " ".join(f"{time:.2f}% {{ opacity: {opacity} }}" for time, opacity in stops)
 
 
-def _token(trace: Trace, life: Life, word: str, x: float, y: float, keyframes: Keyframes) -> Iterator[str]:
+def _token(trace: Trace, history: History, word: str, x: float, y: float, keyframes: Keyframes) -> Iterator[str]:
     """The mask, the light and the tokens of one position, whose last token is `word`."""
     width = _columns(word) * WIDTH
-    for kind, visible in (("mask", life.masked), ("lit", life.lit)):
+    for kind, visible in (("mask", history.masked), ("lit", history.lit)):
         if visible:
             box = f'x="{x - 2:.1f}" y="{y - 2:.1f}" width="{width + 3:.1f}" height="22" rx="4"'
             yield f'<rect class="{kind} hidden" {box} style="{_animation(keyframes.name(visible))}"/>'
-    for number, (index, interval) in enumerate(life.tokens):
-        is_last = number == len(life.tokens) - 1
-        if not is_last:
+    for number, (index, interval) in enumerate(history.tokens):
+        if number == len(history.tokens) - 1:
+            kind, text = "anchor" if history.is_anchor else "token", word
+        else:
             [piece] = tokens_bytes(trace.tokenizer, [index], special_tokens=True)
-            word_then = _printable(decode_escaped(piece)).strip()[: max(1, len(word))]
-        name = "anchor" if life.is_anchor else "token"
-        kind, text = (name, word) if is_last else ("passing hidden", word_then)
+            kind, text = "passing hidden", _printable(decode_escaped(piece)).strip()[: len(word)]
         style = "" if interval == (0.0, 1.0) else f' style="{_animation(keyframes.name((interval,)))}"'
         yield f'<text class="{kind}" x="{x:.1f}" y="{y + 14:.1f}"{style}>{escape(text)}</text>'
 

@@ -230,7 +230,7 @@ def train(arguments: argparse.Namespace) -> int:
         time.monotonic() + arguments.seconds,
         pending,
         done,
-        lambda: arguments.results.write_text(json.dumps(results, indent=1)),
+        lambda: arguments.results.write_text(as_json(results)),
     )
     threads = [threading.Thread(target=lanes.work) for _ in range(arguments.lanes)]
     for thread in threads:
@@ -238,6 +238,15 @@ def train(arguments: argparse.Namespace) -> int:
     for thread in threads:
         thread.join()
     return 1 if lanes.failed else 0
+
+
+def as_json(results: dict[str, dict[str, dict]]) -> str:
+    """Groups of rows, one row a line."""
+    groups = []
+    for group, rows in results.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        groups.append(f" {json.dumps(group)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(groups) + "\n}\n"
 
 
 def published(data: str) -> dict[str, float]:

@@ -41,6 +41,8 @@ def parse(line: str) -> None:
     parser = Parser(prog=f"adlm {name}")
     module.add_arguments(parser)
     if name == "lm-eval":  # all arguments are the harness's
+        harness = pytest.importorskip("lm_eval._cli.harness", reason="lm-eval is not installed")
+        harness.HarnessCLI()._parser.parse_args(["run", *words])
         return
     arguments, rest = parser.parse_known_args([word for word in words if word not in ("|", "...")])
     assert not rest or (hasattr(arguments, "overrides") and not any(word.startswith("-") for word in rest)), rest
