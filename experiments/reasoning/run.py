@@ -264,7 +264,7 @@ def table(arguments: argparse.Namespace) -> int:
         data = next(iter(rows.values()))["data"]
         paper = published(data)
         print(
-            f"\n{group}\n\n| method | accuracy, one figure a seed | tokens written | paper, GPT-2 |\n|---|---|---|---|"
+            f"\n{group}\n\n| method | accuracy, one value per seed | tokens written | paper, GPT-2 |\n|---|---|---|---|"
         )
         for method in METHODS:
             found = seeds_of(rows, method)
