@@ -97,7 +97,10 @@ def test_only_the_command_line_prints():
 
 def test_pydantic_stays_in_config_and_in_the_requests_of_the_server():
     for path in FILES:
-        if path.relative_to(PACKAGE).parts[0] != "config" and path.name not in ("completion_request.py", "studio_request.py"):
+        if path.relative_to(PACKAGE).parts[0] != "config" and path.name not in (
+            "completion_request.py",
+            "studio_request.py",
+        ):
             assert "pydantic" not in path.read_text(), path
 
 

@@ -4,14 +4,14 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -25,7 +25,7 @@ from adlm.server.errors_json import ERROR_RESPONSES, ApiError, error_response, v
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import PAGE_PATHS, add_page, studio_router
-from adlm.server.submission import next_result, respond_unless_gone, submit
+from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
         completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout)
         submit(worker, completion.job)
         if body.stream:
-            return StreamingResponse(completion.stream(), media_type="text/event-stream")
+            return EventStream(completion.stream(), completion.deadline)
         return await respond_unless_gone(request, completion.respond())
 
     @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
@@ -175,7 +175,7 @@ class Completion:
         ordered = [choices[row] for row in sorted(choices)]
         return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
 
-    async def stream(self) -> AsyncIterator[str]:
+    async def stream(self) -> AsyncGenerator[str, None]:
         """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
         sent, finished = [""] * len(self.plan.rows), set[int]()
         updates = self.updates()

@@ -2,17 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from adlm.server.batching import BatchWorker, Job, QueueFull, ShuttingDown, Task
 from adlm.server.errors_json import ApiError
 from adlm.server.request_guard import NOT_ANSWERED
 
 Result = TypeVar("Result")
+UNREAD_SECONDS = 30.0
+"""How long after its deadline a stream may wait for a client that does not read."""
 
 
 def submit(worker: BatchWorker, job: Job | Task) -> None:
@@ -61,6 +65,20 @@ class RunningTask:
                 yield result
         finally:
             self._worker.cancel(self._task)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events until the deadline, also if the client stays connected and does not read them."""
+
+    def __init__(self, events: AsyncGenerator[str, None], deadline: float):
+        super().__init__(events, media_type="text/event-stream")
+        self._events, self._deadline = events, deadline
+
+    async def stream_response(self, send: Send) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._deadline + UNREAD_SECONDS - time.monotonic()):
+                await super().stream_response(send)
+        await self._events.aclose()
 
 
 async def respond_unless_gone(request: Request, answer: Coroutine[Any, Any, Response]) -> Response:

@@ -406,9 +406,10 @@ function iconButton(id, label, shape, className = "quiet") {
 }
 
 // Slider, chart and buttons of one or two traces. The slider counts the steps of the longer one; the other moves along.
+// `longestPause` is the time between two steps of a short trace, in ms. While traces grow (`isGrowing`), playback waits at the last step for the next one.
 export class Timeline {
-  constructor(element) {
-    Object.assign(this, { element, views: [], current: 0, timer: 0, onMove: () => {} });
+  constructor(element, longestPause = 420) {
+    Object.assign(this, { element, longestPause, views: [], current: 0, timer: 0, isGrowing: false, onMove: () => {} });
     const timeline = make("div", "timeline"), controls = make("div", "controls");
     this.chart = makeSvg("svg", { id: "chart", "aria-hidden": "true", preserveAspectRatio: "none", viewBox: "0 0 1000 100" });
     this.paths = Object.fromEntries(["area", "progress", "other", "time-line"].map((id) => [id, makeSvg("path", { id })]));
@@ -473,7 +474,7 @@ export class Timeline {
     for (const view of this.views) view.show(this.stepOf(view, this.current));
     const [first] = this.views, step = this.stepOf(first, this.current), status = first.trace.status(step);
     if (this.views.length === 1) this.status.replaceChildren(make("b", "", status.frame), `${status.t} · ${status.masked}`);
-    else this.status.replaceChildren(make("b", "", `step ${this.current} of ${this.last}`), "both texts move together");
+    else this.status.replaceChildren(make("b", "", `step ${this.current} of ${this.last}`), "A and B together");
     this.slider.setAttribute("aria-valuetext", `${status.frame}, time ${first.trace.steps[step].t.toFixed(2)}, ${status.masked}`);
     const x = this.last ? (1000 * this.current) / this.last : 0;
     this.cursor.setAttribute("x1", x);
@@ -491,15 +492,23 @@ export class Timeline {
   }
 
   play(isPlaying) {
-    clearInterval(this.timer);
+    clearTimeout(this.timer);
     this.timer = 0;
     if (isPlaying) {
-      if (this.current === this.last) this.goTo(0);
-      const pause = Math.max(45, Math.min(420, 14000 / Math.max(1, this.last))) / Number(this.speed.value);
-      this.timer = setInterval(() => (this.current < this.last ? this.goTo(this.current + 1) : this.play(false)), pause);
+      if (this.current === this.last && !this.isGrowing) this.goTo(0);
+      this.schedule();
     }
     this.playButton.setAttribute("aria-label", isPlaying ? "Pause" : "Play");
     this.playButton.querySelector("path").setAttribute("d", isPlaying ? PAUSE : PLAY);
+  }
+
+  schedule() {
+    const pause = Math.max(45, Math.min(this.longestPause, 14000 / Math.max(1, this.last))) / Number(this.speed.value);
+    this.timer = setTimeout(() => {
+      if (this.current < this.last) this.goTo(this.current + 1);
+      if (this.current < this.last || this.isGrowing) this.schedule();
+      else this.play(false);
+    }, pause);
   }
 
   stepBy(by) {

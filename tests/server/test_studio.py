@@ -1,10 +1,12 @@
 """The studio in a real browser, and its endpoints: runs step by step, the bound of a text, hostile requests."""
 
+import asyncio
 import json
 import os
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode
@@ -23,6 +25,7 @@ from adlm.language_model import LanguageModel  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402
 from adlm.server.studio.routes import PAGE  # noqa: E402
+from adlm.server.submission import EventStream  # noqa: E402
 from adlm.trace.recording import TraceInfo, record_trace  # noqa: E402
 
 KEY = "right-key"
@@ -104,6 +107,7 @@ def trace_events(address, body, **headers):
 
 
 def test_a_sentence_with_holes_is_filled_in_while_one_watches(page, address):
+    page.emulate(1280, 900, reduced_motion=False)
     assert page.run("document.querySelector('h1').textContent").count(".") == 1, "one sentence"
     write(page, TEXT)
     assert page.run("document.getElementById('counts').textContent") == "2 holes, 5 tokens to fill in"
@@ -114,7 +118,10 @@ def test_a_sentence_with_holes_is_filled_in_while_one_watches(page, address):
         ".observe(document.getElementById('panes'), {subtree: true, childList: true, attributes: true}); })()"
     )
     run_to_the_end(page)
+    page.wait_for("document.querySelectorAll('#panes .masked').length == 0")
     assert page.run("[...seen].length") >= 3, "masks disappear step by step"
+    loaded = page.run("performance.getEntriesByType('resource').map((each) => each.name)")
+    assert all(url.startswith(f"{address}/") for url in loaded), "nothing comes from elsewhere"
     events = trace_events(address, {"model": "adlm", "text": TEXT, "steps": 4, "seed": 0})
     assert page.run("document.querySelectorAll('#panes .chip').length") == len(events[0]["begin"]["canvas"])
     assert page.run("document.querySelectorAll('#panes .masked').length") == 0
@@ -170,23 +177,31 @@ def test_the_theme_follows_the_system_and_is_remembered_once_switched(page, addr
 
 
 def test_two_samplers_are_compared_side_by_side(page, address):
-    write(page, TEXT)
+    text = "The [MASK*40]."
+    write(page, text)
     page.point_at("#compare", click=True)
     choose(page, "model2", "adlm")
     choose(page, "sampler2", "remdm-cap")
-    choose(page, "steps", 20)
+    choose(page, "steps", 60)
     run_to_the_end(page)
     details = page.run("Array.from(document.querySelectorAll('.pane-detail'), (e) => e.textContent)")
     assert ["ancestral" in details[0], "remdm-cap" in details[1]] == [True, True]
     for pane, sampler in enumerate(("ancestral", "remdm-cap")):
-        body = {"model": "adlm", "text": TEXT, "steps": 20, "seed": 0, "sampler": sampler}
+        body = {"model": "adlm", "text": text, "steps": 60, "seed": 0, "sampler": sampler}
         kept = [step["step"] for step in trace_events(address, body) if "step" in step]
         assert page.run(f"document.querySelectorAll('.pane-status')[{pane}].textContent").startswith(
             f"frame {kept[-1]['frame']} of"
         )
     page.press("Home")
     assert shown(page, 0) == shown(page, 1)
-    assert page.run("document.querySelectorAll('#panes .masked').length") == 10
+    assert page.run("document.querySelectorAll('#panes .masked').length") == 80
+    page.emulate(1280, 900, reduced_motion=False)
+    flashes = "Array.from(document.querySelectorAll('#panes .remasked'), (e) => getComputedStyle(e).animationName)"
+    names = set()
+    for _ in range(page.run("Number(document.getElementById('time').max)")):
+        page.press("ArrowRight")
+        names.update(page.run(flashes))
+    assert names == {"remask"}, "remasked tokens flash"
 
 
 def test_models_without_anchors_have_one_column_and_left_to_right_models_their_own_samplers(page):
@@ -213,6 +228,7 @@ def test_the_link_restores_text_settings_step_and_result(page, address):
     page.press("ArrowLeft")
     page.press("ArrowLeft")
     text, step = shown(page), page.run("document.getElementById('time').value")
+    page.wait_for(f"location.hash.endsWith('step={step}')")
     link = page.run("location.hash")
     assert KEY not in link
     assert parse_qs(link[1:])["seed"] == ["5"]
@@ -238,16 +254,15 @@ def test_the_bound_of_a_text_is_shown_as_heat(page, address):
     page.wait_for("!document.getElementById('heat').hidden")
     found = httpx.post(f"{address}/v1/bound", json={"model": "adlm", "text": "A short text"}).json()
     assert f"{found['nats_per_token']:.2f}" in page.run("document.querySelector('#heat .pane-status').textContent")
-    shades = page.run("Array.from(document.querySelectorAll('#heat .chip'), (e) => "
-                      "[Number(e.style.getPropertyValue('--probability')), getComputedStyle(e).backgroundColor])")  # fmt: skip
+    shade = "[Number(e.style.getPropertyValue('--probability')), getComputedStyle(e).backgroundColor]"
+    shades = page.run(f"Array.from(document.querySelectorAll('#heat .chip'), (e) => {shade})")
     assert len(shades) == len(found["ids"])
     ordered = sorted((share, float(re.findall(r"[\d.]+", shade)[-1])) for share, shade in shades)
     assert ordered == sorted(ordered, key=lambda pair: pair[1])
     assert len({alpha for _, alpha in ordered}) > 3
     page.point_at("#heat .chip:nth-of-type(3)")
     assert " nats. " in page.run("document.getElementById('card').textContent")
-    run_text = page.run("location.hash")
-    assert parse_qs(run_text[1:])["show"] == ["score"]
+    page.wait_for("location.hash.includes('show=score')")
 
 
 def test_trace_text_and_page_can_be_saved(page, address, tmp_path):
@@ -307,43 +322,48 @@ def test_a_key_can_be_typed(tab, studio_models):
     tab.problems.clear()  # the refused requests
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_page_fits_its_screen_and_has_no_axe_violations(page, address, width, dark, tmp_path):
+SCREENS = pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+
+
+def show_everything(page, address, width, dark):
+    """A page with two runs, a bound, the explanation and the card of a token."""
     page.emulate(width, 900, dark=dark)
-    open_studio(page, address)
-    folder = Path(os.environ.get("ADLM_SCREENSHOTS", tmp_path))
-    page.screenshot(folder / f"studio-first-{width}.png")
-    check_with_axe(page)
-    write(page, TEXT)
-    page.point_at("#compare", click=True)
-    choose(page, "sampler2", "remdm-cap")
-    page.run("document.getElementById('run').scrollIntoView()")
-    run_to_the_end(page)
+    state = {"text": TEXT, "seed": 1, "model2": "adlm", "sampler2": "remdm-cap", "show": "fill"}
+    open_studio(page, address, f"#{urlencode(state)}")
+    wait_until_complete(page)
     page.run("document.querySelector('.pane-actions button').click()")
     page.wait_for("!document.getElementById('heat').hidden")
     page.run("document.querySelector('details').open = true")
     page.run("document.querySelector('#panes .drawn').focus()")
+
+
+@SCREENS
+def test_the_page_fits_its_screen(page, address, width, dark, tmp_path):
+    folder = Path(os.environ.get("ADLM_SCREENSHOTS", tmp_path))
+    page.emulate(width, 900, dark=dark)
+    page.screenshot(folder / f"studio-first-{width}.png")
+    button = page.run("document.getElementById('run').getBoundingClientRect().bottom")
+    assert button < 900, "the one button is on the first screen"
+    show_everything(page, address, width, dark)
     assert page.run("document.documentElement.scrollWidth") == width
     box = page.run("(() => { const b = document.getElementById('card').getBoundingClientRect();"
                    " return [b.left, b.top, innerWidth - b.right, innerHeight - b.bottom]; })()")  # fmt: skip
     assert min(box) >= 0
     page.screenshot(folder / f"studio-{width}.png")
-    check_with_axe(page)
 
 
-def check_with_axe(page):
-    """No violations of axe-core, where $ADLM_AXE is its axe.min.js."""
-    if "ADLM_AXE" in os.environ:
-        page.run(Path(os.environ["ADLM_AXE"]).read_text() + "; 0")
-        found = page.run(
-            "axe.run().then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html.slice(0, 200))]))"
-        )
-        assert found == []
-
-
-def test_axe_was_run():
+@SCREENS
+def test_axe_finds_no_violations(page, address, width, dark):
     if "ADLM_AXE" not in os.environ:
-        pytest.skip("ADLM_AXE is not set: axe-core was not run; set it to the path of axe.min.js")
+        pytest.skip("ADLM_AXE is not set; set it to the path of axe.min.js of the npm package axe-core")
+    axe = Path(os.environ["ADLM_AXE"]).read_text() + "; 0"
+    found = "axe.run().then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html.slice(0, 200))]))"
+    page.emulate(width, 900, dark=dark)
+    page.run(axe)
+    assert page.run(found) == []
+    show_everything(page, address, width, dark)
+    page.run(axe)
+    assert page.run(found) == []
 
 
 # ---- the endpoints
@@ -492,7 +512,8 @@ def slow_frames(monkeypatch):
 def test_a_run_ends_when_its_client_leaves_and_the_next_request_is_answered(studio_models, slow_frames):
     with running(studio_models, ServerSettings(batch=1)) as address:
         body = json.dumps({"model": "adlm", "text": "[MASK*40]", "steps": 500, "seed": 0}).encode()
-        head = f"POST /v1/trace HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\ncontent-type: application/json\r\n\r\n"
+        head = f"POST /v1/trace HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head += "content-type: application/json\r\n\r\n"
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head.encode() + body)
@@ -502,6 +523,24 @@ def test_a_run_ends_when_its_client_leaves_and_the_next_request_is_answered(stud
         wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
         assert slow_frames.frames <= 5
         assert trace_events(address, {"model": "adlm", "text": TEXT, "seed": 0})
+
+
+def test_a_stream_that_nobody_reads_ends_at_its_deadline(monkeypatch):
+    monkeypatch.setattr("adlm.server.submission.UNREAD_SECONDS", 0.1)
+    closed = []
+
+    async def events():
+        try:
+            while True:
+                yield "data: {}\n\n"
+        finally:
+            closed.append(True)
+
+    async def blocked(message):
+        await asyncio.sleep(60 if message.get("body") else 0)
+
+    asyncio.run(EventStream(events(), time.monotonic() + 0.1).stream_response(blocked))
+    assert closed == [True]
 
 
 def test_runs_wait_in_the_bounded_queue_and_time_out(studio_models, slow_frames):

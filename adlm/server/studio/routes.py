@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from adlm import __version__
 from adlm.errors import UserError
@@ -19,7 +19,7 @@ from adlm.server.completion import Limits
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.studio.studio_run import describe_model, plan_bound, plan_trace
-from adlm.server.submission import RunningTask, respond_unless_gone
+from adlm.server.submission import EventStream, RunningTask, respond_unless_gone
 from adlm.trace.page import page_template, read_asset
 
 HTML, CSS, SCRIPT, SVG = "text/html", "text/css", "text/javascript", "image/svg+xml"
@@ -107,8 +107,8 @@ def studio_router(
         request.state.log_fields.update(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
-        task = RunningTask(worker, work, time.monotonic() + timeout)
-        return StreamingResponse(_events(task), media_type="text/event-stream")
+        deadline = time.monotonic() + timeout
+        return EventStream(_events(RunningTask(worker, work, deadline)), deadline)
 
     @router.post("/v1/bound", responses=ERROR_RESPONSES)
     async def bound(body: BoundRequest, request: Request) -> Response:
@@ -125,7 +125,7 @@ def studio_router(
     return router
 
 
-async def _events(task: RunningTask) -> AsyncIterator[str]:
+async def _events(task: RunningTask) -> AsyncGenerator[str, None]:
     results = task.results()
     try:
         async for event in results:

@@ -110,7 +110,7 @@ def _cut(lm: LanguageModel, frame: Frame, length: int) -> Frame:
 
 def _works_with(lm: LanguageModel, sampler: str) -> bool:
     try:
-        check_sampler(lm.method, replace(lm.config.sampling, sampler=sampler))  # type: ignore[arg-type]
+        check_sampler(lm.method, replace(lm.config.sampling, sampler=sampler))
     except UserError:
         return False
     return True

@@ -1,6 +1,8 @@
 // Requests to the server that the page comes from. The API key is kept for this tab only, never in the link.
 
-const KEY = "adlm-key";
+const STORED = "adlm-key";
+let key = null;
+try { key = sessionStorage.getItem(STORED); } catch { /* storage is disabled */ }
 
 export class RequestError extends Error {
   constructor(status, message) {
@@ -9,15 +11,12 @@ export class RequestError extends Error {
   }
 }
 
-export function setKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+export function setKey(typed) {
+  key = typed;
+  try { sessionStorage.setItem(STORED, key); } catch { /* storage is disabled */ }
 }
 
-function headers() {
-  const key = sessionStorage.getItem(KEY);
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
-}
+const headers = () => ({ "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) });
 
 async function request(path, options) {
   let answer;

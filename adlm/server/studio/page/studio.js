@@ -10,12 +10,15 @@ const EXAMPLES = {
   nothing: "[MASK*32]",
 };
 const HOLE = /\[MASK(?:\*(\d+))?\]/g;
-const timeline = new Timeline($("bar")), card = new Card($("card"), $("bar"));
+const timeline = new Timeline($("bar"), 180), card = new Card($("card"), $("bar"));
 let server = null;   // GET /v1/studio
 let running = null;   // the AbortController of what runs now
+let isFilling = false;   // whether that is a sampling run
 let runs = [];   // {request, trace, view, pane} of each pane, the last time the holes were filled
 let shown = "";   // what a link shows besides the form: "", "fill" or "score"
 let scored = "";   // the text whose bound is shown
+
+const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 // ---- the form
 
@@ -73,8 +76,8 @@ function say(text, isError = false) {
 
 // Scroll an element into view, above the controls at the bottom.
 function scrollTo(element) {
-  const isStill = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  element.scrollIntoView({ block: "nearest", behavior: isStill ? "auto" : "smooth" });
+  const block = matchMedia("(max-width: 44rem)").matches ? "start" : "nearest";
+  element.scrollIntoView({ block, behavior: prefersStill() ? "auto" : "smooth" });
 }
 
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.test(text) ? "" : "."}`;
@@ -96,6 +99,7 @@ async function work(isFill, action) {
   running?.abort();
   const controller = new AbortController();
   running = controller;
+  isFilling = isFill;
   $("run").textContent = isFill ? "Stop" : "Fill the holes";
   $("form").classList.add("busy");
   try {
@@ -105,6 +109,7 @@ async function work(isFill, action) {
   } finally {
     if (running === controller) {
       running = null;
+      isFilling = timeline.isGrowing = false;
       $("run").textContent = "Fill the holes";
       $("form").classList.remove("busy");
       saveState();
@@ -138,6 +143,12 @@ function button(label, className, action) {
   return made;
 }
 
+function saveButton(what, action) {
+  const made = button(what, "link", action);
+  made.setAttribute("aria-label", `Save ${what}`);
+  return made;
+}
+
 function download(name, type, content) {
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([content], { type }));
@@ -160,17 +171,17 @@ function addActions(run) {
   pane.buttons.replaceChildren(
     button("Score this text", "plain", () => score(trace.data.text)),
     make("span", "save", "Save:"),
-    button("text", "link", () => download(`${name}.txt`, "text/plain", trace.data.text)),
-    button("trace", "link", () => download(`${name}.json`, "application/json", JSON.stringify(trace.data))),
-    button("page", "link", () => downloadPage(name, trace).catch(report)),
+    saveButton("text", () => download(`${name}.txt`, "text/plain", trace.data.text)),
+    saveButton("trace", () => download(`${name}.json`, "application/json", JSON.stringify(trace.data))),
+    saveButton("page", () => downloadPage(name, trace).catch(report)),
   );
 }
 
-function showRuns(step) {
+// Show what has arrived: played at a pace that one can follow, or at once if motion is not wanted.
+function showRuns() {
   const ready = runs.filter((run) => run.view);
-  if (!ready.length) return;
   timeline.setViews(ready.map((run) => run.view));
-  timeline.goTo(step ?? timeline.last);
+  timeline.goTo(prefersStill() ? timeline.last : timeline.current);
 }
 
 function onEvent(run, event) {
@@ -181,10 +192,12 @@ function onEvent(run, event) {
     const { tokens, bytes, ...step } = event.step;
     run.trace.tokens.add({ tokens, bytes });
     run.trace.append(step);
-    const isFirst = !run.view;
+    const isFirst = !runs.some((each) => each.view);
     run.view ??= new TraceText(run.pane.text, run.trace, card);
+    if (isFirst) timeline.current = 0;
     showRuns();
-    if (isFirst) scrollTo($("panes"));
+    if (isFirst && !prefersStill()) timeline.play(true);
+    if (isFirst) scrollTo($("result"));
   } else {
     const { data } = run.trace;
     Object.assign(data, { text: event.end.text, tokens: run.trace.tokens.texts, bytes: run.trace.tokens.bytes });
@@ -203,6 +216,7 @@ async function fill(step) {
   await work(true, async (signal) => {
     say("");
     const isPair = $("compare").checked;
+    timeline.isGrowing = true;
     runs = requests().map((request, number) => {
       const model = modelOf(request.model), letter = "AB"[number];
       const pane = makePane(isPair ? `${letter} · ${request.model}` : request.model, `${model.method.toUpperCase()} · ${request.sampler} · seed ${request.seed}`);
@@ -220,11 +234,18 @@ async function fill(step) {
         $("legend").replaceChildren(...legend(runs.filter((each) => each.view).map((each) => each.trace)));
       })));
     } catch (error) {
-      if (!runs.some((run) => run.view)) $("result").hidden = $("bar").hidden = true;
+      if (!runs.some((run) => run.view)) {
+        $("result").hidden = $("bar").hidden = true;
+        timeline.views = [];
+      }
       running?.abort();   // of the other pane
       throw error;
     }
-    showRuns(step);
+    if (step !== undefined) {
+      timeline.play(false);
+      timeline.goTo(step);
+    }
+    if (!matchMedia("(max-width: 44rem)").matches) scrollTo($("panes"));   // the texts may have grown
     say(`${isPair ? "Both texts are complete" : "Complete"}. Move the slider to go back in time, or point at a token.`);
   });
 }
@@ -234,7 +255,7 @@ timeline.onMove = () => {
     const { frame, t, masked } = run.trace.status(run.view.current);
     run.pane.status.textContent = `${frame} · ${t} · ${masked}`;
   }
-  if (!running) saveState();
+  if (!running && !timeline.timer) saveSoon();
 };
 
 // ---- the bound
@@ -272,6 +293,13 @@ function saveState() {
   if (shown === "score" && scored !== $("source").value) state.set("scored", scored);
   if (shown === "fill" && timeline.views.length && timeline.current < timeline.last) state.set("step", timeline.current);
   history.replaceState(null, "", `#${state}`);
+}
+
+// Browsers limit how often the address may change.
+let saving = 0;
+function saveSoon() {
+  clearTimeout(saving);
+  saving = setTimeout(saveState, 200);
 }
 
 // Values that the server does not offer are left at their defaults.
@@ -312,7 +340,7 @@ function restoreState() {
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) running.abort();
+  if (isFilling) running.abort();
   else fill();
 });
 $("source").addEventListener("input", markHoles);
