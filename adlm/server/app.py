@@ -24,7 +24,7 @@ from adlm.server.completion_request import CompletionRequest
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, error_response, validation_error
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
-from adlm.server.studio.routes import PAGE_PATHS, add_page, studio_router
+from adlm.server.studio.routes import add_page, page_files, studio_router
 from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
 
 
@@ -69,7 +69,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
         monitor=monitor,
         api_key=settings.api_key,
         max_body_bytes=settings.limits.body_bytes,
-        without_key=frozenset({"/health", *PAGE_PATHS}),
+        without_key=frozenset({"/health", *page_files()}),
     )
     _report_errors_as_json(app)
 

@@ -24,7 +24,7 @@ import adlm  # noqa: E402
 from adlm.language_model import LanguageModel  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402
-from adlm.server.studio.routes import PAGE  # noqa: E402
+from adlm.server.studio.routes import page_files  # noqa: E402
 from adlm.server.submission import EventStream  # noqa: E402
 from adlm.trace.recording import TraceInfo, record_trace  # noqa: E402
 
@@ -196,12 +196,13 @@ def test_two_samplers_are_compared_side_by_side(page, address):
     assert shown(page, 0) == shown(page, 1)
     assert page.run("document.querySelectorAll('#panes .masked').length") == 80
     page.emulate(1280, 900, reduced_motion=False)
-    flashes = "Array.from(document.querySelectorAll('#panes .remasked'), (e) => getComputedStyle(e).animationName)"
-    names = set()
-    for _ in range(page.run("Number(document.getElementById('time').max)")):
-        page.press("ArrowRight")
-        names.update(page.run(flashes))
-    assert names == {"remask"}, "remasked tokens flash"
+    names = page.run(
+        "(() => { const s = document.getElementById('time'), names = new Set();"
+        " for (let k = 0; k <= s.max; k++) { s.value = k; s.dispatchEvent(new Event('input'));"
+        " document.querySelectorAll('#panes .remasked').forEach((e) => names.add(getComputedStyle(e).animationName)); }"
+        " return [...names]; })()"
+    )
+    assert names == ["remask"], "remasked tokens flash"
 
 
 def test_models_without_anchors_have_one_column_and_left_to_right_models_their_own_samplers(page):
@@ -314,7 +315,7 @@ def test_a_key_can_be_typed(tab, studio_models):
             tab.send("Input.insertText", text=key)
             tab.point_at("#key-form button", click=True)
             if key == "wrong":
-                tab.wait_for("document.getElementById('message').textContent.includes('missing or wrong')")
+                tab.wait_for("document.getElementById('message').textContent.startsWith('The server refuses this key')")
         tab.wait_for("document.getElementById('key-form').hidden && document.getElementById('model').value")
         write(tab, TEXT)
         run_to_the_end(tab)
@@ -455,7 +456,7 @@ def test_a_wrong_request_is_refused_with_one_clear_message(address, path, body, 
 
 def test_files_come_from_a_fixed_table_with_strict_headers_and_without_key(studio_models):
     with running(studio_models, ServerSettings(api_key=KEY)) as address:
-        for path in PAGE:
+        for path in page_files():
             answer = httpx.get(f"{address}{path}")
             assert answer.status_code == 200
             policy = answer.headers["content-security-policy"]
@@ -522,6 +523,21 @@ def test_a_run_ends_when_its_client_leaves_and_the_next_request_is_answered(stud
         slow_frames.set()
         wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
         assert slow_frames.frames <= 5
+        assert trace_events(address, {"model": "adlm", "text": TEXT, "seed": 0})
+
+
+def test_a_failing_run_is_an_error_without_details_and_the_next_one_works(studio_models, monkeypatch):
+    def fail(*given, **named):
+        if "rng_rows" in named:  # not when the request is checked
+            raise RuntimeError("private details")
+
+    with running(studio_models, ServerSettings()) as address:
+        with monkeypatch.context() as patched:
+            patched.setattr(LanguageModel, "run_sampler", fail)
+            answer = httpx.post(f"{address}/v1/trace", json={"model": "adlm", "text": TEXT})
+        assert '"message": "sampling failed"' in answer.text
+        assert "private" not in answer.text
+        assert "[DONE]" not in answer.text
         assert trace_events(address, {"model": "adlm", "text": TEXT, "seed": 0})
 
 

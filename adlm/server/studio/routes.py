@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -31,7 +32,7 @@ POLICY = (
 
 @dataclass(frozen=True)
 class PageFile:
-    """One file of the page, read when the server is imported: no request leads to a file."""
+    """One file of the page in memory: no request leads to a file."""
 
     content: bytes
     media_type: str
@@ -56,24 +57,26 @@ def _shared(name: str, media_type: str) -> PageFile:
     return PageFile(read_asset(name).encode(), media_type)
 
 
-PAGE = {
-    "/": _own("studio.html", HTML),
-    "/studio/studio.css": _own("studio.css", CSS),
-    "/studio/theme.js": _own("theme.js", SCRIPT),
-    "/studio/studio.js": _own("studio.js", SCRIPT),
-    "/studio/connection.js": _own("connection.js", SCRIPT),
-    "/studio/heat.js": _own("heat.js", SCRIPT),
-    "/studio/icon.svg": _own("icon.svg", SVG),
-    "/studio/viewer.css": _shared("viewer.css", CSS),
-    "/studio/viewer.js": _shared("viewer.js", SCRIPT),
-    "/studio/trace-page.html": PageFile(page_template().encode(), "text/plain"),  # filled in by the page
-}
-PAGE_PATHS = tuple(PAGE)
+@cache
+def page_files() -> dict[str, PageFile]:
+    """The files of the page by path."""
+    return {
+        "/": _own("studio.html", HTML),
+        "/studio/studio.css": _own("studio.css", CSS),
+        "/studio/theme.js": _own("theme.js", SCRIPT),
+        "/studio/studio.js": _own("studio.js", SCRIPT),
+        "/studio/connection.js": _own("connection.js", SCRIPT),
+        "/studio/heat.js": _own("heat.js", SCRIPT),
+        "/studio/icon.svg": _own("icon.svg", SVG),
+        "/studio/viewer.css": _shared("viewer.css", CSS),
+        "/studio/viewer.js": _shared("viewer.js", SCRIPT),
+        "/studio/trace-page.html": PageFile(page_template().encode(), "text/plain"),  # filled in by the page
+    }
 
 
 def add_page(app: FastAPI) -> None:
     """Add the files of the page, which need no key: they contain nothing of the models."""
-    for path, file in PAGE.items():
+    for path, file in page_files().items():
         app.add_api_route(path, _responder(file), methods=["GET"], include_in_schema=False)
 
 

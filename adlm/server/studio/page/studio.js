@@ -85,13 +85,14 @@ const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.?!]$/.t
 function report(error) {
   if (error.name === "AbortError") return say("Stopped.");
   if (!(error instanceof RequestError)) throw error;
-  if (error.status === 401) askForKey();
+  if (error.status === 401) return askForKey();
   return say(sentence(error.message), true);
 }
 
 function askForKey() {
-  $("key-form").hidden = false;
-  $("key").focus();
+  $("key-form").hidden = $("show-key").hidden = false;
+  say($("key").value ? "The server refuses this key; type it again." : "", true);
+  $("key").select();
 }
 
 // Run one thing at a time; the button that starts it stops it, too.
@@ -103,7 +104,7 @@ async function work(isFill, action) {
   $("run").textContent = isFill ? "Stop" : "Fill the holes";
   $("form").classList.add("busy");
   try {
-    await action(controller.signal);
+    await action(controller);
   } catch (error) {
     if (running === controller) report(error);
   } finally {
@@ -213,32 +214,34 @@ async function fill(step) {
   $("key-form").hidden = true;
   timeline.play(false);
   card.close();
-  await work(true, async (signal) => {
+  await work(true, async (controller) => {
     say("");
     const isPair = $("compare").checked;
     timeline.isGrowing = true;
-    runs = requests().map((request, number) => {
+    const mine = requests().map((request, number) => {
       const model = modelOf(request.model), letter = "AB"[number];
       const pane = makePane(isPair ? `${letter} · ${request.model}` : request.model, `${model.method.toUpperCase()} · ${request.sampler} · seed ${request.seed}`);
       pane.status.classList.add("of-run");
+      pane.status.textContent = "waiting for its turn";
       return { request, pane };
     });
+    runs = mine;
     $("panes").replaceChildren(...runs.map((run) => run.pane.pane));
     $("panes").classList.toggle("two", isPair);
     $("heat").hidden = true;
     shown = "fill";
     try {
-      await Promise.all(runs.map((run) => stream("/v1/trace", run.request, signal, (event) => {
-        if (signal.aborted) return;
+      await Promise.all(mine.map((run) => stream("/v1/trace", run.request, controller.signal, (event) => {
+        if (controller.signal.aborted) return;
         onEvent(run, event);
-        $("legend").replaceChildren(...legend(runs.filter((each) => each.view).map((each) => each.trace)));
+        $("legend").replaceChildren(...legend(mine.filter((each) => each.view).map((each) => each.trace)));
       })));
     } catch (error) {
-      if (!runs.some((run) => run.view)) {
+      controller.abort();   // the other pane
+      if (runs === mine && !mine.some((run) => run.view)) {
         $("result").hidden = $("bar").hidden = true;
         timeline.views = [];
       }
-      running?.abort();   // of the other pane
       throw error;
     }
     if (step !== undefined) {
@@ -262,7 +265,7 @@ timeline.onMove = () => {
 
 async function score(text) {
   $("key-form").hidden = true;
-  await work(false, async (signal) => {
+  await work(false, async ({ signal }) => {
     say("Computing the bound …");
     const names = [...new Set(requests().map((request) => request.model))];
     const bounds = await Promise.all(names.map((model) => postJson("/v1/bound", { model, text }, signal)));
@@ -317,10 +320,8 @@ function restoreState() {
   fillSelect($("sampler2"), [], "");
   offerSamplers($("model"), $("sampler"));
   offerSamplers($("model2"), $("sampler2"));
-  if (server.models.length === 1) {   // two samplers of the only model: one of the two takes tokens back, if it can
-    const other = modelOf($("model2").value).samplers.find((name) => name === "remdm-cap");
-    if (other) $("sampler2").value = other;
-  }
+  if (server.models.length === 1) $("sampler2").value = "remdm-cap";   // another sampler, if the only model has it
+  if (!$("sampler2").value) offerSamplers($("model2"), $("sampler2"));
   choose("sampler");
   choose("sampler2");
   useDefaults();
@@ -367,7 +368,7 @@ $("score").addEventListener("click", () => {
   score(isFilled ? filled.trace.data.text : text);
 });
 $("copy-link").addEventListener("click", async () => {
-  saveState();
+  if (server) saveState();
   try {
     await navigator.clipboard.writeText(location.href);
     say("The link is copied: it restores this text, these settings and the result.");
@@ -387,13 +388,13 @@ async function connect() {
   try {
     server = await getJson("/v1/studio");
   } catch (error) {
-    $("form").inert = true;
-    $("show-key").hidden = error.status !== 401;
+    $("form").hidden = true;
     report(error);
     return;
   }
   $("key-form").hidden = true;
-  $("form").inert = false;
+  $("form").hidden = false;
+  $("key").value = "";
   say("");
   restoreState();
 }
