@@ -526,6 +526,22 @@ def test_a_run_ends_when_its_client_leaves_and_the_next_request_is_answered(stud
         assert trace_events(address, {"model": "adlm", "text": TEXT, "seed": 0})
 
 
+def test_the_stop_button_ends_the_run_on_the_server(tab, studio_models, slow_frames):
+    with running(studio_models, ServerSettings(batch=1)) as address:
+        tab.emulate(1280, 900)
+        open_studio(tab, address, f"#{urlencode({'text': '[MASK*40]', 'steps': 500})}")
+        tab.point_at("#run", click=True)
+        wait_until(lambda: slow_frames.frames == 3)
+        tab.wait_for("document.getElementById('run').textContent == 'Stop'")
+        tab.point_at("#run", click=True)
+        tab.wait_for("document.getElementById('message').textContent == 'Stopped.'")
+        wait_until(lambda: 'route="/v1/trace"' in httpx.get(f"{address}/metrics").text)
+        slow_frames.set()
+        wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
+        assert slow_frames.frames <= 5
+    assert not tab.problems
+
+
 def test_a_failing_run_is_an_error_without_details_and_the_next_one_works(studio_models, monkeypatch):
     def fail(*given, **named):
         if "rng_rows" in named:  # not when the request is checked

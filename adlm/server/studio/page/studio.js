@@ -45,6 +45,7 @@ function useDefaults() {
 function setCompare(isOn) {
   $("compare").checked = isOn;
   $("second").hidden = !isOn;
+  $("second").parentElement.classList.toggle("two", isOn);
   $("first-legend").textContent = isOn ? "A" : "Model and sampler";
   $("first-legend").classList.toggle("hidden-label", !isOn);
 }
@@ -180,9 +181,19 @@ function addActions(run) {
 
 // Show what has arrived: played at a pace that one can follow, or at once if motion is not wanted.
 function showRuns() {
+  cancelAnimationFrame(drawing);
+  drawing = 0;
   const ready = runs.filter((run) => run.view);
+  if (!ready.length) return;
   timeline.setViews(ready.map((run) => run.view));
   timeline.goTo(prefersStill() ? timeline.last : timeline.current);
+  $("legend").replaceChildren(...legend(ready.map((run) => run.trace)));
+}
+
+// Steps may arrive faster than the screen is drawn.
+let drawing = 0;
+function showRunsSoon() {
+  drawing ||= requestAnimationFrame(showRuns);
 }
 
 function onEvent(run, event) {
@@ -195,10 +206,11 @@ function onEvent(run, event) {
     run.trace.append(step);
     const isFirst = !runs.some((each) => each.view);
     run.view ??= new TraceText(run.pane.text, run.trace, card);
-    if (isFirst) timeline.current = 0;
+    if (!isFirst) return showRunsSoon();
+    timeline.current = 0;
     showRuns();
-    if (isFirst && !prefersStill()) timeline.play(true);
-    if (isFirst) scrollTo($("result"));
+    if (!prefersStill()) timeline.play(true);
+    scrollTo($("result"));
   } else {
     const { data } = run.trace;
     Object.assign(data, { text: event.end.text, tokens: run.trace.tokens.texts, bytes: run.trace.tokens.bytes });
@@ -232,9 +244,7 @@ async function fill(step) {
     shown = "fill";
     try {
       await Promise.all(mine.map((run) => stream("/v1/trace", run.request, controller.signal, (event) => {
-        if (controller.signal.aborted) return;
-        onEvent(run, event);
-        $("legend").replaceChildren(...legend(mine.filter((each) => each.view).map((each) => each.trace)));
+        if (!controller.signal.aborted) onEvent(run, event);
       })));
     } catch (error) {
       controller.abort();   // the other pane
