@@ -1,29 +1,31 @@
-"""The HTTP application: OpenAI's completions API over the batch workers, model list, health and metrics."""
+"""The HTTP application: OpenAI's completions API over the batch workers, the studio, model list, health and metrics."""
 
 import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
-from adlm.server.batching import BatchWorker, Job, QueueFull, RowUpdate, ShuttingDown
+from adlm.server.batching import BatchWorker, Job, RowUpdate
 from adlm.server.completion import CompletionPlan, Limits, plan_completion
 from adlm.server.completion_request import CompletionRequest
-from adlm.server.errors_json import ApiError, error_response, validation_error
+from adlm.server.errors_json import ERROR_RESPONSES, ApiError, error_response, validation_error
 from adlm.server.monitoring import PrometheusMonitor
-from adlm.server.request_guard import NOT_ANSWERED, RequestGuard
+from adlm.server.request_guard import RequestGuard
+from adlm.server.studio.routes import add_page, page_files, studio_router
+from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,11 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     app = FastAPI(title="adlm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.workers = workers
     app.add_middleware(
-        RequestGuard, monitor=monitor, api_key=settings.api_key, max_body_bytes=settings.limits.body_bytes
+        RequestGuard,
+        monitor=monitor,
+        api_key=settings.api_key,
+        max_body_bytes=settings.limits.body_bytes,
+        without_key=frozenset({"/health", *page_files()}),
     )
     _report_errors_as_json(app)
 
@@ -90,10 +96,10 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             completion_tokens=plan.completion_tokens,
         )
         completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout)
-        completion.submit()
+        submit(worker, completion.job)
         if body.stream:
-            return StreamingResponse(completion.stream(), media_type="text/event-stream")
-        return await completion.respond(request)
+            return EventStream(completion.stream(), completion.deadline)
+        return await respond_unless_gone(request, completion.respond())
 
     @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
     async def refuse_chat() -> Response:
@@ -116,20 +122,9 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def metrics() -> Response:
         return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
 
+    add_page(app)
+    app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
     return app
-
-
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
-    for status, text in (
-        (400, "Wrong request"),
-        (401, "Wrong API key"),
-        (404, "No such model"),
-        (413, "Body too large"),
-        (429, "Queue full; see Retry-After"),
-        (503, "Timeout or shutdown"),
-    )
-}
 
 
 class Completion:
@@ -155,24 +150,12 @@ class Completion:
 
         self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix)
 
-    def submit(self) -> None:
-        try:
-            self.worker.submit(self.job)
-        except QueueFull as error:
-            raise ApiError(429, str(error), headers={"retry-after": str(error.retry_after)}) from None
-        except ShuttingDown as error:
-            raise ApiError(503, str(error)) from None
-
     async def updates(self) -> AsyncIterator[RowUpdate]:
         """Updates until all rows are complete. The job is cancelled if that does not happen."""
         num_left = len(self.plan.rows)
         try:
             while num_left:
-                try:
-                    async with asyncio.timeout(self.deadline - time.monotonic()):
-                        update = await self._updates.get()
-                except TimeoutError:
-                    raise ApiError(503, "the request timed out; try fewer tokens or steps, or later") from None
+                update = await next_result(self._updates, self.deadline)
                 if update.error is not None:
                     raise ApiError(503, update.error)
                 num_left -= update.complete
@@ -182,21 +165,8 @@ class Completion:
             if num_left:
                 self.worker.cancel(self.job)
 
-    async def respond(self, request: Request) -> Response:
-        """The whole response; if the client disconnects before, the job is cancelled."""
-        answer = asyncio.create_task(self._collect())
-        gone = asyncio.create_task(_wait_for_disconnect(request))
-        try:
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                return Response(status_code=NOT_ANSWERED)  # nobody reads it
-            return answer.result()
-        finally:
-            for task in (answer, gone):
-                task.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
-
-    async def _collect(self) -> Response:
+    async def respond(self) -> Response:
+        """The whole response."""
         choices: dict[int, dict[str, Any]] = {}
         async for update in self.updates():
             if update.complete:
@@ -205,7 +175,7 @@ class Completion:
         ordered = [choices[row] for row in sorted(choices)]
         return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
 
-    async def stream(self) -> AsyncIterator[str]:
+    async def stream(self) -> AsyncGenerator[str, None]:
         """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
         sent, finished = [""] * len(self.plan.rows), set[int]()
         updates = self.updates()
@@ -247,11 +217,6 @@ class Completion:
     def _usage(self) -> dict[str, int]:
         prompt, completion = self.plan.prompt_tokens, self.plan.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _report_errors_as_json(app: FastAPI) -> None:

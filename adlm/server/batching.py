@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -82,6 +82,46 @@ class Job:
     """Whether prefixes are reported while a row is sampled."""
     cancelled: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    def key(self, row: int, lm: LanguageModel) -> Hashable:
+        return self.rows[row].key(lm)
+
+    def refuse(self, row: int, error: str) -> None:
+        self.notify(RowUpdate(row, [], error=error))
+
+
+@dataclass(eq=False)
+class Task:
+    """Work of one request that runs alone on the model's thread. It waits in the queue as one row."""
+
+    work: Callable[[], Iterator[Any]]
+    """Called on the thread; it ends early if the task is cancelled between two of its results."""
+    notify: Callable[[Any], None]
+    """Called with every result, from the worker's thread."""
+    fail: Callable[[str], None]
+    """Called with the reason if the work is not completed."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    num_rows: int = 1
+
+    def key(self, row: int, lm: LanguageModel) -> Hashable:
+        return self  # equal to no other
+
+    def refuse(self, row: int, error: str) -> None:
+        self.fail(error)
+
+    def run(self) -> None:
+        for result in self.work():
+            if self.cancelled.is_set():
+                return
+            self.notify(result)
+
+
+Item = tuple[Job | Task, int]
+"""What waits in the queue: a job or task, and the number of its row."""
+
 
 class QueueFull(Exception):
     """Too many rows are waiting; `retry_after` is an estimate in seconds."""
@@ -108,7 +148,7 @@ class BatchWorker:
     def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
         self.name, self.lm, self.batch, self.max_waiting = name, lm.with_fixed_batch(batch), batch, max_waiting
         self._monitor = monitor
-        self._waiting: deque[tuple[Job, int]] = deque()
+        self._waiting: deque[Item] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._batch_seconds = 1.0
@@ -118,19 +158,19 @@ class BatchWorker:
         _ = self.lm.frozen  # built once, before requests in other threads are checked
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Append the rows of a job to the queue."""
+    def submit(self, job: Job | Task) -> None:
+        """Append the rows of a job, or a task, to the queue."""
         with self._changed:
             if self._stopping:
                 raise ShuttingDown("the server is shutting down")
-            if len(self._waiting) + len(job.rows) > self.max_waiting:
+            if len(self._waiting) + job.num_rows > self.max_waiting:
                 estimate = round(len(self._waiting) / self.batch * self._batch_seconds)
                 raise QueueFull(len(self._waiting), min(max(1, estimate), LONGEST_RETRY))
-            self._waiting.extend((job, row) for row in range(len(job.rows)))
+            self._waiting.extend((job, row) for row in range(job.num_rows))
             self._report_queue()
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job | Task) -> None:
         """Drop the rows of a job that have not begun; a batch of cancelled rows only ends at the next frame."""
         job.cancelled.set()
         with self._changed:
@@ -145,7 +185,7 @@ class BatchWorker:
             self._report_queue()
             self._changed.notify()
         for job, row in refused:
-            job.notify(RowUpdate(row, [], error="the server is shutting down"))
+            job.refuse(row, "the server is shutting down")
 
     def join(self) -> None:
         self._thread.join()
@@ -157,23 +197,26 @@ class BatchWorker:
         while batch := self._next_batch():
             started = time.monotonic()
             try:
-                self._sample(batch)
+                if isinstance(task := batch[0][0], Task):
+                    task.run()
+                else:
+                    self._sample(cast(list[tuple[Job, int]], batch))
             except Exception as error:  # the thread must survive; the log has the traceback
                 message = str(error) if isinstance(error, UserError) else "sampling failed"
                 fields = {"model": self.name, "message": str(error)}  # of ids, not of text
                 log.error("batch failed", extra={"fields": fields}, exc_info=error)
                 for job, row in batch:
-                    job.notify(RowUpdate(row, [], error=message))
+                    job.refuse(row, message)
             seconds = time.monotonic() - started
             self._batch_seconds = seconds
             self._monitor.batch_done(self.name, len(batch), seconds)
 
-    def _next_batch(self) -> list[tuple[Job, int]]:
+    def _next_batch(self) -> list[Item]:
         """The oldest row and those that can share its batch, as soon as there are any; [] at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
-            chosen: list[tuple[Job, int]] = []
-            left: deque[tuple[Job, int]] = deque()
+            chosen: list[Item] = []
+            left: deque[Item] = deque()
             first = self._key(self._waiting[0]) if self._waiting else None
             for item in self._waiting:
                 fits = len(chosen) < self.batch and self._key(item) == first
@@ -182,21 +225,25 @@ class BatchWorker:
             self._report_queue()
             return chosen
 
-    def _key(self, item: tuple[Job, int]) -> tuple[Sampling, int, int]:
+    def _key(self, item: Item) -> Hashable:
         job, row = item
-        return job.rows[row].key(self.lm)
+        return job.key(row, self.lm)
 
-    def _sample(self, batch: list[tuple[Job, int]]) -> None:
-        rows = [job.rows[row] for job, row in batch]
+    def frames(self, rows: Sequence[CanvasRow]) -> Iterator[Frame]:
+        """The sampling run of rows with equal keys, at most `batch`; only for the worker's thread."""
         _, length, _ = rows[0].key(self.lm)
         if self.lm.method.causal:  # a KV cache has a fixed number of rows
-            rows += rows[:1] * (self.batch - len(rows))
-        frames = self.lm.run_sampler(
+            rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
+        return self.lm.run_sampler(
             _padded_canvas(rows, length, self.lm.fill_id),
             rows[0].sampling,
             rng_rows=[row.number for row in rows],
             rng_seeds=[row.seed for row in rows],
         )
+
+    def _sample(self, batch: list[tuple[Job, int]]) -> None:
+        rows = [job.rows[row] for job, row in batch]
+        frames = self.frames(rows)
         num_reported = [0] * len(batch)
         last: Frame | None = None
         for last in frames:

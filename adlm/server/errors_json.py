@@ -24,6 +24,18 @@ REMEDIES = {
     "presence_penalty": "presence_penalty is not supported",
 }
 
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+    for status, text in (
+        (400, "Wrong request"),
+        (401, "Wrong API key"),
+        (404, "No such model"),
+        (413, "Body too large"),
+        (429, "Queue full; see Retry-After"),
+        (503, "Timeout or shutdown"),
+    )
+}
+
 
 class ApiError(Exception):
     """An error with its HTTP status. `param` is the field of the request that is wrong."""

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adlm.server.errors_json import ApiError, error_response
 from adlm.server.monitoring import PrometheusMonitor
 
+# Of responses that do not set their own, as the files of the studio do.
 HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -20,7 +21,6 @@ HEADERS = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
-WITHOUT_KEY = ("/health",)
 NOT_ANSWERED = 499
 """The status in log and metrics if the client is gone before the response."""
 BODY_SECONDS = 30.0
@@ -34,6 +34,8 @@ class RequestGuard:
     monitor: PrometheusMonitor
     api_key: str | None
     max_body_bytes: int
+    without_key: frozenset[str]
+    """Paths that need no key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,8 +49,9 @@ class RequestGuard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in {**HEADERS, "x-request-id": request_id}.items():
-                    headers[name] = value
+                headers["x-request-id"] = request_id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -70,7 +73,7 @@ class RequestGuard:
             log.info("request", extra={"fields": {**fields, **scope["state"]["log_fields"]}})
 
     def _check_key(self, scope: Scope) -> None:
-        if self.api_key is None or scope["path"] in WITHOUT_KEY:
+        if self.api_key is None or scope["path"] in self.without_key:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.api_key.encode()):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -39,19 +40,32 @@ def as_page(trace: Trace) -> str:
 
     The trace is in a data block that no character of the trace can end, and the script inserts it only as text.
     """
-    style, script = _read_asset("page.css"), _read_asset("page.js")
+    return page_template().replace(TRACE_PLACE, _escape_html(as_json(trace)), 1)
+
+
+def page_template() -> str:
+    """The page without its trace, which replaces TRACE_PLACE. The studio fills it in too."""
+    style, script = read_asset("viewer.css") + read_asset("page.css"), _bundled_script()
     policy = f"default-src 'none'; style-src {_policy_hash(style)}; script-src {_policy_hash(script)}; base-uri 'none'"
-    contents = {"POLICY": policy, "STYLE": style, "SCRIPT": script, "TRACE": _escape_html(as_json(trace))}
-    page = _read_asset("page.html")
-    for name in ("POLICY", "STYLE", "SCRIPT", "TRACE"):  # the trace last, so that no placeholder in it is replaced
-        page = page.replace(f"@@{name}@@", contents[name], 1)
+    page = read_asset("page.html")
+    for name, content in {"POLICY": policy, "STYLE": style, "SCRIPT": script}.items():
+        page = page.replace(f"@@{name}@@", content, 1)
     return page
 
 
+TRACE_PLACE = "@@TRACE@@"
 FORMATS = {".json": as_json, ".html": as_page, ".svg": as_animation}
 
 
-def _read_asset(name: str) -> str:
+def _bundled_script() -> str:
+    """page.js and the module that it imports as one module."""
+    viewer, page = read_asset("viewer.js"), read_asset("page.js")
+    own = [line for line in page.splitlines(keepends=True) if not line.startswith("import ")]
+    return re.sub(r"^export ", "", viewer, flags=re.MULTILINE) + "".join(own)
+
+
+def read_asset(name: str) -> str:
+    """A file of the trace page."""
     return files("adlm.trace").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -100,12 +100,37 @@ class Trace:
             },
             "text": text_of(self.tokenizer, self.last, self.special_tokens),
             "hidden": self.hidden,
-            "tokens": {str(index): decode_escaped(data) for index, data in self.pieces.items()},
-            "bytes": {str(index): data.hex() for index, data in self.pieces.items() if decode_complete(data) is None},
+            **pieces_to_dict(self.pieces),
             "canvas": list(self.canvas),
             "given": list(self.given),
             "steps": [_step_to_dict(step) for step in self.steps],
         }
+
+
+class StepRecorder:
+    """The steps of one row, frame by frame. Frames in which it does not change are only counted."""
+
+    def __init__(self, lm: LanguageModel, row: int = 0):
+        self._lm, self._row = lm, row
+        self._history = AnchorHistory()
+        self.num_frames = 0
+        self._last_change = 0
+
+    def step(self, frame: Frame) -> TraceStep | None:
+        """The step of the next frame, at the cost of one call of each network; None if the row does not change.
+
+        The first frame is the canvas.
+        """
+        row, number = self._row, self.num_frames
+        self.num_frames += 1
+        if number == 0:
+            return TraceStep(0, float(frame.t[row]), 0, {}, (), (), {}, {}, {})
+        if not (frame.revealed[row] | frame.remasked[row]).any():
+            return None
+        predictions = predict(self._lm, frame, row)
+        self._history.update(self._last_change, predictions.best_anchors())
+        self._last_change = number
+        return make_step(number, frame, row, predictions, self._history)
 
 
 class TraceRecorder:
@@ -118,42 +143,34 @@ class TraceRecorder:
         self, lm: LanguageModel, info: TraceInfo, row: int = 0, limit: int = MAX_STEPS, special_tokens: bool = False
     ):
         self._lm, self._info, self._row, self._special_tokens = lm, info, row, special_tokens
-        self._first: Frame | None = None
-        self._thinning, self._history = StepThinning(limit), AnchorHistory()
-        self._num_frames, self._last_change = 0, 0
+        self._first: tuple[Frame, TraceStep] | None = None
+        self._thinning, self._recorder = StepThinning(limit), StepRecorder(lm, row)
 
     def record(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         for frame in frames:
-            self._record_frame(frame)
+            step = self._recorder.step(frame)
+            if step is not None and self._first is None:
+                self._first = frame, step
+            elif step is not None:
+                self._thinning.add(step)
             yield frame
 
     @property
     def trace(self) -> Trace:
         if self._first is None:
             raise UserError("the trace is empty: no frame has been recorded")
-        canvas = TraceStep(0, float(self._first.t[self._row]), 0, {}, (), (), {}, {}, {})
+        frame, canvas = self._first
         return Trace(
             info=self._info,
             method=self._lm.config.method,
             row=self._row,
-            frames=self._num_frames,
+            frames=self._recorder.num_frames,
             mask_id=self._lm.mask_id,
             tokenizer=self._lm.tokenizer,
-            canvas=tuple(self._first.ids[self._row].tolist()),
+            canvas=tuple(frame.ids[self._row].tolist()),
             steps=(canvas, *self._thinning.steps),
             special_tokens=self._special_tokens,
         )
-
-    def _record_frame(self, frame: Frame) -> None:
-        row, number = self._row, self._num_frames
-        if self._first is None:
-            self._first = frame
-        elif (frame.revealed[row] | frame.remasked[row]).any():
-            predictions = predict(self._lm, frame, row)
-            self._history.update(self._last_change, predictions.best_anchors())
-            self._thinning.add(make_step(number, frame, row, predictions, self._history))
-            self._last_change = number
-        self._num_frames = number + 1
 
 
 def record_trace(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, row: int = 0) -> Trace:
@@ -162,6 +179,37 @@ def record_trace(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, ro
     for _ in recorder.record(frames):
         pass
     return recorder.trace
+
+
+def trace_events(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, row: int = 0) -> Iterator[dict[str, Any]]:
+    """The trace in JSON while it is sampled: its fields without steps and text, then every step, then the end.
+
+    Each has one key, `begin`, `step` or `end`; a step brings the `tokens` and `bytes` that are new in it. Together they
+    are the trace of `record_trace` with all its steps, however many there are.
+    """
+    recorder, known, ids = StepRecorder(lm, row), set[int](), list[int]()
+    for frame in frames:
+        step = recorder.step(frame)
+        if step is None:
+            continue
+        ids = frame.ids[row].tolist()
+        trace = Trace(info, lm.config.method, row, recorder.num_frames, lm.mask_id, lm.tokenizer, tuple(ids), (step,))
+        new = {index: data for index, data in trace.pieces.items() if index not in known}
+        known.update(new)
+        if step.changes == 0:
+            fields = trace.to_dict()
+            fields["model"]["anchor_network"] = lm.method.anchored
+            yield {"begin": {name: value for name, value in fields.items() if name not in ("steps", "text")}}
+            new = {}
+        yield {"step": {**_step_to_dict(step), **pieces_to_dict(new)}}
+    yield {"end": {"frames": recorder.num_frames, "text": text_of(lm.tokenizer, ids, special_tokens=False)}}
+
+
+def pieces_to_dict(pieces: dict[int, bytes]) -> dict[str, Any]:
+    return {
+        "tokens": {str(index): decode_escaped(data) for index, data in pieces.items()},
+        "bytes": {str(index): data.hex() for index, data in pieces.items() if decode_complete(data) is None},
+    }
 
 
 def _step_to_dict(step: TraceStep) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from adlm.server.completion import Limits  # noqa: E402
 
 OPERATIONS = {
     "/v1/completions": 120, "/v1/chat/completions": 3, "/v1/models": 2, "/v1/models/{model}": 10, "/health": 2,
-    "/metrics": 2,
+    "/metrics": 2, "/v1/studio": 2, "/v1/trace": 60, "/v1/bound": 60,
 }  # fmt: skip
 """Examples of valid and of invalid requests to each path."""
+MODEL_OPERATIONS = ("/v1/completions", "/v1/trace", "/v1/bound")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def schema(models):
 
 @pytest.mark.parametrize(
     ("path", "mode"),
-    [*((path, "positive") for path in OPERATIONS), ("/v1/completions", "negative")],
+    [*((path, "positive") for path in OPERATIONS), *((path, "negative") for path in MODEL_OPERATIONS)],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
@@ -43,14 +44,16 @@ def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
     @hypothesis.given(cases)
     def holds(case):
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body |= {"model": "adlm", "sampler": "confidence"}  # most other words are no names
+            case.body |= {"model": "adlm"}  # most other words are no names
+            case.body |= {"text": f"[MASK*2]{case.body.get('text')}"[:40]} if path == "/v1/trace" else {}
+            case.body |= {"sampler": "confidence"} if path != "/v1/bound" else {}
         answer = case.call()
         statuses.add(answer.status_code)
         assert answer.status_code < 500, answer.text
 
     statuses: set[int] = set()
     holds()
-    assert path != "/v1/completions" or statuses >= ({200, 400} if mode == "positive" else {400})
+    assert path not in MODEL_OPERATIONS or statuses >= ({200, 400} if mode == "positive" else {400})
 
 
 def test_the_schema_names_every_path_and_no_422(schema):

@@ -9,7 +9,8 @@ EXAMPLE = """adlm serve runs/own
   curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
     -d '{"model": "own", "prompt": "Fellow citizens", "suffix": " the Union.", "max_tokens": 12, "seed": 0}'
 
-The name of a model is that of its folder. docs/serving.md describes requests, limits and batching."""
+The name of a model is that of its folder. The address, opened in a browser, is the studio: a page to fill in texts and
+watch every step. docs/serving.md describes requests, limits and batching."""
 
 KEY_VARIABLE = "ADLM_API_KEY"
 

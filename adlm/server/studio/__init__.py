@@ -1,0 +1,1 @@
+"""The studio: the page at / and the endpoints that it calls."""
