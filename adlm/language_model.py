@@ -434,9 +434,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
-    """The LanguageModel of a model folder already in memory."""
-    network = network_of(model.config, model.weights)
-    return LanguageModel(model.config, method_of(model.config), network.to(device), model.tokenizer)
+    """The LanguageModel of a model folder already in memory.
+
+    On a CPU, weights of half precision become float32: most CPUs emulate half precision, a hundred times as slowly.
+    """
+    network = network_of(model.config, model.weights).to(device)
+    like = next(network.parameters())
+    if like.device.type == "cpu" and like.dtype in (torch.bfloat16, torch.float16):
+        network = network.float()
+    return LanguageModel(model.config, method_of(model.config), network, model.tokenizer)
 
 
 @contextmanager
