@@ -10,8 +10,11 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str | Path, device: str = "cpu") -> "LanguageModel":
-    """Load a model folder or a released checkpoint; device `auto` is a GPU if there is one."""
+def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
+    """Load a model folder or a released checkpoint; device `auto` is a GPU if there is one.
+
+    `box` is the small model that the package holds.
+    """
     from adlm.language_model import (
         load as load_language_model,  # slow: imports torch, which `adlm --help` does not need
     )

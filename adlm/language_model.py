@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from adlm.canvas import MAX_HOLE as LONGEST_HOLE
 from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.exported import download_model, is_hub_name, load_exported
-from adlm.checkpoints.model_folder import ARCHITECTURE, CONFIG, ModelFolder, load_model_folder, network_of
+from adlm.checkpoints.model_folder import (
+    ARCHITECTURE,
+    BOX,
+    BOX_FOLDER,
+    CONFIG,
+    ModelFolder,
+    load_model_folder,
+    network_of,
+)
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
 from adlm.config.load import validate_sampling
 from adlm.config.options import suggestion
@@ -408,15 +416,17 @@ class LanguageModel:
         return self.tokenizer
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any).
+
+    Without a path, or by the name `box`, it loads the small model that the package holds; a folder box is "./box".
 
     Models that `adlm export` wrote are loaded from their folder, or by their name on the Hugging Face hub (owner/name).
     A .ckpt is loaded without tokenizer, for ids only; `adlm import --tokenizer` makes a model folder that has one.
     """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
-    source, torch_device = Path(path), device_of(device)
+    source, torch_device = BOX_FOLDER if path == BOX else Path(path), device_of(device)
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
         if source.is_dir():
             folder = source / "model" if (source / "model").is_dir() else source  # of a run folder, the model inside

@@ -27,6 +27,8 @@ from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
 ARCHITECTURE = "config.json"
+BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
+"""Name and folder of the small model that the package holds, the model in the box."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MIN_WEIGHTS_PER_BLOCK = 6
 

@@ -66,7 +66,8 @@ EXAMPLES = {
 }
 FIRST_STEPS = """anchored diffusion language models
 
-  adlm quickstart                            a first model, minutes on a CPU
+  adlm sample --prompt "The old man"         write with the model in the box
+  adlm quickstart                            train a first model, minutes on a CPU
   adlm train own data.path='texts/*.txt'     train on your text, into runs/own
   adlm sample runs/own --prompt "The "       write with it; --fill fills gaps
 

@@ -1,4 +1,4 @@
-"""`adlm quickstart`: prepare data, train two small models and compare them, in minutes on a CPU."""
+"""`adlm quickstart`: show the model in the box, prepare data, train two small models and compare them, in minutes on a CPU."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from adlm.canvas import HOLE
 from adlm.cli.console import Console
 from adlm.cli.train import TrainReporter
 from adlm.quickstart.recipe import quickstart
-from adlm.quickstart.report import QuickstartReport
+from adlm.quickstart.report import BoxTexts, QuickstartReport
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,8 +24,13 @@ def run(arguments: argparse.Namespace) -> int:
     def print_stage(message: str) -> None:
         console.print(message, style="bold")
 
+    def print_box(box: BoxTexts) -> None:
+        print_stage(f"the model in the box, which needs no training ({box.seconds:.0f} s)")
+        console.print(Panel.fit(Text(box.sample), title="sample", title_align="left", border_style="dim"))
+        console.print(_given_and_infilled(box.canvas, box.infilled))
+
     try:
-        report = quickstart(arguments.overrides, arguments.out, print_stage, TrainReporter)
+        report = quickstart(arguments.overrides, arguments.out, print_box, print_stage, TrainReporter)
     except KeyboardInterrupt:
         sys.stderr.write("adlm: interrupted; progress is saved, rerun the same command to resume\n")
         raise
@@ -49,6 +54,10 @@ def _print_report(console: Console, report: QuickstartReport, out: Path) -> None
     console.print(report.verdict)
     for text in report.samples:
         console.print(Panel.fit(Text(text), title="ADLM sample", title_align="left", border_style="dim"))
-    blanks = HOLE.sub(lambda hole: "_" * int(hole[1]), report.canvas)
-    console.print(Text(f"given     {blanks}\ninfilled  {report.infilled}"))
+    console.print(_given_and_infilled(report.canvas, report.infilled))
     console.print(f"{report.seconds:.0f} s in total; the models and report.html are in {out}")
+
+
+def _given_and_infilled(canvas: str, infilled: str) -> Text:
+    blanks = HOLE.sub(lambda hole: "_" * int(hole[1]), canvas)
+    return Text(f"given     {blanks}\ninfilled  {infilled}")

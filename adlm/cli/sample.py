@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 from rich.rule import Rule
 from rich.text import Text
 
 from adlm.canvas import encode_canvas, hole_between
+from adlm.checkpoints.model_folder import BOX
 from adlm.cli.console import Console, Progress
 from adlm.cli.streams import write_error
 from adlm.distributed import device_of
@@ -37,6 +39,7 @@ BATCH, GPU_BATCH = 16, 64
 
 
 def run(arguments: argparse.Namespace) -> int:
+    arguments.model, arguments.overrides = _model_and_overrides([arguments.model, *arguments.overrides])
     lm = load(arguments.model, arguments.device)
     request = _request(lm, arguments)
     check_request(lm, request)
@@ -59,6 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     for samples in _sample_batches(lm, request, 0):
         output.print([sample for sample in samples if sample.row > 0 or not watch])
     return 0
+
+
+def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
+    """The model, by default the one in the box, and option=value; argparse takes the first word as the model."""
+    given = [word for word in words if word is not None]
+    names_model = bool(given) and ("=" not in given[0] or Path(given[0]).exists())
+    return (given[0], given[1:]) if names_model else (BOX, given)
 
 
 def _request(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:

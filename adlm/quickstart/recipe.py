@@ -1,4 +1,4 @@
-"""The steps of the quickstart: prepare text, train two models, compare their bounds, sample and write a report."""
+"""The steps of the quickstart: show the model in the box, prepare text, train two models, compare their bounds, sample and write a report."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.ngrams import ngram_nats
 from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.models.transformer import num_parameters
-from adlm.quickstart.report import PAGE, REPORT, TRACE, QuickstartReport, TrainedModel
+from adlm.quickstart.report import PAGE, REPORT, TRACE, BoxTexts, QuickstartReport, TrainedModel
 from adlm.quickstart.report_page import format_report_page
 from adlm.tokens import Tokenizer
 from adlm.trace.page import write_trace
@@ -38,11 +38,16 @@ METHODS = ("adlm", "mdlm")
 ROWS, REPLICATES = 4096, 2  # held-out rows, evenly spread, and Monte Carlo replicates of the reported bounds
 SAMPLES, STEPS, TOP_P = 3, 64, 0.9
 INFILLING_TOKENS = 4096  # held-out tokens that are searched for a sentence to infill
+BOX_CANVAS = 'The old man looked at the[MASK*4] and said to his[MASK*2], "I[MASK*8]."'
 SENTENCE = re.compile(r"(?<=[.!?] )\w[^.!?]{30,}[.!?]")
 
 
 def quickstart(
-    overrides: list[str], out: Path, print_stage: Callable[[str], None], make_reporter: Callable[[Config], Reporter]
+    overrides: list[str],
+    out: Path,
+    print_box: Callable[[BoxTexts], None],
+    print_stage: Callable[[str], None],
+    make_reporter: Callable[[Config], Reporter],
 ) -> QuickstartReport:
     """Run the quickstart in `out`. Finished work of an earlier run there is reused."""
     started = time.monotonic()
@@ -56,6 +61,8 @@ def quickstart(
                 "`adlm train`"
             )
     _check_output_folder(out)
+    box = _box_texts()
+    print_box(box)
     source = _source_name(configs["adlm"].data)
     print_stage(f"preparing {source}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
@@ -92,6 +99,7 @@ def quickstart(
         mdlm_samples=_samples(models["mdlm"]),
         canvas=canvas,
         infilled=models["adlm"].fill(canvas, steps=STEPS, top_p=TOP_P, seed=1).strip(),
+        box=box,
         seconds=round(time.monotonic() - started, 1),
         commit=code_commit(),
         text=source,
@@ -102,6 +110,13 @@ def quickstart(
     write_file(out / REPORT, json.dumps(asdict(report), indent=1, ensure_ascii=False))
     write_file(out / PAGE, format_report_page(report, curves))
     return report
+
+
+def _box_texts() -> BoxTexts:
+    started, model = time.monotonic(), load()
+    sample = model.sample(1, steps=STEPS, seed=0)[0].strip()
+    infilled = model.fill(BOX_CANVAS, steps=STEPS, seed=0).strip()
+    return BoxTexts(sample, BOX_CANVAS, infilled, round(time.monotonic() - started, 1))
 
 
 def _check_output_folder(out: Path) -> None:
@@ -188,6 +203,7 @@ def _commands(overrides: list[str], out: Path, canvas: str, settings: Perplexity
         "the loss curves as PNG and SVG": ["train", "--plot", *(str(out / "runs" / name) for name in METHODS)],
         "the samples": ["sample", adlm, "--num", str(SAMPLES), *sampling],
         "the sentence": ["sample", adlm, "--fill", canvas, "--seed", "1", *sampling],
+        "the sample of the model in the box": ["sample", "--steps", str(STEPS)],
         "another text, while it is generated": ["sample", adlm, "--prompt", "The ", "--watch"],
     }
     return {purpose: shlex.join(["adlm", *each]) for purpose, each in words.items()}

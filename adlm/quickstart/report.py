@@ -20,6 +20,18 @@ class TrainedModel:
     """Training time, without preparation and evaluation."""
 
 
+@dataclass(frozen=True)
+class BoxTexts:
+    """What the model in the box writes; not trained by the quickstart."""
+
+    sample: str
+    canvas: str
+    """A sentence with gaps, such as [MASK*3]."""
+    infilled: str
+    seconds: float
+    """Including loading."""
+
+
 SEED_CAVEAT = (
     "Each model was trained with one seed, and another seed changes such a bound by about 0.04 (docs/results.md), so "
     "one run of each does not show which method is better."
@@ -43,6 +55,7 @@ class QuickstartReport:
     """The sentence with gaps, such as [MASK*3]."""
     infilled: str
     """The sentence as infilled by ADLM."""
+    box: BoxTexts
     seconds: float
     """Total time."""
     commit: str

@@ -49,7 +49,7 @@ commit {escape(report.commit)}</p>
 </section>
 <section>
 <h2>A sentence filled in by ADLM</h2>
-<div class="card">{_infilling(report)}</div>
+<div class="card">{_infilling(report.canvas, report.infilled)}</div>
 </section>
 <section>
 <h2>Samples</h2>
@@ -59,6 +59,12 @@ commit {escape(report.commit)}</p>
 </div>
 <p class="watch"><a href="{TRACE}">Watch the first sample of ADLM being generated</a>, token by token, with the
 predictions of its two networks.</p>
+</section>
+<section>
+<h2>For comparison: the model in the box</h2>
+<div class="card">{_infilling(report.box.canvas, report.box.infilled)}
+<h3>A sample</h3><p class="sample">{escape(report.box.sample)}</p></div>
+<p class="note">It has 6 million parameters and was trained on books and speeches on a GPU, not by this quickstart.</p>
 </section>
 <section>
 <h2>Measures</h2>
@@ -115,14 +121,14 @@ def _chart(report: QuickstartReport, curves: Mapping[str, Lines]) -> str:
     )
 
 
-def _infilling(report: QuickstartReport) -> str:
-    given, sizes = HOLE.split(report.canvas)[::2], HOLE.findall(report.canvas)
+def _infilling(canvas: str, infilled: str) -> str:
+    given, sizes = HOLE.split(canvas)[::2], HOLE.findall(canvas)
     blanks = ['<span class="masked" title="masked token"></span>' * int(size) for size in sizes]
-    filled = [f"<mark>{html.escape(text)}</mark>" for text in _filled_in(given, report.infilled)]
-    infilled = _interleave(given, filled) if filled else html.escape(report.infilled)
+    filled = [f"<mark>{html.escape(text)}</mark>" for text in _filled_in(given, infilled)]
+    marked = _interleave(given, filled) if filled else html.escape(infilled)
     return (
         f'<h3>Given</h3><p class="sentence">{_interleave(given, blanks)}</p>'
-        f'<h3>Filled in</h3><p class="sentence">{infilled}</p>'
+        f'<h3>Filled in</h3><p class="sentence">{marked}</p>'
     )
 
 

@@ -20,12 +20,13 @@ from adlm.canvas import encode_canvas
 from adlm.cli.main import main
 from adlm.quickstart import recipe as run
 from adlm.quickstart.loss_chart import draw_loss_chart
-from adlm.quickstart.report import QuickstartReport, TrainedModel
+from adlm.quickstart.report import BoxTexts, QuickstartReport, TrainedModel
 from adlm.quickstart.report_page import format_report_page
 from adlm.tokens import load_tokenizer
 
 ROW = TrainedModel(3.0, 0.01, 100, 10, 1000, 1.0)
 REPORT = QuickstartReport(
+    box=BoxTexts("of the box", "A [MASK*1].", "A ship.", 1.0),
     adlm=ROW,
     mdlm=ROW,
     difference=0.0,
@@ -112,19 +113,21 @@ def test_the_page_begins_with_the_result_and_has_every_part():
         '<p class="sample">of adlm</p>',
         '<p class="sample">of mdlm</p>',
         '<a href="trace.html">',
+        "A <mark>ship</mark>.",
+        '<p class="sample">of the box</p>',
         "<td>615,424</td>",
         "<td>4&nbsp;min 19&nbsp;s</td>",
         "<code>adlm quickstart <span>--out</span> runs/quickstart</code>",
     ]
     assert [page.count(part) for part in parts] == [1] * len(parts)
     assert sorted(parts, key=page.index) == parts, "in this order"
-    assert page.count('class="masked"') == 3, "one box for each masked token"
+    assert page.count('class="masked"') == 4, "one box for each masked token"
 
 
 def test_an_infilled_sentence_that_differs_from_the_given_parts_is_shown_without_marks():
     page = format_report_page(replace(REPORT, infilled="something <else>"), curves(1000))
     assert '<p class="sentence">something &lt;else&gt;</p>' in page
-    assert "<mark>" not in page
+    assert page.count("<mark>") == 1, "in the sentence of the model in the box"
 
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=alert(1)> & \"quotes\" ' </p></style>"
@@ -135,6 +138,7 @@ def hostile_page() -> str:
     return format_report_page(
         replace(
             REPORT,
+            box=BoxTexts(HOSTILE, "[MASK*1]", HOSTILE, 1.0),
             samples=(HOSTILE,),
             mdlm_samples=(HOSTILE,),
             canvas=f"{HOSTILE} [MASK*1] end",
@@ -152,8 +156,8 @@ def test_text_of_the_report_is_escaped():
     assert "<script" not in page
     assert "<img" not in page
     assert page.count("</style>") == 1
-    assert page.count(html.escape(HOSTILE)) == 10, (
-        "title, heading, commit, 2 samples, canvas, 2 infilled, 2 of commands"
+    assert page.count(html.escape(HOSTILE)) == 12, (
+        "title, heading, commit, 2 samples, canvas, 2 infilled, 2 of the box, 2 of commands"
     )
 
 
@@ -219,7 +223,11 @@ def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch
     assert json.loads(trace[1])["text"].strip() == report["samples"][0], "the trace of the first sample"
     commands = {purpose: shlex.split(command)[1:] for purpose, command in report["commands"].items()}
     assert commands["all of this; rerun to resume"] == ["quickstart", *words, "--out", str(out)]
-    for purpose, texts in (("the samples", report["samples"]), ("the sentence", [report["infilled"]])):
+    for purpose, texts in (
+        ("the samples", report["samples"]),
+        ("the sentence", [report["infilled"]]),
+        ("the sample of the model in the box", [report["box"]["sample"]]),
+    ):
         assert main([*commands[purpose], "--json"]) == 0
         printed = [json.loads(line)["text"].strip() for line in capsys.readouterr().out.splitlines()]
         assert printed == texts, f"the command repeats {purpose}"
@@ -257,7 +265,7 @@ def test_own_text_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
     assert f"preparing {book}, tokenizer bytes" in captured.err.replace("\n", " ")
     page = (out / "report.html").read_text()
     assert str(book) in page
-    assert not re.search("speech|United States|Union", page + captured.out + captured.err)
+    assert not re.search("State of the Union", page + captured.out + captured.err)
     given = re.split(r"\[MASK\*\d+\]", report["canvas"])
     assert len(given) == 3
     assert all(part in BOOK for part in given), "a sentence of the held-out text"

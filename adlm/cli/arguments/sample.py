@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-EXAMPLE = """adlm sample runs/own --prompt "Fellow citizens" --length 64
+EXAMPLE = """adlm sample --prompt "The old man looked at the sea"
+  adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
   adlm sample runs/own --watch --trace trace.html --steps 64
   adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl"""
@@ -14,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "model",
         metavar="MODEL",
-        type=Path,
+        nargs="?",
         help="a model folder, a run folder, or owner/name on the Hugging Face hub;\n"
-        "`adlm import` makes a model folder of a .ckpt file",
+        "`adlm import` makes a model folder of a .ckpt file (default: box, the small model that adlm brings)",
     )
     add(
         "overrides",

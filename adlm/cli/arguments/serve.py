@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-EXAMPLE = """adlm serve runs/own
+EXAMPLE = """adlm serve
+  adlm serve runs/own
   adlm serve runs/own runs/mdlm --port 8080 --api-key-file key.txt
 
   curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
@@ -17,7 +18,14 @@ KEY_VARIABLE = "ADLM_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("models", metavar="MODEL", nargs="+", help="run folder, model folder, or owner/name on the Hugging Face hub")
+    add(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        default=["box"],
+        help="run folder, model folder, or owner/name on the Hugging Face hub\n"
+        "(default: box, the small model that adlm brings)",
+    )
     add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1, this machine only)")
     add("--port", type=int, default=8000, metavar="P", help="port; 0 is any free port (default: 8000)")
     add(
