@@ -160,7 +160,7 @@ def _at_equal_seconds(group: Group, results: Results) -> Iterator[str]:
 
 
 def plot_groups(results: Results, out: Path) -> list[Path]:
-    """One SVG per group: validation bounds against tokens and against seconds, and the bounds at the end."""
+    """One SVG per group: validation bounds against tokens and seconds, where they were logged, and those at the end."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -173,23 +173,26 @@ def plot_groups(results: Results, out: Path) -> list[Path]:
             continue
         names = list(dict.fromkeys(row.name for row, _, _ in trials))
         colors = dict(zip(names, pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(names))), strict=True))
-        size = (17, 0.2 * len(names) + 3.5)
-        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=size, layout="constrained")
+        has_curves = any(len(result["curve"]) > 1 for _, _, result in trials)  # not with train.valid_every=0
+        size = (17 if has_curves else 8, 0.2 * len(names) + (3.5 if has_curves else 1.5))
+        figure, axes = pyplot.subplots(1, 3 if has_curves else 1, figsize=size, squeeze=False, layout="constrained")
+        *curve_axes, right = axes[0]
         for row, _, result in trials:
-            if curve := result["curve"]:
+            if curve_axes and (curve := result["curve"]):
+                left, middle = curve_axes
                 steps, seconds, bounds = np.array(curve)[:, :3].T
                 tokens = steps * result["tokens"] / result["steps"] / 1e6
                 left.plot(tokens, bounds, color=colors[row.name], linewidth=1)
                 middle.plot(seconds, bounds, color=colors[row.name], linewidth=1)
             height = len(names) - names.index(row.name)
             right.errorbar(result["nats"], height, xerr=result["stderr"], fmt="o", color=colors[row.name], markersize=4)
-        left.set_xlabel("million tokens")
-        left.set_ylabel("nats per token, held-out rows")
-        middle.set_xlabel("seconds of training steps")
+        for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
+            axis.set_xlabel(label)
+            axis.set_ylabel("nats per token, held-out rows")
         right.set_xlabel("nats per token at the end, ± one standard error")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), _titles(names))
-        for axis in (left, middle, right):
+        for axis in axes[0]:
             axis.grid(alpha=0.3)
         figure.suptitle(f"{name}: {group.question}")
         files.append(out / f"{name}.svg")

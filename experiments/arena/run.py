@@ -11,7 +11,7 @@ The models are in arena_rows.py. `run` trains the next ones that have no result,
 bound on all of PREPARED's held-out rows, and writes one JSON file per trial. It starts none that is not expected to
 end within --seconds; rerun the command to go on. `--only` takes groups, rows and trials (adlm-seed1). --extra
 train.steps=4000 applies to all trials, and needs another --results. The group `smoke` runs on a CPU in less than a
-minute, and only if it is named.
+minute, and only if it is named. The results so far are in experiments/arena/results.
 """
 
 import argparse

@@ -26,10 +26,14 @@ TITLES = {
     "smollm2-prosqa": "ProsQA, SmolLM2-135M",
     "smollm2-prontoqa": "ProntoQA, SmolLM2-135M",
     "smollm2-gsm8k": "GSM8K, SmolLM2-135M",
-    "scratch-first": "ProsQA, from random weights",
+    "scratch-first": "ProsQA, random weights, 24,000 problems",
+    "scratch-prosqa": "ProsQA, random weights, 100,000 problems",
+    "scratch-prontoqa": "ProntoQA, random weights, 50,000 problems",
 }
 PLAIN = ("no-cot", "pause")
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
+FIRST = ("first", "first-again")
+"""First stages, by the name of their rows; `first-again` was trained for rows of a later session."""
 REPEATED = ("acot", "cot", "coconut")
 """Methods that are trained with a second seed."""
 
@@ -276,7 +280,7 @@ def table(arguments: argparse.Namespace) -> int:
         print(
             f"\n{group}\n\n| method | accuracy, one value per seed | tokens written | paper, GPT-2 |\n|---|---|---|---|"
         )
-        for method in METHODS:
+        for method in (*FIRST, *METHODS):
             found = seeds_of(rows, method)
             if not found:
                 continue
@@ -303,15 +307,20 @@ def paired(ours: str, our_solved: str, theirs: str, their_solved: str) -> str:
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Accuracies with their intervals; the paper's figures are open circles."""
+    """Accuracies with their intervals, three groups a line; the paper's figures are open circles."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
     groups = json.loads(arguments.results.read_text())
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(4.5 * len(groups), 3.6), squeeze=False, sharey=True)
-    for axis, (group, rows) in zip(axes[0], groups.items(), strict=True):
+    columns = min(3, len(groups))
+    lines = math.ceil(len(groups) / columns)
+    size = (4.5 * columns, 3.4 * lines + 0.2)
+    figure, axes = pyplot.subplots(lines, columns, figsize=size, squeeze=False, sharey=True)
+    for axis in axes.flat[len(groups) :]:
+        axis.axis("off")
+    for axis, (group, rows) in zip(axes.flat, groups.items(), strict=False):
         paper = published(next(iter(rows.values()))["data"])
         for place, method in enumerate(reversed(METHODS)):
             found = seeds_of(rows, method)
@@ -322,11 +331,15 @@ def plot(arguments: argparse.Namespace) -> int:
                 axis.plot(100 * row["accuracy"], height, "o", color="tab:blue", markersize=5)
             if method in paper:
                 axis.plot(paper[method], place, "o", markerfacecolor="none", color="tab:orange", markersize=8)
-        axis.set_title(TITLES.get(group, group))
+        if group.startswith("scratch"):
+            axis.axvline(50, color="tab:gray", linestyle="--", linewidth=1)
+        axis.set_title(TITLES.get(group, group), fontsize=11)
         axis.set_xlabel("% of the test problems solved")
         axis.set_yticks(range(len(METHODS)), list(reversed(METHODS)))
         axis.grid(axis="x", alpha=0.3)
-    figure.suptitle("Ours, one dot a seed, with 95% intervals; open circles: the paper's GPT-2", fontsize=10)
+    figure.suptitle(
+        "Ours, one dot a seed, with 95% intervals; open circles: the paper's GPT-2; dashed: chance", fontsize=10
+    )
     figure.tight_layout()
     figure.savefig(arguments.out, dpi=130)
     return 0
