@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: commands.md, presets.md and options.md are what the program itself prints.
+"""Hooks of mkdocs: commands.md, presets.md and options.md are what the program itself prints, box.md is the model's card.
 
 Links to files of the repository outside docs/ become their paths: the site does not contain them.
 """
@@ -12,13 +12,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from adlm.checkpoints.model_folder import BOX_FOLDER
 from adlm.cli.main import COMMANDS, main
 
 OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./([^)]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    pages = {"commands.md": _commands(), "presets.md": _presets(), "options.md": _options()}
+    card = (BOX_FOLDER / "README.md").read_text(encoding="utf-8")
+    pages = {"commands.md": _commands(), "presets.md": _presets(), "options.md": _options(), "box.md": card}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files

@@ -67,9 +67,8 @@ EXAMPLES = {
 FIRST_STEPS = """anchored diffusion language models
 
   adlm sample --prompt "The old man"         write with the model in the box
-  adlm quickstart                            train a first model, minutes on a CPU
+  adlm quickstart                            train a first model, in minutes
   adlm train own data.path='texts/*.txt'     train on your text, into runs/own
-  adlm sample runs/own --prompt "The "       write with it; --fill fills gaps
 
 adlm --help lists all commands
 """

