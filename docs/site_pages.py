@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: commands.md, presets.md and options.md are what the program itself prints, box.md is the model's card.
+"""Hooks of mkdocs: commands.md, presets.md and options.md are what the program prints, box.md is the model's card.
 
 Links to files of the repository outside docs/ become their paths: the site does not contain them.
 """

@@ -50,7 +50,9 @@ def test_the_wheel_runs_and_has_its_data(unpacked):
 
 
 def test_the_wheel_samples_from_the_model_in_the_box(unpacked):
-    assert run(unpacked, "sample", "--prompt", "The old man", "--length", "16", "--steps", "4").startswith("The old man")
+    assert run(unpacked, "sample", "--prompt", "The old man", "--length", "16", "--steps", "4").startswith(
+        "The old man"
+    )
 
 
 def test_the_version_is_written_in_one_place():

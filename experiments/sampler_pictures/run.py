@@ -1,6 +1,6 @@
 """A picture of each sampler: when each token of a text of the model in the box is revealed, and when it is remasked.
 
-    python experiments/sampler_pictures/run.py docs/figures/samplers.png
+python experiments/sampler_pictures/run.py docs/figures/samplers.png
 """
 
 import argparse
