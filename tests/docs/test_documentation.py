@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from adlm.cli.main import COMMANDS, MODULES, Parser
+from adlm.cli.main import COMMANDS, MODULES, Parser, main
 from adlm.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +90,35 @@ def test_links_to_files_lead_somewhere(page):
     generated = {"commands.md", "presets.md", "options.md"}
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
         assert target in generated or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0", "model.hidden=16"]
+TEXT = "\n\n".join(
+    f"The captain of ship {n} said that the sea was very calm. He wept, and the crew sang." for n in range(99)
+)
+
+
+def shortened(line: str) -> list[str]:
+    """The arguments of a command, with less to train."""
+    name, *words = shlex.split(line)
+    words = [re.sub(r"^train\.steps=\d+", "train.steps=6", word) for word in words]
+    if name == "train" and not words[0].startswith("--"):
+        words += [*TINY, "train.steps=4"]
+    if name == "quickstart":
+        words += [*TINY, "train.steps=4", "data.path=texts/sea.txt", "tokenizer=bytes"]
+    return [name, *words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch, capsys):
+    """As they are written, but with four steps of training. Other tests cover `adlm serve`, which does not end."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "sea.txt").write_text(TEXT)
+    for line in commands(ROOT / page):
+        if line.split()[0] not in ("serve", "completion", "doctor"):
+            assert main(shortened(line)) == 0, f"{line}: {capsys.readouterr().err}"
 
 
 @pytest.mark.slow
