@@ -5,8 +5,8 @@ import { Card, Timeline, TraceStates, TraceText, legend, listenToKeys, make, swi
 
 const $ = (id) => document.getElementById(id);
 const EXAMPLES = {
-  infill: "Fellow citizens, the [MASK*4] of the Union is [MASK*8].",
-  continue: "Fellow citizens, [MASK*16]",
+  infill: 'The old man looked at the [MASK*4] and said to his [MASK*2], "I [MASK*8]."',
+  continue: "The old man looked at the sea [MASK*24]",
   nothing: "[MASK*32]",
 };
 const HOLE = /\[MASK(?:\*(\d+))?\]/g;
