@@ -154,7 +154,7 @@ def _token_uniforms(reveals: Events, rng: RowRng) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class PositionsFirst(Iterator[Frame]):
-    """The frames of a positions-first run. The run itself is for `JoinedRows`, which can sample its rows among others."""
+    """The frames of a positions-first run; `JoinedRows` takes the run itself and samples its row among others."""
 
     run: SamplingRun
     frames: Iterator[Frame]

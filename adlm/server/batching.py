@@ -9,6 +9,7 @@ Shapes: B rows, L tokens.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -137,6 +138,7 @@ class Item:
     job: Job | Task
     row: int
     key: BatchKey
+    arrival: float = field(default_factory=time.monotonic)
     num_reported: int = 0
     """Tokens of the prefix that was reported last."""
 
@@ -154,6 +156,11 @@ class Batch:
     calls: Iterator[None]
     """Each `next` makes one network call; the end is the end of the batch."""
     has_begun: bool = False
+
+    @property
+    def oldest(self) -> float:
+        """When its oldest item came; a batch without items can wait."""
+        return min((item.arrival for item in self.items), default=math.inf)
 
 
 class QueueFull(Exception):
@@ -179,8 +186,8 @@ class Monitor(Protocol):
 class BatchWorker:
     """The queue of a model and the thread that samples from it.
 
-    Running batches take turns, one network call each: one batch of joining rows for each padded length, and at most one
-    that rows cannot join.
+    There can be several batches: one of joining rows for each padded length, and at most one that rows cannot join. The
+    next network call is for the batch with the oldest row, so that rows are finished in the order they came, roughly.
     """
 
     def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
@@ -238,8 +245,8 @@ class BatchWorker:
 
     def _run(self) -> None:
         while self._begin_waiting():
-            for key, batch in list(self._running.items()):
-                self._advance(key, batch)
+            key = min(self._running, key=lambda each: self._running[each].oldest)
+            self._advance(key, self._running[key])
 
     def _begin_waiting(self) -> bool:
         """Put waiting rows where there is room, oldest first. Waits for work; False at the end."""
@@ -289,7 +296,7 @@ class BatchWorker:
         seconds = time.monotonic() - started
         self._busy_seconds += seconds
         self._num_finished += num_rows - len(batch.items)
-        if num_rows:
+        if not has_ended:
             self._monitor.call_done(self.name, num_rows, seconds)
         self._report_running()
 
@@ -310,6 +317,9 @@ class BatchWorker:
 
     def _sample_together(self, items: list[Item]) -> Iterator[None]:
         """Rows with equal keys, from the first step to the last."""
+        items[:] = [item for item in items if not item.job.cancelled.is_set()]
+        if not items:
+            return
         for frame in self.frames([item.canvas_row for item in items]):
             if all(item.job.cancelled.is_set() for item in items):
                 return

@@ -99,7 +99,7 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
     names = ["long", "first", "second", "third"]
     options = [{"steps": 500}, {"sampler": "remdm-cap"}, {"temperature": 0.5}, {"top_p": 0.5, "final": "draw"}]
     rows = [
-        CanvasRow((65,) * 3 + (lm.mask_id,) * (30 if name == "long" else 2), 0, 7, 0, lm.sampling(**each))
+        CanvasRow((65,) * 3 + (lm.mask_id,) * (29 if name == "long" else 2), 0, 7, 0, lm.sampling(**each))
         for name, each in zip(names, options, strict=True)
     ]
     worker.start()
