@@ -13,8 +13,9 @@ from adlm.tokens import load_tokenizer, train_bpe
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 
 from adlm.sampling.joining import JoinedRows
-from adlm.server.batching import BatchWorker, CanvasRow, Job, RowUpdate
+from adlm.server.batching import BatchWorker
 from adlm.server.completion import Choice
+from adlm.server.jobs import CanvasRow, Job, RowUpdate
 
 
 class NoMonitor:
