@@ -152,11 +152,26 @@ def _token_uniforms(reveals: Events, rng: RowRng) -> NDArray[np.float64]:
     return np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
 
 
-def sample_positions_first(run: SamplingRun) -> Iterator[Frame]:
+@dataclass(frozen=True)
+class PositionsFirst(Iterator[Frame]):
+    """The frames of a positions-first run; `JoinedRows` takes the run itself and samples its row among others."""
+
+    run: SamplingRun
+    frames: Iterator[Frame]
+
+    def __next__(self) -> Frame:
+        return next(self.frames)
+
+
+def sample_positions_first(run: SamplingRun) -> PositionsFirst:
     """From the canvas (B, L) to text, one Frame per network call; the first Frame is the canvas.
 
     Tokens given on the canvas stay. The host never waits for the device: all it needs is drawn beforehand.
     """
+    return PositionsFirst(run, _frames(run))
+
+
+def _frames(run: SamplingRun) -> Iterator[Frame]:
     canvas, mask_id = run.canvas, run.mask_id
     yield first_frame(canvas, mask_id)
     plan = plan_events(run.steps, canvas == mask_id, run.rng)

@@ -16,6 +16,8 @@ from adlm.errors import UserError
 from adlm.sampling.rng import RowRng
 from adlm.sampling.steps import Steps
 
+NOT_FINITE = "the model's beliefs are not finite: its weights are damaged or its precision is too low"
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -44,7 +46,7 @@ def last_frame(frames: Iterator[Frame]) -> Frame:
     """The last frame of a sampling run; earlier frames are discarded as they come."""
     last: Frame = deque(frames, maxlen=1)[0]
     if not last.chance.isfinite().all():
-        raise UserError("the model's beliefs are not finite: its weights are damaged or its precision is too low")
+        raise UserError(NOT_FINITE)
     return last
 
 

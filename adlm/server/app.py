@@ -18,10 +18,11 @@ from starlette.exceptions import HTTPException
 from adlm import __version__
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
-from adlm.server.batching import BatchWorker, Job, RowUpdate
+from adlm.server.batching import BatchWorker
 from adlm.server.completion import CompletionPlan, Limits, plan_completion
 from adlm.server.completion_request import CompletionRequest
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, error_response, validation_error
+from adlm.server.jobs import Job, RowUpdate
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import add_page, page_files, studio_router

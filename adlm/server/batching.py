@@ -1,126 +1,49 @@
-"""Batches of canvas rows from concurrent requests, run by one thread per model. Independent of HTTP and of text.
+"""Rows of concurrent requests in shared network calls, made by one thread per model. Independent of HTTP and of text.
 
-A batch holds rows with equal sampling options and equal padded length, and the network always reads `batch` rows. A
-row's tokens then depend on its canvas, seed and row number, not on the other rows (`LanguageModel.with_fixed_batch`).
+Rows of equal padded length share the calls of one batch, whatever their sampling options: a row joins between two calls
+as soon as a slot is free (`sampling/joining.py`). Rows of causal models, and of samplers that choose positions by the
+network's output, begin together and run to the end. The network always reads `batch` rows, so that a row's tokens
+depend on its canvas, seed and row number, not on the other rows (`LanguageModel.with_fixed_batch`).
 
 Shapes: B rows, L tokens.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
-from adlm.canvas import Canvas
-from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.sampling.frame import Frame
+from adlm.sampling.events import PositionsFirst
+from adlm.sampling.frame import NOT_FINITE, Frame, SamplingRun
+from adlm.sampling.joining import JoinedRow, JoinedRows
+from adlm.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
 
-SHORTEST = 32  # tokens of the smallest batch; longer ones are padded to a power of two
 LONGEST_RETRY = 60  # seconds
 log = logging.getLogger("adlm.server")
 
 
-@dataclass(frozen=True)
-class CanvasRow:
-    """One row to sample."""
+@dataclass(eq=False)
+class Batch:
+    """Items that share network calls."""
 
-    ids: tuple[int, ...]
-    """With the mask id at the positions to fill."""
-    start: int
-    """Position of the first token of the text, after a bos that is not part of it."""
-    seed: int
-    number: int
-    """The row number of the RNG, counted within the request."""
-    sampling: Sampling
-
-    def key(self, lm: LanguageModel) -> tuple[Sampling, int, int]:
-        """Rows with equal keys can share a batch: options, padded length and, for causal models, length of the prompt.
-
-        Causal models read the prompt in one call, whose shape would otherwise depend on the other rows.
-        """
-        length = min(lm.config.length, max(SHORTEST, 1 << (len(self.ids) - 1).bit_length()))
-        return self.sampling, length, self.ids.index(lm.mask_id) if lm.method.causal else 0
-
-    def check(self, lm: LanguageModel) -> None:
-        """A user error if the model cannot sample this row."""
-        lm.run_sampler(_padded_canvas([self], len(self.ids), lm.fill_id), self.sampling, self.seed)
-
-
-@dataclass(frozen=True)
-class RowUpdate:
-    """News of one row of a job."""
-
-    row: int
-    ids: list[int]
-    """The ids of the text that no later step changes: a prefix, or all of them."""
-    chance: list[float] | None = None
-    """The probability each token was drawn with, once the row is complete."""
-    error: str | None = None
-    """Why the row will not be completed."""
+    items: list[Item]
+    """Those that are not complete."""
+    calls: Iterator[None]
+    """Each `next` makes one network call; the end is the end of the batch."""
+    has_begun: bool = False
 
     @property
-    def complete(self) -> bool:
-        return self.chance is not None
-
-
-@dataclass(eq=False)
-class Job:
-    """The rows of one request."""
-
-    rows: Sequence[CanvasRow]
-    notify: Callable[[RowUpdate], None]
-    """Called from the worker's thread."""
-    streams: bool = False
-    """Whether prefixes are reported while a row is sampled."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    def key(self, row: int, lm: LanguageModel) -> Hashable:
-        return self.rows[row].key(lm)
-
-    def refuse(self, row: int, error: str) -> None:
-        self.notify(RowUpdate(row, [], error=error))
-
-
-@dataclass(eq=False)
-class Task:
-    """Work of one request that runs alone on the model's thread. It waits in the queue as one row."""
-
-    work: Callable[[], Iterator[Any]]
-    """Called on the thread; it ends early if the task is cancelled between two of its results."""
-    notify: Callable[[Any], None]
-    """Called with every result, from the worker's thread."""
-    fail: Callable[[str], None]
-    """Called with the reason if the work is not completed."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    num_rows: int = 1
-
-    def key(self, row: int, lm: LanguageModel) -> Hashable:
-        return self  # equal to no other
-
-    def refuse(self, row: int, error: str) -> None:
-        self.fail(error)
-
-    def run(self) -> None:
-        for result in self.work():
-            if self.cancelled.is_set():
-                return
-            self.notify(result)
-
-
-Item = tuple[Job | Task, int]
-"""What waits in the queue: a job or task, and the number of its row."""
+    def oldest(self) -> float:
+        """When its oldest item came; a batch without items can wait."""
+        return min((item.arrival for item in self.items), default=math.inf)
 
 
 class QueueFull(Exception):
@@ -139,19 +62,25 @@ class Monitor(Protocol):
     """What a worker reports about its work."""
 
     def queue_changed(self, model: str, num_rows: int) -> None: ...
-    def batch_done(self, model: str, num_rows: int, seconds: float) -> None: ...
+    def running_changed(self, model: str, num_rows: int) -> None: ...
+    def call_done(self, model: str, num_rows: int, seconds: float) -> None: ...
 
 
 class BatchWorker:
-    """The queue of a model and the thread that samples from it. Rows wait at most for the batch that is running."""
+    """The queue of a model and the thread that samples from it.
+
+    There can be several batches: one of joining rows for each padded length, and at most one that rows cannot join. The
+    next network call is for the batch with the oldest row, so that rows are finished in the order they came, roughly.
+    """
 
     def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
         self.name, self.lm, self.batch, self.max_waiting = name, lm.with_fixed_batch(batch), batch, max_waiting
         self._monitor = monitor
         self._waiting: deque[Item] = deque()
+        self._running: dict[BatchKey, Batch] = {}  # only for the thread
         self._changed = threading.Condition()
         self._stopping = False
-        self._batch_seconds = 1.0
+        self._busy_seconds, self._num_finished = 0.0, 0
         self._thread = threading.Thread(target=self._run, name=f"adlm-{name}", daemon=True)
 
     def start(self) -> None:
@@ -160,32 +89,36 @@ class BatchWorker:
 
     def submit(self, job: Job | Task) -> None:
         """Append the rows of a job, or a task, to the queue."""
+        items = [Item(job, row, key) for row, key in enumerate(job.keys(self.lm))]
         with self._changed:
             if self._stopping:
                 raise ShuttingDown("the server is shutting down")
-            if len(self._waiting) + job.num_rows > self.max_waiting:
-                estimate = round(len(self._waiting) / self.batch * self._batch_seconds)
+            if len(self._waiting) + len(items) > self.max_waiting:
+                estimate = round(len(self._waiting) * self._busy_seconds / max(1, self._num_finished))
                 raise QueueFull(len(self._waiting), min(max(1, estimate), LONGEST_RETRY))
-            self._waiting.extend((job, row) for row in range(job.num_rows))
+            self._waiting.extend(items)
             self._report_queue()
             self._changed.notify()
 
     def cancel(self, job: Job | Task) -> None:
-        """Drop the rows of a job that have not begun; a batch of cancelled rows only ends at the next frame."""
+        """Drop the rows of a job that have not begun; rows that have end at the next network call.
+
+        Rows that began together with others end with them.
+        """
         job.cancelled.set()
         with self._changed:
-            self._waiting = deque(item for item in self._waiting if item[0] is not job)
+            self._waiting = deque(item for item in self._waiting if item.job is not job)
             self._report_queue()
 
     def stop(self) -> None:
-        """Finish the running batch; waiting rows are refused."""
+        """Finish what is running; waiting rows are refused."""
         with self._changed:
             self._stopping = True
             refused, self._waiting = self._waiting, deque()
             self._report_queue()
             self._changed.notify()
-        for job, row in refused:
-            job.refuse(row, "the server is shutting down")
+        for item in refused:
+            item.job.refuse(item.row, "the server is shutting down")
 
     def join(self) -> None:
         self._thread.join()
@@ -194,86 +127,141 @@ class BatchWorker:
         self._monitor.queue_changed(self.name, len(self._waiting))
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            started = time.monotonic()
-            try:
-                if isinstance(task := batch[0][0], Task):
-                    task.run()
-                else:
-                    self._sample(cast(list[tuple[Job, int]], batch))
-            except Exception as error:  # the thread must survive; the log has the traceback
-                message = str(error) if isinstance(error, UserError) else "sampling failed"
-                fields = {"model": self.name, "message": str(error)}  # of ids, not of text
-                log.error("batch failed", extra={"fields": fields}, exc_info=error)
-                for job, row in batch:
-                    job.refuse(row, message)
-            seconds = time.monotonic() - started
-            self._batch_seconds = seconds
-            self._monitor.batch_done(self.name, len(batch), seconds)
+        while self._begin_waiting():
+            key = min(self._running, key=lambda each: self._running[each].oldest)
+            self._advance(key, self._running[key])
 
-    def _next_batch(self) -> list[Item]:
-        """The oldest row and those that can share its batch, as soon as there are any; [] at the end."""
+    def _begin_waiting(self) -> bool:
+        """Put waiting rows where there is room, oldest first. Waits for work; False at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._stopping)
-            chosen: list[Item] = []
+            self._changed.wait_for(lambda: self._waiting or self._running or self._stopping)
             left: deque[Item] = deque()
-            first = self._key(self._waiting[0]) if self._waiting else None
             for item in self._waiting:
-                fits = len(chosen) < self.batch and self._key(item) == first
-                (chosen if fits else left).append(item)
+                if batch := self._batch_with_room(item):
+                    batch.items.append(item)
+                else:
+                    left.append(item)
             self._waiting = left
             self._report_queue()
-            return chosen
+        self._report_running()
+        return bool(self._running)
 
-    def _key(self, item: Item) -> Hashable:
-        job, row = item
-        return job.key(row, self.lm)
+    def _batch_with_room(self, item: Item) -> Batch | None:
+        """The batch that the item can be sampled in, perhaps a new one; None if it must wait."""
+        key = item.key
+        batch = self._running.get(key)
+        if batch is None and (key.joins or all(other.joins for other in self._running)):
+            items: list[Item] = []
+            batch = self._running[key] = Batch(items, self._calls(item, items))
+        is_open = batch is not None and (key.joins or not batch.has_begun) and len(batch.items) < self.batch
+        return batch if is_open else None
+
+    def _calls(self, first: Item, items: list[Item]) -> Iterator[None]:
+        if isinstance(first.job, Task):
+            return _run_task(first.job)
+        return self._sample_joined(items) if first.key.joins else self._sample_together(items)
+
+    def _advance(self, key: BatchKey, batch: Batch) -> None:
+        """One network call. An error ends the batch, not the thread."""
+        started, num_rows, batch.has_begun = time.monotonic(), len(batch.items), True
+        try:
+            has_ended = next(batch.calls, self) is self
+        except Exception as error:  # the log has the traceback
+            message = str(error) if isinstance(error, UserError) else "sampling failed"
+            fields = {"model": self.name, "message": str(error)}  # of ids, not of text
+            log.error("batch failed", extra={"fields": fields}, exc_info=error)
+            for item in batch.items:
+                item.job.refuse(item.row, message)
+            has_ended = True
+        if has_ended:
+            batch.items.clear()
+            del self._running[key]
+        seconds = time.monotonic() - started
+        self._busy_seconds += seconds
+        self._num_finished += num_rows - len(batch.items)
+        if not has_ended:
+            self._monitor.call_done(self.name, num_rows, seconds)
+        self._report_running()
+
+    def _report_running(self) -> None:
+        self._monitor.running_changed(self.name, sum(len(batch.items) for batch in self._running.values()))
 
     def frames(self, rows: Sequence[CanvasRow]) -> Iterator[Frame]:
-        """The sampling run of rows with equal keys, at most `batch`; only for the worker's thread."""
-        _, length, _ = rows[0].key(self.lm)
+        """The sampling run of rows that begin together, at most `batch`; only for the worker's thread."""
+        length = rows[0].padded_length(self.lm)
         if self.lm.method.causal:  # a KV cache has a fixed number of rows
             rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
         return self.lm.run_sampler(
-            _padded_canvas(rows, length, self.lm.fill_id),
+            padded_canvas(rows, length, self.lm.fill_id),
             rows[0].sampling,
             rng_rows=[row.number for row in rows],
             rng_seeds=[row.seed for row in rows],
         )
 
-    def _sample(self, batch: list[tuple[Job, int]]) -> None:
-        rows = [job.rows[row] for job, row in batch]
-        frames = self.frames(rows)
-        num_reported = [0] * len(batch)
-        last: Frame | None = None
-        for last in frames:
-            if all(job.cancelled.is_set() for job, _ in batch):
+    def _sample_together(self, items: list[Item]) -> Iterator[None]:
+        """Rows with equal keys, from the first step to the last."""
+        items[:] = [item for item in items if not item.job.cancelled.is_set()]
+        if not items:
+            return
+        for frame in self.frames([item.canvas_row for item in items]):
+            if all(item.job.cancelled.is_set() for item in items):
                 return
-            self._report_prefixes(last, batch, num_reported)
-        assert last is not None
-        if not last.chance.isfinite().all():
-            raise UserError("the model's beliefs are not finite: its weights are damaged or its precision is too low")
-        ids, chance = last.ids.tolist(), last.chance.tolist()
-        for index, (job, row) in enumerate(batch):
-            end = len(rows[index].ids)
-            job.notify(RowUpdate(row, ids[index][:end], chance[index][:end]))
+            for item, ids in zip(items, frame.ids, strict=False):  # the frames of causal models have padding rows
+                self._report_prefix(item, ids)
+            yield
+        for item, ids, chance in zip(items, frame.ids, frame.chance, strict=False):
+            _complete(item, ids, chance)
 
-    def _report_prefixes(self, frame: Frame, batch: list[tuple[Job, int]], num_reported: list[int]) -> None:
-        """Report the tokens before the first mask of streamed rows, if there are more than before."""
-        for index, (job, row) in enumerate(batch):
-            if job.streams and not job.cancelled.is_set():
-                ids: Tensor = frame.ids[index, : len(job.rows[row].ids)]
-                num_known = int((ids != self.lm.mask_id).long().cumprod(dim=0).sum())
-                if num_known > num_reported[index]:
-                    num_reported[index] = num_known
-                    job.notify(RowUpdate(row, ids[:num_known].tolist()))
+    def _sample_joined(self, items: list[Item]) -> Iterator[None]:
+        """Rows of one padded length. Between two calls `items` may grow; complete and cancelled rows are removed."""
+        rows, joined = JoinedRows(self.batch, self._joinable_run(items[0])), dict[Item, JoinedRow]()
+
+        def remove(item: Item) -> None:
+            items.remove(item)
+            if item in joined:
+                rows.leave(joined.pop(item))
+
+        while items:
+            for item in [each for each in items if each.job.cancelled.is_set()]:
+                remove(item)
+            joined |= {item: rows.join(self._joinable_run(item)) for item in items if item not in joined}
+            if joined:
+                rows.step()
+            for item, row in list(joined.items()):
+                if row.calls:
+                    self._report_prefix(item, rows.ids(row))
+                else:
+                    _complete(item, rows.ids(row), rows.chance(row))
+                    remove(item)
+            yield
+
+    def _joinable_run(self, item: Item) -> SamplingRun:
+        return cast(PositionsFirst, item.canvas_row.frames(self.lm)).run
+
+    def _report_prefix(self, item: Item, ids: Tensor) -> None:
+        """Report the tokens before the first mask of a streamed row, if there are more than before."""
+        job = cast(Job, item.job)
+        if not job.streams or job.cancelled.is_set():
+            return
+        text = ids[: len(item.canvas_row.ids)]
+        num_known = int((text != self.lm.mask_id).long().cumprod(dim=0).sum())
+        if num_known > item.num_reported:
+            item.num_reported = num_known
+            job.notify(RowUpdate(item.row, text[:num_known].tolist()))
 
 
-def _padded_canvas(rows: Sequence[CanvasRow], length: int, filling: int) -> Canvas:
-    """(B, length), with a padding mask even where nothing is padded: attention without a mask is another kernel."""
-    ids = torch.full((len(rows), length), filling)
-    pad = torch.ones(len(rows), length, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.tensor(row.ids)
-        pad[number, : len(row.ids)] = False
-    return Canvas(ids, pad, tuple(row.start for row in rows))
+def _run_task(task: Task) -> Iterator[None]:
+    for result in task.work():
+        if task.cancelled.is_set():
+            return
+        task.notify(result)
+        yield
+
+
+def _complete(item: Item, ids: Tensor, chance: Tensor) -> None:
+    """Report the last state of a row."""
+    end = len(item.canvas_row.ids)
+    if chance.isfinite().all():
+        cast(Job, item.job).notify(RowUpdate(item.row, ids[:end].tolist(), chance[:end].tolist()))
+    else:
+        item.job.refuse(item.row, NOT_FINITE)

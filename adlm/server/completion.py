@@ -11,8 +11,8 @@ from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, SamplingOptions
 from adlm.sampling.samplers import sampler_of
-from adlm.server.batching import CanvasRow
 from adlm.server.completion_request import CompletionRequest
+from adlm.server.jobs import CanvasRow
 from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API

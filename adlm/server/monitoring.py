@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -21,12 +21,13 @@ class PrometheusMonitor:
             "adlm_request_seconds", "Seconds from request to the end of its response", ["route"],
             buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
-        self._queue = Gauge("adlm_queue_rows", "Rows that wait for a batch", ["model"], registry=self.registry)
-        self._batch_rows = Histogram(
-            "adlm_batch_rows", "Rows of each batch", ["model"], buckets=ROWS, registry=self.registry
+        self._queue = Gauge("adlm_queue_rows", "Rows that wait", ["model"], registry=self.registry)
+        self._running = Gauge("adlm_running_rows", "Rows that are sampled", ["model"], registry=self.registry)
+        self._call_rows = Histogram(
+            "adlm_call_rows", "Rows of each network call", ["model"], buckets=ROWS, registry=self.registry
         )
-        self._batch_seconds = Histogram(
-            "adlm_batch_seconds", "Seconds per batch", ["model"], buckets=SECONDS, registry=self.registry
+        self._call_seconds = Histogram(
+            "adlm_call_seconds", "Seconds per network call", ["model"], buckets=SECONDS, registry=self.registry
         )
         self._tokens = Counter("adlm_tokens", "Tokens of answered requests", ["model", "kind"], registry=self.registry)
 
@@ -37,9 +38,12 @@ class PrometheusMonitor:
     def queue_changed(self, model: str, num_rows: int) -> None:
         self._queue.labels(model).set(num_rows)
 
-    def batch_done(self, model: str, num_rows: int, seconds: float) -> None:
-        self._batch_rows.labels(model).observe(num_rows)
-        self._batch_seconds.labels(model).observe(seconds)
+    def running_changed(self, model: str, num_rows: int) -> None:
+        self._running.labels(model).set(num_rows)
+
+    def call_done(self, model: str, num_rows: int, seconds: float) -> None:
+        self._call_rows.labels(model).observe(num_rows)
+        self._call_seconds.labels(model).observe(seconds)
 
     def count_tokens(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
         self._tokens.labels(model, "prompt").inc(prompt_tokens)

@@ -10,8 +10,9 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from adlm.server.batching import BatchWorker, Job, QueueFull, ShuttingDown, Task
+from adlm.server.batching import BatchWorker, QueueFull, ShuttingDown
 from adlm.server.errors_json import ApiError
+from adlm.server.jobs import Job, Task
 from adlm.server.request_guard import NOT_ANSWERED
 
 Result = TypeVar("Result")

@@ -12,15 +12,20 @@ from adlm.tokens import load_tokenizer, train_bpe
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 
-from adlm.server.batching import BatchWorker, CanvasRow, Job, RowUpdate
+from adlm.sampling.joining import JoinedRows
+from adlm.server.batching import BatchWorker
 from adlm.server.completion import Choice
+from adlm.server.jobs import CanvasRow, Job, RowUpdate
 
 
 class NoMonitor:
     def queue_changed(self, model, num_rows):
         """Not counted."""
 
-    def batch_done(self, model, num_rows, seconds):
+    def running_changed(self, model, num_rows):
+        """Not counted."""
+
+    def call_done(self, model, num_rows, seconds):
         """Not counted."""
 
 
@@ -66,6 +71,50 @@ def test_a_row_has_the_same_bits_alone_and_among_others(method, options, tmp_pat
     together = sample(worker, rows)
     assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
     assert len({tuple(each.ids) for each in together}) == 7
+    worker.stop()
+    worker.join()
+
+
+def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, monkeypatch):
+    """A long row has begun when three short ones with other options come to a batch of two: they overtake it."""
+    lm = adlm.load(small_model(tmp_path / "adlm", length=40))
+    worker, begun, submitted = BatchWorker("adlm", lm, 2, 100, NoMonitor()), threading.Event(), threading.Event()
+    step, completed, all_done = JoinedRows.step, [], threading.Event()
+
+    def step_after_submission(rows):
+        begun.set()
+        assert submitted.wait(30)
+        step(rows)
+
+    def notify_as(name):
+        def notify(update):
+            assert update.error is None
+            if update.complete:
+                completed.append((name, update.ids, update.chance))
+                if len(completed) == 4:
+                    all_done.set()
+
+        return notify
+
+    monkeypatch.setattr(JoinedRows, "step", step_after_submission)
+    names = ["long", "first", "second", "third"]
+    options = [{"steps": 500}, {"sampler": "remdm-cap"}, {"temperature": 0.5}, {"top_p": 0.5, "final": "draw"}]
+    rows = [
+        CanvasRow((65,) * 3 + (lm.mask_id,) * (29 if name == "long" else 2), 0, 7, 0, lm.sampling(**each))
+        for name, each in zip(names, options, strict=True)
+    ]
+    worker.start()
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        worker.submit(Job([row], notify_as(name)))
+        assert begun.wait(30)
+        if number == 3:
+            submitted.set()
+    assert all_done.wait(30)
+    assert [name for name, *_ in completed] == ["first", "second", "third", "long"]
+    alone = [sample(worker, [row])[0] for row in rows]
+    assert {name: rest for name, *rest in completed} == {
+        name: [each.ids, each.chance] for name, each in zip(names, alone, strict=True)
+    }
     worker.stop()
     worker.join()
 

@@ -15,7 +15,7 @@ openai = pytest.importorskip("openai", reason="openai is not installed; pip inst
 
 from running_server import running, wait_until  # noqa: E402
 
-from adlm.language_model import LanguageModel  # noqa: E402
+from adlm.sampling.joining import JoinedRows  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402
 from adlm.server.monitoring import JsonFormatter  # noqa: E402
@@ -37,23 +37,22 @@ def client(address):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Sampling waits at every frame while the gate is closed; `entered` is set when it begins."""
+    """Network calls of joined rows wait while the gate is closed; `entered` is set when the first one begins."""
 
     class Gate(threading.Event):
         entered = threading.Event()
-        num_frames = 0
+        num_calls = 0
 
-    gate, run_sampler = Gate(), LanguageModel.run_sampler
+    gate, step = Gate(), JoinedRows.step
     gate.entered.clear()
 
-    def gated(frames):
-        for frame in frames:
-            gate.entered.set()
-            assert gate.wait(30)
-            gate.num_frames += 1
-            yield frame
+    def gated_step(rows):
+        gate.entered.set()
+        assert gate.wait(30)
+        gate.num_calls += 1
+        step(rows)
 
-    monkeypatch.setattr(LanguageModel, "run_sampler", lambda *given, **named: gated(run_sampler(*given, **named)))
+    monkeypatch.setattr(JoinedRows, "step", gated_step)
     yield gate
     gate.set()
 
@@ -153,20 +152,21 @@ def test_a_seed_gives_the_same_text_alone_and_among_twenty_others(address, model
         answers = list(pool.map(lambda each: post(address, each), requests))
     assert {answer.status_code for answer in answers} == {200}
     assert answers[10].json()["choices"] == alone
-    assert "adlm_batch_rows_sum" in httpx.get(f"{address}/metrics").text
+    assert "adlm_call_rows_sum" in httpx.get(f"{address}/metrics").text
 
 
-def test_concurrent_requests_share_batches(models, gate):
+def test_concurrent_requests_share_network_calls(models, gate):
     with running(models, ServerSettings(batch=4)) as address, ThreadPoolExecutor(9) as pool:
-        first = pool.submit(post, address, {"model": "adlm", "max_tokens": 2})
+        first = pool.submit(post, address, {"model": "adlm", "max_tokens": 1})
         assert gate.entered.wait(20)
-        others = [pool.submit(post, address, {"model": "adlm", "max_tokens": 2}) for _ in range(8)]
+        others = [pool.submit(post, address, {"model": "adlm", "max_tokens": 1}) for _ in range(8)]
         wait_until(lambda: 'adlm_queue_rows{model="adlm"} 8.0' in httpx.get(f"{address}/metrics").text)
         gate.set()
         assert {each.result().status_code for each in (first, *others)} == {200}
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
         lines = httpx.get(f"{address}/metrics").text.splitlines()
-    assert 'adlm_batch_rows_count{model="adlm"} 3.0' in lines
-    assert 'adlm_batch_rows_sum{model="adlm"} 9.0' in lines
+    assert 'adlm_call_rows_count{model="adlm"} 3.0' in lines
+    assert 'adlm_call_rows_sum{model="adlm"} 9.0' in lines
 
 
 WRONG = [
@@ -317,14 +317,14 @@ def connected(address, body):
         yield client
 
 
-def test_a_running_batch_ends_early_if_all_its_clients_are_gone(models, gate):
+def test_a_row_whose_client_is_gone_leaves_its_batch(models, gate):
     with running(models, ServerSettings()) as address:
         with connected(address, {"model": "adlm", "max_tokens": 40, "steps": 1000, "seed": 0}):
             assert gate.entered.wait(20)
         wait_until(lambda: 'route="/v1/completions",status="499"} 1.0' in httpx.get(f"{address}/metrics").text)
         gate.set()
-        wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
-        assert gate.num_frames <= 2
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
+        assert gate.num_calls == 1
 
 
 def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
@@ -344,7 +344,8 @@ def test_requests_of_a_client_that_disconnects_are_dropped(models, gate, stream)
         wait_until(lambda: 'adlm_queue_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
         gate.set()
         assert running_one.result().status_code == 200
-        assert 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
+        assert gate.num_calls <= 2  # those of the first request, which has two tokens
 
 
 def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
@@ -363,13 +364,12 @@ def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
 
 
 def test_a_failing_batch_is_an_error_and_the_next_request_works(models, monkeypatch):
-    def fail(*given, **named):
-        if "rng_rows" in named:
-            raise RuntimeError("private details")
+    def fail(rows):
+        raise RuntimeError("private details")
 
     with running(models, ServerSettings()) as address:
         with monkeypatch.context() as patched:
-            patched.setattr(LanguageModel, "run_sampler", fail)
+            patched.setattr(JoinedRows, "step", fail)
             answer = post(address, {"model": "adlm"})
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "sampling failed"

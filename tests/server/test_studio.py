@@ -521,7 +521,7 @@ def test_a_run_ends_when_its_client_leaves_and_the_next_request_is_answered(stud
             wait_until(lambda: slow_frames.frames == 3)
         wait_until(lambda: 'route="/v1/trace"' in httpx.get(f"{address}/metrics").text)
         slow_frames.set()
-        wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
         assert slow_frames.frames <= 5
         assert trace_events(address, {"model": "adlm", "text": TEXT, "seed": 0})
 
@@ -537,7 +537,7 @@ def test_the_stop_button_ends_the_run_on_the_server(tab, studio_models, slow_fra
         tab.wait_for("document.getElementById('message').textContent == 'Stopped.'")
         wait_until(lambda: 'route="/v1/trace"' in httpx.get(f"{address}/metrics").text)
         slow_frames.set()
-        wait_until(lambda: 'adlm_batch_rows_count{model="adlm"} 1.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
         assert slow_frames.frames <= 5
     assert not tab.problems
 
