@@ -10,7 +10,7 @@ from adlm.checkpoints.model_folder import BOX_FOLDER
 from adlm.cli.main import main
 from adlm.models.transformer import num_parameters
 
-SENTENCES = ["The old man looked at the sea and said nothing.", "It was not the fault of the people of this country."]
+SENTENCE = "The old man looked at the sea and said nothing."
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,8 @@ def test_it_loads_without_a_path_and_is_small(box):
 
 
 def test_it_prefers_sentences_to_their_words_in_alphabetical_order(box):
-    for sentence in SENTENCES:
-        shuffled = " ".join(sorted(sentence.split()))
-        assert box.perplexity([sentence], samples=4).nats < box.perplexity([shuffled], samples=4).nats - 1
+    shuffled = " ".join(sorted(SENTENCE.split()))
+    assert box.perplexity(SENTENCE, samples=2).nats < box.perplexity(shuffled, samples=2).nats - 1
 
 
 @pytest.mark.parametrize(

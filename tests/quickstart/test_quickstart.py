@@ -25,8 +25,9 @@ from adlm.quickstart.report_page import format_report_page
 from adlm.tokens import load_tokenizer
 
 ROW = TrainedModel(3.0, 0.01, 100, 10, 1000, 1.0)
+BOX = BoxTexts("of the box", "A [MASK*1].", "A ship.", 1.0)
 REPORT = QuickstartReport(
-    box=BoxTexts("of the box", "A [MASK*1].", "A ship.", 1.0),
+    box=BOX,
     adlm=ROW,
     mdlm=ROW,
     difference=0.0,
@@ -254,6 +255,7 @@ SMALL = [
 
 
 def test_own_text_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_box_texts", lambda: BOX)
     monkeypatch.setattr(run, "ROWS", 8)
     monkeypatch.setattr(run, "STEPS", 4)
     book, out = tmp_path / "book.txt", tmp_path / "quick"
@@ -299,7 +301,8 @@ def test_a_foreign_model_or_report_is_not_replaced(tmp_path, capsys, monkeypatch
         shutil.rmtree(tmp_path / "quick")
 
 
-def test_an_unknown_corpus_is_a_user_error(tmp_path, capsys):
+def test_an_unknown_corpus_is_a_user_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_box_texts", lambda: BOX)
     assert main(["quickstart", "data.name=nothing", "--out", str(tmp_path / "out")]) == 2
     assert "nothing" in capsys.readouterr().err.splitlines()[-1]
 
@@ -312,6 +315,7 @@ def test_another_method_is_a_user_error(tmp_path, capsys, monkeypatch):
 
 
 def test_a_text_without_a_held_out_part_is_a_user_error_before_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_box_texts", lambda: BOX)
     (tmp_path / "book.txt").write_text(BOOK)
     monkeypatch.setattr(run, "train", None)
     words = [f"data.path={tmp_path / 'book.txt'}", "data.held_out=0", *SMALL, "--out", str(tmp_path / "quick")]
