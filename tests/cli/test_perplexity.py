@@ -116,6 +116,7 @@ def test_the_autoregressive_result_is_the_exact_likelihood(world, capsys):
     assert figure["nats"] * figure["tokens"] == pytest.approx(nats, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_results_do_not_depend_on_batch_size_or_number_of_processes(world, capsys, monkeypatch):
     monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 160)

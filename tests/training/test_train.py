@@ -59,7 +59,7 @@ def test_every_method_learns_more_than_unigram_frequencies(name, prepared, tmp_p
     assert lm.tokenizer is not None
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm"))
 def test_a_run_with_unigram_start_begins_at_the_unigram_cross_entropy(name, prepared, tmp_path):
     """With a learning rate of nearly 0 the weights do not change. D3PM predicts every token once more, at t = 0."""
     frozen = ("train.steps=1", "train.warm_up_steps=0", "train.learning_rate=1e-12")
