@@ -447,7 +447,7 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
     """The LanguageModel of a model folder already in memory.
 
-    On a CPU, weights of half precision become float32: most CPUs emulate half precision, a hundred times as slowly.
+    On a CPU, weights of half precision become float32: many CPUs emulate half precision, which is far slower.
     """
     network = network_of(model.config, model.weights).to(device)
     like = next(network.parameters())
