@@ -75,10 +75,10 @@ def count_symbols(batches: Iterable[tuple[Tensor, Tensor | None]], num_symbols: 
     """How often each symbol occurs (V,), in how many rows (V,), and the number of rows, of batches x (B, L) and pad."""
     counts, rows, num_rows = torch.zeros(num_symbols), torch.zeros(num_symbols), 0
     for x, pad in batches:
-        for row, text in zip(x, torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad, strict=True):
-            found, times = row[text].unique(return_counts=True)
-            counts[found] += times
-            rows[found] += 1
+        row_and_symbol = x + num_symbols * torch.arange(len(x))[:, None]
+        found, times = row_and_symbol[... if pad is None else ~pad].unique(return_counts=True)
+        counts += torch.bincount(found % num_symbols, times, num_symbols)
+        rows += torch.bincount(found % num_symbols, minlength=num_symbols)
         num_rows += len(x)
     return counts, rows, num_rows
 
