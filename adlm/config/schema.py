@@ -158,12 +158,19 @@ class Time:
     """Continuous-time training samples t from [t_min, 1]; the reported bound always covers (0, 1]."""
     antithetic: bool = True
     """Stratified times: one t from each of B equal intervals per batch, instead of B independent times."""
+    masks: Literal["independent", "counted"] = "independent"
+    """independent masks each token with its own draw; counted masks exactly ceil(t L): the same bound, less noise."""
+    power: Annotated[float, Ge(1), Le(4)] = 1.0
+    """Training samples t = u^power for uniform u, with importance weights; above 1, more rows have few masks."""
     sigma: Share = 0.0
     """Remasking probability assumed by the discrete-time bound, clipped at each step's maximum; 0 is ancestral."""
 
     def __post_init__(self) -> None:
         if _are_numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; try time.steps=1000")
+        if self.steps != 0 and (self.masks == "counted" or self.power != 1):
+            given = "time.masks counted" if self.masks == "counted" else f"time.power {self.power}"
+            raise UserError(f"{given} needs continuous time, and time.steps is {self.steps}; use time.steps=0")
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,10 @@ class Model:
     """Input of the denoiser from the anchor network: logits as published; docs/theory.md describes the others."""
     tie_heads: bool = False
     """Share one output matrix between the heads of the anchor network and the denoiser; each has its own bias."""
+    second_anchor_head: Annotated[int, Ge(0), Le(1024)] = 0
+    """Blocks of the anchor network before a second anchor head, which has the same loss and no other use; 0 is none."""
+    qk_norm: bool = False
+    """Normalise queries and keys of each head (RMSNorm with learnt weights) before the rotary embedding."""
     condition: Width = 128
     """Width of the time embedding that modulates the layer norms (adaLN)."""
     time_conditioning: bool = False
@@ -194,6 +205,12 @@ class Model:
     def __post_init__(self) -> None:
         if self.tie_heads is True and self.denoiser_blocks == 0:
             raise UserError("model.tie_heads true needs two heads, and model.denoiser_blocks 0 leaves one; drop either")
+        if _are_numbers(self.second_anchor_head, self.blocks) and self.second_anchor_head >= self.blocks:
+            raise UserError(
+                f"model.second_anchor_head {self.second_anchor_head} must be below model.blocks {self.blocks}, after "
+                "which the first one stands; try "
+                f"model.second_anchor_head={self.blocks // 2}"
+            )
         if not _are_numbers(self.hidden, self.heads) or self.heads < 1:
             return
         pairs = 2 * self.heads  # the rotary embedding rotates pairs of channels, so the head dimension is even
@@ -442,3 +459,14 @@ class Config:
                 "model.time_conditioning true needs a finite noise level at t = 1, and schedule.eps "
                 f"{self.schedule.eps} makes -log alpha_1 infinite; try schedule.eps=1e-3"
             )
+        if isinstance(self.time, Time) and self.time.masks == "counted":
+            if self.schedule.name != "log-linear" or self.schedule.eps != 0:
+                raise UserError(
+                    f"time.masks counted needs the log-linear schedule with eps 0, and schedule.name "
+                    f"{self.schedule.name} has schedule.eps {self.schedule.eps}; try schedule=log-linear"
+                )
+            if isinstance(self.data, Data) and self.data.pad == "attended":
+                raise UserError(
+                    "time.masks counted counts masks of the text, and data.pad attended masks padding too; "
+                    "use data.pad=masked"
+                )

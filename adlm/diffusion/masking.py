@@ -15,6 +15,19 @@ def mask_tokens(x: Tensor, mask_chance: Tensor, mask_id: int, rng: BatchRng) -> 
     return torch.where(rng.uniform(tuple(x.shape), x.device) < mask_chance, mask_id, x)
 
 
+def mask_counted(x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: BatchRng) -> tuple[Tensor, Tensor]:
+    """ids with exactly ceil(share n) of the n tokens where `text` (B, L) is True masked, and that number over n (B,).
+
+    For a share (B,) uniform in (0, 1] the number is uniform in 1, ..., n and all sets of that size are equally likely,
+    as under `mask_tokens` given the number of masks.
+    """
+    length = text.sum(dim=1)
+    num_masks = torch.ceil(share.to(x.device) * length).long().clamp(min=1)
+    order = rng.uniform(tuple(x.shape), x.device).masked_fill(~text, 2.0)
+    masked = order.argsort(dim=1).argsort(dim=1) < num_masks[:, None]
+    return x.masked_fill(masked, mask_id), num_masks / length.double()
+
+
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:
     """P(a masked token is revealed between t and s) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
 

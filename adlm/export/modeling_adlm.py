@@ -18,10 +18,10 @@ from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
 from adlm.config.schema import Anchor, Model, Schedule, Time
 from adlm.data.rows.anchor_rules import count, every, no_statistics, random
 from adlm.diffusion.beliefs import clean_log_beliefs, subs
-from adlm.diffusion.masking import mask_tokens, reveal_chance
+from adlm.diffusion.masking import mask_counted, mask_tokens, reveal_chance
 from adlm.diffusion.objectives import anchor_weight, continuous_weight, discrete_weight
 from adlm.diffusion.schedules import NoiseSchedule, sigma
-from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, grid
+from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, grid, importance_weight
 from adlm.export.configuration_adlm import AdlmConfig
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Head
@@ -166,10 +166,14 @@ class AdlmForMaskedLM(AdlmPreTrainedModel):
             t, s = draw_grid_times(len(x), time.steps, rng, time.antithetic)
             weights = discrete_weight(schedule.alpha(s), schedule.alpha(t), time.steps, time.sigma)
         else:
-            t = draw_times(len(x), rng, time.t_min, time.antithetic)
-            weights = continuous_weight(schedule, t)
-        mask_chance = schedule.mask_chance(t).float().to(x.device)[:, None]
-        z = mask_tokens(x, mask_chance, self._mask_id, rng)
+            t_min = 0.0 if time.masks == "counted" else time.t_min
+            t = draw_times(len(x), rng, t_min, time.antithetic, time.power)
+            importance = importance_weight(t, t_min, time.power)
+            if time.masks == "counted":
+                z, t = mask_counted(x, predicted, t, self._mask_id, rng)
+            weights = continuous_weight(schedule, t) * importance.to(t.device)
+        if time.masks == "independent":
+            z = mask_tokens(x, schedule.mask_chance(t).float().to(x.device)[:, None], self._mask_id, rng)
         unattended = pad if self.config.data["pad"] == "masked" else None
         z = torch.where(given if unattended is None else given | unattended, x, z)
         base, masked = weights.float().to(x.device)[:, None], (z == self._mask_id) & text

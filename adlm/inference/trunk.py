@@ -21,7 +21,7 @@ from torch import Tensor
 
 from adlm.inference.fused_ops import Norm, add_norm_, apply_rotary_, linear_gelu
 from adlm.inference.single_row import add_product_, is_single_row, normed_product
-from adlm.models.transformer import Block, TimeCondition, Trunk, attendable, rotary_angles
+from adlm.models.transformer import Block, TimeCondition, Trunk, attendable, rms_norm, rotary_angles
 
 
 class RotaryTable:
@@ -79,6 +79,8 @@ class FrozenBlock:
     """The weights of a block's matrix products."""
 
     qkv: Tensor
+    qk_norm: Tensor | None
+    """(2, 1, d / H), in float32 or float64; None without normalisation of queries and keys."""
     out: Tensor
     mlp_in: Tensor
     mlp_in_bias: Tensor
@@ -90,9 +92,17 @@ class FrozenBlock:
         mlp = (block.widen.weight, block.widen.bias, block.narrow.weight, block.narrow.bias)
         return cls(
             frozen_copy(_interleaved_qkv(block), dtype),
+            None if block.qk_norm is None else frozen_copy(_interleaved(block.qk_norm)[:, None], full_precision(dtype)),
             frozen_copy(block.out.weight, dtype),
             *(frozen_copy(weight, dtype) for weight in mlp),
         )
+
+    def split(self, qkv: Tensor, heads: int) -> Tensor:
+        """(B, L, 3, H, d / H) from the product (B, L, 3 d), queries and keys normalised if they are in the network."""
+        qkv = qkv.view(*qkv.shape[:2], 3, heads, -1)
+        if self.qk_norm is not None:
+            qkv[:, :, :2] = rms_norm(qkv[:, :, :2], self.qk_norm)
+        return qkv
 
 
 def _interleaved_qkv(block: Block) -> Tensor:
@@ -101,8 +111,13 @@ def _interleaved_qkv(block: Block) -> Tensor:
     Queries and keys are permuted alike, so their dot products are unchanged.
     """
     qk, v = block.qkv.weight.tensor_split([2 * block.out.in_features])
-    halves = qk.reshape(2 * block.heads, 2, -1, qk.shape[1])
-    return torch.cat([halves.transpose(1, 2).reshape(qk.shape), v])
+    heads = qk.view(2 * block.heads, -1, qk.shape[1])
+    return torch.cat([_interleaved(heads).flatten(0, 1), v])
+
+
+def _interleaved(heads: Tensor) -> Tensor:
+    """(n, w, ...) with the order 0, w/2, 1, w/2 + 1, ... along its second axis."""
+    return heads.view(len(heads), 2, -1, *heads.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
 class Modulation:
@@ -157,7 +172,7 @@ class FrozenTrunk:
             return self._forward_single_row(h, attend, [first, *norms])
         normed = add_norm_(h, None, first, self.dtype)
         for number, block in enumerate(self.blocks):
-            qkv = F.linear(normed, block.qkv).view(*h.shape[:2], 3, self.heads, -1)
+            qkv = block.split(F.linear(normed, block.qkv), self.heads)
             mixed = F.linear(attend(number, qkv), block.out)
             normed = add_norm_(h, mixed, norms[2 * number], self.dtype)
             inner = linear_gelu(normed, block.mlp_in, block.mlp_in_bias)
@@ -169,7 +184,7 @@ class FrozenTrunk:
         """The same with each product fused with the norm before it or the addition after it."""
         for number, block in enumerate(self.blocks):
             before_attention, before_mlp, after = norms[2 * number : 2 * number + 3]
-            qkv = normed_product(h, before_attention, block.qkv).view(*h.shape[:2], 3, self.heads, -1)
+            qkv = block.split(normed_product(h, before_attention, block.qkv), self.heads)
             add_product_(h, attend(number, qkv), block.out, None, before_mlp.gate)
             inner = normed_product(h, before_mlp, block.mlp_in, block.mlp_in_bias, gelu=True)
             add_product_(h, inner, block.mlp_out, block.mlp_out_bias, after.gate)

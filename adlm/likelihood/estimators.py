@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Schedule
+from adlm.diffusion.masking import mask_counted
 from adlm.diffusion.times import BatchRng, draw_times
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimator
@@ -55,15 +56,10 @@ def any_order(method: Method) -> Estimator:
 
     @torch.no_grad()
     def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
-        text = not_pad(x, pad)
-        length = text.sum(dim=1)
-        share = draw_times(len(x), rng).to(x.device)
-        masks = torch.ceil(share * length).long().clamp(min=1)
-        order = rng.uniform(tuple(x.shape), x.device).masked_fill(~text, 2.0)
-        masked = order.argsort(dim=1).argsort(dim=1) < masks[:, None]
+        z, share = mask_counted(x, not_pad(x, pad), draw_times(len(x), rng), mask_id, rng)
         with eval_mode(network):
-            nats = scorer.masked_nats(network, x, NoisedBatch(x.masked_fill(masked, mask_id), share), pad)
-        return nats * (length / masks).to(nats)[:, None]
+            nats = scorer.masked_nats(network, x, NoisedBatch(z, share), pad)
+        return nats / share.to(nats)[:, None]
 
     return draw
 
@@ -74,7 +70,8 @@ def published(method: Method) -> Estimator:
     The released code uses one sample; replicates have the same expectation, and their spread gives the error.
     """
     config = method.config
-    schedule, time = Schedule(eps=PUBLISHED_EPS), replace(config.time, t_min=PUBLISHED_EPS)
+    schedule = Schedule(eps=PUBLISHED_EPS)
+    time = replace(config.time, t_min=PUBLISHED_EPS, masks="independent", power=1.0)
     as_published = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
 
     @torch.no_grad()

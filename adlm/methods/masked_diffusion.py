@@ -15,10 +15,11 @@ from adlm.config.schema import Config, Sampling
 from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
-from adlm.diffusion.masking import mask_tokens
+from adlm.diffusion.masking import mask_counted, mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import NoiseSchedule
-from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times
+from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importance_weight
+from adlm.errors import UserError
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
@@ -39,6 +40,8 @@ class NoisedBatch:
     """(B,), the time of each sequence, in double precision."""
     s: Tensor | None = None
     """(B,), the end of the step from t in discrete time; None in continuous time."""
+    importance: Tensor | None = None
+    """(B,), the uniform density of t over the one it was drawn from, in double precision; None is 1."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,12 @@ class MaskedDiffusion:
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
     auto_class: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        time = self.config.time
+        if not self.any_order and (time.masks == "counted" or time.power != 1):
+            given = "time.masks counted" if time.masks == "counted" else f"time.power {time.power}"
+            raise UserError(f"{given} is for adlm and mdlm, not for {self.config.method}; leave it out")
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)
@@ -96,12 +105,16 @@ class MaskedDiffusion:
 
     def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
         """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
-        time, s = self.config.time, None
+        time = self.config.time
         if time.steps:
             t, s = draw_grid_times(len(x), time.steps, rng, time.antithetic)
-        else:
-            t = draw_times(len(x), rng, t_min, time.antithetic)
-        return NoisedBatch(self.noise_at(x, pad, t, rng), t, s)
+            return NoisedBatch(self.noise_at(x, pad, t, rng), t, s)
+        if time.masks == "counted":
+            share = draw_times(len(x), rng, 0.0, time.antithetic, time.power)
+            z, t = mask_counted(x, not_pad(x, pad), share, self.mask_id, rng)
+            return NoisedBatch(z, t, importance=importance_weight(share, 0.0, time.power))
+        t = draw_times(len(x), rng, t_min, time.antithetic, time.power)
+        return NoisedBatch(self.noise_at(x, pad, t, rng), t, importance=importance_weight(t, t_min, time.power))
 
     def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
         """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
@@ -117,6 +130,8 @@ class MaskedDiffusion:
             weights = continuous_weight(schedule, noised.t)
         else:
             weights = discrete_weight(schedule.alpha(noised.s), schedule.alpha(noised.t), time.steps, time.sigma)
+        if noised.importance is not None:
+            weights = weights * noised.importance.to(weights.device)
         return weights.float().to(noised.z.device)[:, None]
 
     def masked_positions(self, z: Tensor, pad: Tensor | None) -> Tensor:

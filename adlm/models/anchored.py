@@ -6,6 +6,7 @@ Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -26,6 +27,25 @@ class DenoiserNetwork(nn.Module):
         self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
 
 
+class EarlyHead(nn.Module):
+    """A second anchor head, on the residual stream between two blocks of the anchor network, with a norm of its own."""
+
+    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool):
+        super().__init__()
+        self.trunk = Trunk(model, 0, causal, modulated, continues=True)
+        self.head = zero_linear(model.hidden, num_symbols)
+
+
+@dataclass(frozen=True)
+class PairHidden:
+    """The final hidden states (B, L, d) of both networks."""
+
+    anchor: Tensor
+    denoiser: Tensor
+    early: Tensor | None
+    """Those of the second anchor head, if there is one."""
+
+
 class AnchoredTransformer(nn.Module):
     """ids (B, L) -> anchor logits and denoiser logits (B, L, V). No token is decoded between the two networks.
 
@@ -38,22 +58,27 @@ class AnchoredTransformer(nn.Module):
         self.denoiser = None
         if model.num_denoiser_blocks:
             self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
+        self.early_blocks, self.early = model.second_anchor_head, None
+        if self.early_blocks:
+            self.early = EarlyHead(model, num_symbols, causal, modulated)
 
     def _hidden(
         self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, cross: Callable[..., Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The final hidden states (B, L, d) of both networks; `cross` replaces the forward of the bridge."""
+    ) -> PairHidden:
+        """`cross` replaces the forward of the bridge."""
         embedded = self.anchor.embedding(z)
-        stream, condition = self.anchor.trunk.residual_stream(embedded, sigma, pad)
-        anchor_hidden = self.anchor.trunk.finish(stream, condition)
+        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, early_blocks=self.early_blocks)
+        anchor_hidden = self.anchor.trunk.finish(stream.last, stream.condition)
+        early = None if self.early is None else self.early.trunk.finish(stream.early, stream.condition)
         if self.denoiser is None:
-            return anchor_hidden, anchor_hidden
+            return PairHidden(anchor_hidden, anchor_hidden, early)
         bridge = self.denoiser.bridge
-        bridge_input = stream if bridge.continues_stream else anchor_hidden
+        bridge_input = stream.last if bridge.continues_stream else anchor_hidden
         bridged = (cross or bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
         if bridge.adds_input:
             bridged = bridged + embedded
-        return anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition if bridge.continues_stream else None)
+        condition = stream.condition if bridge.continues_stream else None
+        return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition), early)
 
     @property
     def _head(self) -> Head:
@@ -61,7 +86,7 @@ class AnchoredTransformer(nn.Module):
 
     def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The denoiser's logits."""
-        return self._head(self._hidden(z, sigma, pad)[1])  # type: ignore[no-any-return]
+        return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
 
     def anchor_logits(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The anchor network's logits alone."""
@@ -79,26 +104,31 @@ class AnchoredTransformer(nn.Module):
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
+        The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        anchor_hidden, hidden = self._hidden(z, sigma, pad)
-        scored = score_positions(hidden, self._head, x, weight, mask_id, positions)
+        hidden = self._hidden(z, sigma, pad)
+        scored = score_positions(hidden.denoiser, self._head, x, weight, mask_id, positions)
         if anchor_weight is None:
             return scored, None
-        return scored, score_positions(anchor_hidden, self.anchor.head, x, anchor_weight, positions=anchor_positions)
+        anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)
+        if self.early is not None and hidden.early is not None:
+            early = score_positions(hidden.early, self.early.head, x, anchor_weight, positions=anchor_positions)
+            anchor = replace(anchor, total=anchor.total + early.total)
+        return scored, anchor
 
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None
     ) -> tuple[Scored, Scored]:
         """`score` with the logits bridge unfolded and all logits computed: the test oracle."""
         assert self.denoiser is not None
-        anchor_hidden, hidden = self._hidden(z, None, None, self.denoiser.bridge.unfolded)
+        hidden = self._hidden(z, None, None, self.denoiser.bridge.unfolded)
         return (
-            _plain_score(hidden, self.denoiser.head, x, weight, mask_id),
-            _plain_score(anchor_hidden, self.anchor.head, x, anchor_weight, None),
+            _plain_score(hidden.denoiser, self.denoiser.head, x, weight, mask_id),
+            _plain_score(hidden.anchor, self.anchor.head, x, anchor_weight, None),
         )
 
 

@@ -9,6 +9,7 @@ at padding.
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +73,12 @@ def apply_rotary(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(q.dtype)
 
 
+def rms_norm(q: Tensor, weight: Tensor) -> Tensor:
+    """q (..., w) with a root mean square of 1, times weight (w,) or (..., w); computed in float32 or float64."""
+    precise = q if q.dtype == torch.float64 else q.float()
+    return (F.rms_norm(precise, q.shape[-1:], eps=1e-6) * weight).to(q.dtype)
+
+
 def modulate(h: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
     """h (1 + scale) + shift: adaLN, the identity at shift = scale = 0."""
     return h * (1 + scale) + shift
@@ -83,11 +90,12 @@ class Block(nn.Module):
     With `condition` None there is no adaLN (the autoregressive networks): shift and scale are 0 and the gates 1.
     """
 
-    def __init__(self, width: int, heads: int, condition: int | None, dropout: float, causal: bool):
+    def __init__(self, width: int, heads: int, condition: int | None, dropout: float, causal: bool, qk_norm: bool):
         super().__init__()
         self.heads, self.dropout, self.causal = heads, dropout, causal
         self.norm1 = LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.qk_norm = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
         self.out = nn.Linear(width, width, bias=False)
         self.norm2 = LayerNorm(width)
         self.widen = nn.Linear(width, 4 * width)
@@ -117,6 +125,8 @@ class Block(nn.Module):
     def queries_keys_values(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H, L, d / H) each, rotated, of normed and modulated hidden states (B, L, d)."""
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
+        if self.qk_norm is not None:
+            q, k = rms_norm(q, self.qk_norm[0]), rms_norm(k, self.qk_norm[1])
         angles = angles[0][:, None], angles[1][:, None]
         return apply_rotary(q, angles).transpose(1, 2), apply_rotary(k, angles).transpose(1, 2), v.transpose(1, 2)
 
@@ -185,7 +195,8 @@ class Trunk(nn.Module):
         condition = model.condition if modulated else None
         self.head_width = model.hidden // model.heads
         self.condition = TimeCondition(model.condition) if modulated and not continues else None
-        layers = [Block(model.hidden, model.heads, condition, model.dropout, causal) for _ in range(blocks)]
+        sizes = (model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
+        layers = [Block(*sizes) for _ in range(blocks)]
         if modulated and model.start == "neighbours":
             for block in layers:
                 attend_neighbours(block)
@@ -197,20 +208,28 @@ class Trunk(nn.Module):
         self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, condition: Tensor | None = None
     ) -> Tensor:
         """sigma (B,) is the noise level for time-conditioned networks; None conditions every sequence on 0."""
-        return self.finish(*self.residual_stream(h, sigma, pad, condition))
+        stream = self.residual_stream(h, sigma, pad, condition)
+        return self.finish(stream.last, stream.condition)
 
     def residual_stream(
-        self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, condition: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream (B, L, d) after the last block, not normed, and the time condition (1, c) or (B, c)."""
+        self,
+        h: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        condition: Tensor | None = None,
+        early_blocks: int = 0,
+    ) -> "ResidualStream":
+        """The output of the blocks, before the final norm; also after `early_blocks` of them."""
         angles = rotary_angles(h.shape[1], self.head_width, like=h)
         visible = None if pad is None else attendable(pad)
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
             condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
-        for block in self.blocks:
+        early = h
+        for number, block in enumerate(self.blocks, 1):
             h = block(h, angles, condition, visible)
-        return h, condition
+            early = h if number == early_blocks else early
+        return ResidualStream(h, early, condition)
 
     def finish(self, h: Tensor, condition: Tensor | None) -> Tensor:
         """The final norm, modulated."""
@@ -218,6 +237,18 @@ class Trunk(nn.Module):
             return self.norm(h)  # type: ignore[no-any-return]
         shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
         return modulate(self.norm(h), shift, scale)
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """The hidden states between the blocks of a trunk, not normed."""
+
+    last: Tensor
+    """(B, L, d), after the last block."""
+    early: Tensor
+    """(B, L, d), after the first `early_blocks` blocks."""
+    condition: Tensor | None
+    """The time condition (1, c) or (B, c)."""
 
 
 def attendable(pad: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from worlds import World, batch_rng, real
 
-from adlm.diffusion.masking import mask_tokens, posterior, remasking_ceiling, reveal_chance
+from adlm.diffusion.masking import mask_counted, mask_tokens, posterior, remasking_ceiling, reveal_chance
 
 STEPS = [(0.3, 0.1), (0.9, 0.2), (1.0, 0.6), (0.5, 0.0), (1.0, 0.0)]
 every_step = pytest.mark.parametrize(("alpha_s", "alpha_t"), [[real(a) for a in s] for s in STEPS])
@@ -18,6 +18,16 @@ def test_each_token_is_masked_independently_with_the_probability_of_its_row():
     for row, probability in zip(masked.float(), (0.2, 0.7), strict=True):
         assert abs(row.mean() - probability) < 0.01  # standard error .0016
         assert abs((row[1:] * row[:-1]).mean() - probability**2) < 0.01
+
+
+def test_counted_masks_are_as_many_as_asked_for_and_every_set_is_equally_likely():
+    x = torch.arange(1, 5).expand(6000, 4)
+    text = torch.tensor([True, True, False, True]).expand_as(x)
+    z, share = mask_counted(x, text, torch.full((6000,), 0.5).double(), 0, batch_rng())
+    assert torch.equal(share, torch.full((6000,), 2 / 3, dtype=torch.float64))
+    patterns, counts = (z == 0).long().unique(dim=0, return_counts=True)
+    assert patterns.tolist() == [[0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 0]]
+    assert (counts - 2000).abs().max() < 4 * (6000 * 2 / 9) ** 0.5
 
 
 def test_everything_or_nothing_is_masked_at_the_ends():

@@ -229,6 +229,7 @@ LOSSES = {
     "no-anchors": Config(anchor=Anchor(gamma=0.0)),
     "nelbo": Config(method="mdlm"),
     "discrete": Config(method="mdlm", time=Time(steps=10)),
+    "counted": Config(method="adlm", time=Time(masks="counted", power=2.0)),
     "cosine": Config(method="mdlm", schedule=Schedule(name="cosine")),
     "time": Config(schedule=Schedule(eps=1e-3)),
     "attended": Config(data=Data(pad="attended")),

@@ -33,8 +33,11 @@ NETWORKS = {
     "adlm hidden-plus-input": lambda: AnchoredTransformer(replace(MODEL, bridge="hidden-plus-input"), SYMBOLS),
     "adlm without a bridge": lambda: AnchoredTransformer(replace(MODEL, bridge="none"), SYMBOLS),
     "adlm tied": lambda: AnchoredTransformer(replace(MODEL, tie_heads=True), SYMBOLS),
+    "adlm with normalised queries": lambda: AnchoredTransformer(replace(MODEL, qk_norm=True), SYMBOLS),
+    "adlm with a second anchor head": lambda: AnchoredTransformer(replace(MODEL, second_anchor_head=1), SYMBOLS),
     "adlm without a second network": lambda: AnchoredTransformer(replace(MODEL, denoiser_blocks=0), SYMBOLS),
     "ar": lambda: Transformer(MODEL, SYMBOLS, causal=True, modulated=False),
+    "ar with normalised queries": lambda: Transformer(replace(MODEL, qk_norm=True), SYMBOLS, True, False),
     "a2r": lambda: AnchoredTransformer(MODEL, SYMBOLS, causal=True, modulated=False),
     "a2r hidden-plus-input": lambda: AnchoredTransformer(
         replace(MODEL, bridge="hidden-plus-input"), SYMBOLS, causal=True, modulated=False
@@ -43,7 +46,7 @@ NETWORKS = {
         replace(MODEL, bridge="none"), SYMBOLS, causal=True, modulated=False
     ),
 }
-CAUSAL = ("ar", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
+CAUSAL = ("ar", "ar with normalised queries", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
 
 
 def random_network(name: str, dtype=torch.float64, device="cpu"):

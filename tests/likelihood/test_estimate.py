@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from worlds import quadrature, randomized, seeded
+from worlds import batch_rng, quadrature, randomized, seeded
 
 from adlm import distributed
 from adlm.config.schema import Anchor, Config, Data, Model, Schedule, Time, Vocabulary
@@ -131,6 +131,22 @@ def test_any_order_estimates_the_same_bound_with_less_noise(name, pad):
     assert by_time.tokens == by_count.tokens
     assert abs(by_time.nats - by_count.nats) < 4 * error
     assert by_count.monte_carlo < 0.7 * by_time.monte_carlo
+
+
+@pytest.mark.parametrize("name", ["adlm", "mdlm"])
+@pytest.mark.parametrize(
+    "time", [Time(masks="counted"), Time(masks="counted", power=2.0), Time(power=2.0, t_min=0.0)], ids=str
+)
+def test_the_training_loss_has_the_mean_of_the_enumerated_bound(name, time):
+    """With counted masks and with times of any density, once t_min leaves nothing out."""
+    method = method_of(settings(name, time=time))
+    network, x = network_of(settings(name)), torch.from_numpy(random_texts(8).x)
+    wanted = sum(exact_bound(method_of(settings(name)), network, row) for row in x) / x.numel()
+    with torch.no_grad():
+        draws = [method.loss(network, x.repeat(25, 1), None, 1.0, batch_rng(seed)).nats.mean() for seed in range(40)]
+    mean, stderr = torch.stack(draws).mean(), torch.stack(draws).std() / len(draws) ** 0.5
+    assert abs(mean - wanted) < 4 * stderr
+    assert stderr < 0.02
 
 
 @pytest.mark.parametrize(

@@ -735,8 +735,10 @@ def test_a_text_of_one_token_is_valid(name):
             Config(method="d3pm", time=Time(steps=9), schedule=Schedule(name="geometric")),
             "schedule.name geometric masks tokens at t = 0 already",
         ),
+        (Config(method="sedd", time=Time(masks="counted")), "time.masks counted is for adlm and mdlm, not for sedd"),
+        (Config(method="sedd", time=Time(power=2.0)), "time.power 2.0 is for adlm and mdlm, not for sedd"),
     ],
-    ids=["tau", "dropout", "d3pm steps", "sedd steps", "sedd noise", "d3pm start"],
+    ids=["tau", "dropout", "d3pm steps", "sedd steps", "sedd noise", "d3pm start", "sedd masks", "sedd power"],
 )
 def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentence):
     with pytest.raises(UserError, match=sentence):

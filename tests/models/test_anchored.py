@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -145,6 +146,29 @@ def test_tied_heads_keep_their_own_biases_which_both_start_at_the_unigram_freque
     for head in (network.anchor.head, network.denoiser.head):
         torch.testing.assert_close(head.bias.log_softmax(0).detach(), frequencies)
     assert network.denoiser.head.bias is not network.anchor.head.bias
+
+
+def test_a_second_anchor_head_adds_its_loss_and_changes_nothing_else():
+    """It is the head of an anchor network that ends earlier, on the same weights."""
+    network, z = pair(second_anchor_head=1), IDS.masked_fill(IDS == 1, 0)
+    weight, anchor_weight = (z == 0).double(), torch.rand(2, 8, generator=seeded(3)).double()
+    scored, anchor = network.score(z, IDS, weight, anchor_weight, mask_id=0)
+    one = pair()
+    one.load_state_dict({name: value for name, value in network.state_dict().items() if not name.startswith("early.")})
+    alone, anchor_alone = one.score(z, IDS, weight, anchor_weight, mask_id=0)
+    short = AnchoredTransformer(replace(MODEL, blocks=1, denoiser_blocks=0), 12).double().eval()
+    early = {name.removeprefix("early."): value for name, value in network.early.state_dict().items()}
+    short.anchor.load_state_dict(network.anchor.state_dict() | early, strict=False)
+    logits = short.anchor(z)
+    added = (anchor_weight * F.cross_entropy(logits.transpose(1, 2), IDS, reduction="none")).sum()
+    assert torch.equal(scored.total, alone.total)
+    assert torch.equal(anchor.nats, anchor_alone.nats)
+    torch.testing.assert_close(anchor.total, anchor_alone.total + added)
+
+
+def test_a_second_anchor_head_after_the_last_block_is_a_user_error():
+    with pytest.raises(UserError, match=r"second_anchor_head 2 must be below model.blocks 2.*second_anchor_head=1"):
+        Model(blocks=2, second_anchor_head=2)
 
 
 def test_tied_heads_without_a_denoiser_are_a_user_error():

@@ -10,7 +10,7 @@ from worlds import randomized, seeded
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.methods import method_of
-from adlm.models.transformer import TimeCondition, Transformer, apply_rotary, num_parameters, rotary_angles
+from adlm.models.transformer import Block, TimeCondition, Transformer, apply_rotary, num_parameters, rotary_angles
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
@@ -116,6 +116,21 @@ def test_rotary_attention_scores_depend_on_distance_only():
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
     assert scores[0, 1] != scores[0, 2]
     torch.testing.assert_close(apply_rotary(q, angles).norm(dim=-1), q.norm(dim=-1))
+
+
+def test_normalised_queries_and_keys_do_not_depend_on_their_size(tiny_config):
+    """Scaling their weights changes nothing, so attention logits are bounded by the learnt weights of the norm."""
+    torch.manual_seed(0)
+    plain, normed = (Block(16, 2, None, 0.0, False, qk_norm).double() for qk_norm in (False, True))
+    h, angles = torch.randn(2, 8, 16).double(), rotary_angles(8, 8, like=torch.zeros(1).double())
+    for block, is_unchanged in ((plain, False), (normed, True)):
+        before = block(h, angles, None, None)
+        with torch.no_grad():
+            block.qkv.weight[:32] *= 3
+        assert torch.allclose(block(h, angles, None, None), before, atol=1e-5) == is_unchanged
+    q, k, _ = normed.queries_keys_values(h, angles)
+    torch.testing.assert_close(q.square().mean(dim=-1), torch.ones(2, 2, 8).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(k.square().mean(dim=-1), torch.ones(2, 2, 8).double(), atol=1e-4, rtol=0)
 
 
 def test_a_new_network_predicts_uniformly_for_every_input(tiny_config):

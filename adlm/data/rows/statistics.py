@@ -76,7 +76,7 @@ def count_symbols(batches: Iterable[tuple[Tensor, Tensor | None]], num_symbols: 
     counts, rows, num_rows = torch.zeros(num_symbols), torch.zeros(num_symbols), 0
     for x, pad in batches:
         row_and_symbol = x + num_symbols * torch.arange(len(x))[:, None]
-        found, times = row_and_symbol[... if pad is None else ~pad].unique(return_counts=True)
+        found, times = row_and_symbol[... if pad is None else ~pad].unique(return_counts=True)  # type: ignore[no-untyped-call]
         counts += torch.bincount(found % num_symbols, times, num_symbols)
         rows += torch.bincount(found % num_symbols, minlength=num_symbols)
         num_rows += len(x)
