@@ -2,6 +2,7 @@
 
     python experiments/serve_load/run.py                       # 64 clients for 60 s on servers with --batch 1, 4 and 8
     python experiments/serve_load/run.py --clients 8 --seconds 5 --alone 5 --batch 4
+    python experiments/serve_load/run.py --config owt/adlm --batch 1 16 64      # of the size in the paper, on a GPU
 
 A model with random weights (or --model FOLDER) is served by a process of its own. First one client sends the requests
 of `bodies` one after the other: completions, infills and streams with different samplers, options and lengths. Its
@@ -24,8 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ import numpy as np
 import torch
 
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
-from adlm.config.schema import Config, Model, Sampling
+from adlm.config.load import resolve
 from adlm.methods import method_of
 from adlm.tokens import load_tokenizer
 from adlm.version import code_commit
@@ -44,13 +45,15 @@ BAD_CLIENT_SECONDS = 0.5  # between two requests of a bad client
 MARKER = "<!-- serve_load -->"
 
 
-def random_model(folder: Path) -> Path:
-    """A small ADLM with random weights over bytes."""
-    tokenizer = load_tokenizer("bytes")
-    config = Config(
-        tokenizer="bytes", vocabulary=tokenizer.vocabulary, length=64,
-        model=Model(hidden=128, heads=4, blocks=4), sampling=Sampling(steps=32),
-    )  # fmt: skip
+# An ADLM of 128 wide blocks over bytes, for a CPU
+SMALL_CONFIG = ("tokenizer=bytes", "length=64", "model.hidden=128", "model.heads=4", "model.blocks=4")
+
+
+def random_model(folder: Path, words: Sequence[str]) -> Path:
+    """A model with random weights: presets and overrides, as for `adlm train`."""
+    config = resolve([*words, "sampling.steps=32"])
+    tokenizer = load_tokenizer(config.tokenizer)
+    config = replace(config, vocabulary=tokenizer.vocabulary)
     torch.manual_seed(0)
     network = method_of(config).build()
     for weight in network.parameters():
@@ -247,6 +250,7 @@ def table_of(results: list[Body]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="model folder (default: random weights)")
+    parser.add_argument("--config", nargs="+", default=SMALL_CONFIG, help="presets and overrides of the random model")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60, help="duration of the load")
     parser.add_argument("--alone", type=float, default=20, help="seconds of one client alone, before the load")
@@ -256,7 +260,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results: list[Body] = []
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or random_model(Path(folder) / "random")
+        model = arguments.model or random_model(Path(folder) / "random", arguments.config)
         for batch in arguments.batch:
             results += measure(model, batch, arguments)
             for result in results[-2:]:
