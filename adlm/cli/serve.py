@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import ipaddress
 import logging
 import os
 import sys
@@ -31,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adlm.server.app import ServerSettings, make_app  # here, so that --help needs no fastapi
     from adlm.server.completion import Limits
     from adlm.server.monitoring import JsonFormatter
+    from adlm.server.request_guard import is_loopback
     from adlm.server.serving import Server, address_of, listen
 
     device = device_of(arguments.device)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.limits.rows > settings.max_waiting:
         raise UserError(f"--queue {settings.max_waiting} is smaller than --max-rows {settings.limits.rows}; raise it")
     whole_number("--port", arguments.port, 0, 65535)
-    if settings.api_key is None and not _is_loopback(arguments.host):
+    if settings.api_key is None and not is_loopback(arguments.host):
         raise UserError(
             f"--host {arguments.host} is open to other machines, and there is no API key; give --api-key-file or "
             f"{KEY_VARIABLE}"
@@ -94,10 +94,3 @@ def _api_key(file: Path | None) -> str | None:
     if not 1 <= len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"{source} must hold one key of ASCII letters, digits and signs; write one, without spaces")
     return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

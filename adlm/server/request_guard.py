@@ -1,8 +1,10 @@
-"""ASGI middleware around the whole application: API key, size of the body, headers, request ids, log and metrics."""
+"""ASGI middleware around the application: API key, Host, size of the body, headers, request ids, log and metrics."""
 
 import asyncio
 import hmac
+import ipaddress
 import logging
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -55,7 +57,7 @@ class RequestGuard:
             await send(message)
 
         try:
-            self._check_key(scope)
+            self._check_client(scope)
             body = await self._read_body(scope, receive)
             await self.app(scope, _replay(body, receive), send_guarded)
         except ApiError as error:
@@ -72,8 +74,15 @@ class RequestGuard:
             fields = {"request_id": request_id, "route": route, "status": status, "seconds": round(seconds, 4)}
             log.info("request", extra={"fields": {**fields, **scope["state"]["log_fields"]}})
 
-    def _check_key(self, scope: Scope) -> None:
-        if self.api_key is None or scope["path"] in self.without_key:
+    def _check_client(self, scope: Scope) -> None:
+        """A key where one is set. Without one, only pages of this machine may ask: a page on the web can have its own
+        name resolved to 127.0.0.1 (DNS rebinding), but its requests still carry that name."""
+        if self.api_key is None:
+            host = Headers(scope=scope).get("host", "localhost")
+            if not is_loopback(re.sub(r":\d*$", "", host).strip("[]")):
+                raise ApiError(403, "the Host header must name this machine; use 127.0.0.1 or localhost, or set a key")
+            return
+        if scope["path"] in self.without_key:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.api_key.encode()):
@@ -97,6 +106,14 @@ class RequestGuard:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(400, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is that of this machine for itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -169,7 +169,7 @@ class Load:
         body = json.dumps({**self.requests[0], "n": 4, "steps": 1000, "seed": None, "stream": True}).encode()
         url = self.http.base_url
         _, writer = await asyncio.open_connection(url.host, url.port)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-length: {len(body)}\r\n"
         writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
         await asyncio.sleep(0.25)
         writer.transport.abort()

@@ -287,6 +287,26 @@ def test_a_key_is_needed_where_one_is_set(models):
             assert [model.id for model in client.models.list()] == ["adlm", "ar"]
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:1", 200), ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("[::1]", 200)]
+    + [(host, 403) for host in ("evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "")],
+)
+def test_without_a_key_other_names_of_this_machine_are_refused(address, host, status):
+    """A page on the web whose name resolves to 127.0.0.1 (DNS rebinding) sends its own name."""
+    for path in ("/v1/models", "/", "/health"):
+        answer = httpx.get(f"{address}{path}", headers={"host": host})
+        assert answer.status_code == status
+    if status == 403:
+        assert "Host header must name this machine" in answer.json()["error"]["message"]
+
+
+def test_with_a_key_any_name_is_accepted(models):
+    with running(models, ServerSettings(api_key="right-key")) as address:
+        headers = {"host": "adlm.example", "authorization": "Bearer right-key"}
+        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+
+
 def test_a_full_queue_is_429_with_retry_after(models, gate):
     with running(models, ServerSettings(batch=1, max_waiting=2)) as address, ThreadPoolExecutor(3) as pool:
         begun = [pool.submit(post, address, {"model": "adlm", "max_tokens": 2})]
@@ -317,7 +337,7 @@ def connected(address, body):
     """A client that has sent a request and does not read; it disconnects at the end."""
     host, port = address.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     head += "content-type: application/json\r\n\r\n"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head.encode() + content)
@@ -337,7 +357,7 @@ def test_a_row_whose_client_is_gone_leaves_its_batch(models, gate):
 def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
     monkeypatch.setattr("adlm.server.request_guard.BODY_SECONDS", 0.2)
     with socket.create_connection(address.removeprefix("http://").split(":")) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
         assert b"400 Bad Request" in client.recv(4096)
 
 
