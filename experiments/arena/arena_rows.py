@@ -7,7 +7,8 @@ of importance, and within a group the first seeds of all rows come before the se
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-NUM_SYMBOLS = 8192
+TOKENIZERS = {"bpe-8192": 8192, "gpt2": 50_258, "bytes": 258}
+"""Symbols of each tokenizer, the mask included."""
 
 # 512 rows x 256 tokens = 131,072 tokens a step; 1,000 steps are 131M tokens. The learning rate stays constant and the
 # bounds are those of the EMA, so a point of a curve is where a run of that many steps would have ended: that makes
@@ -56,6 +57,8 @@ class Group:
     rows: tuple[Row, ...]
     against: tuple[str, ...]
     """Names of the rows, of any group with the same `common`, that the others are compared with."""
+    tokenizer: str = "bpe-8192"
+    """Of the prepared text, a name in TOKENIZERS."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,14 @@ class Trial:
     group: str
     row: Row
     seed: int
-    common: tuple[str, ...]
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        return GROUPS[self.group].common
+
+    @property
+    def tokenizer(self) -> str:
+        return GROUPS[self.group].tokenizer
 
     @property
     def key(self) -> str:
@@ -84,7 +94,7 @@ def trials_of(name: str) -> Iterator[Trial]:
     """The trials of a group, in order."""
     group = GROUPS[name]
     for seed in sorted({seed for row in group.rows for seed in row.seeds}):
-        yield from (Trial(name, row, seed, group.common) for row in group.rows if seed in row.seeds)
+        yield from (Trial(name, row, seed) for row in group.rows if seed in row.seeds)
 
 
 def rows_by_name() -> dict[str, Row]:
@@ -285,5 +295,6 @@ GROUPS = {
             Row("smoke-ar", "AR", "owt/ar", ("model.blocks=2",)),
         ),
         ("smoke-mdlm",),
+        "bytes",
     ),
 }
