@@ -108,15 +108,9 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
         share = "" if result["anchor_share"] is None else f"{result['anchor_share']:.1%}"
         gaps = [_paired(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against]
         step = f"{1e3 * timings[row.name]['seconds_per_step']:.1f}" if row.name in timings else ""
-        cells = (
-            *(row.title, str(seed), f"{result['parameters']:,}", f"{result['tokens']:,}"),
-            *(
-                step,
-                share,
-                f"{result['nats']:.4f} ± {result['stderr']:.4f}",
-                *gaps,
-            ),
-        )
+        nats = f"{result['nats']:.4f} ± {result['stderr']:.4f}"
+        counts = (f"{result['parameters']:,}", f"{result['tokens']:,}")
+        cells = (row.title, str(seed), *counts, step, share, nats, *gaps)
         yield f"| {' | '.join(cells)} |"
     texts = {result["held_out"]["sha256"]: result for _, _, result in trials}
     for result in texts.values():
