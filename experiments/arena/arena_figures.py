@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from arena_report import Results, Timings, trials_with_results, with_seconds
+from arena_report import Results, Timings, published_bound, trials_with_results, with_seconds
 from arena_rows import GROUPS
 from matplotlib.figure import Figure
 
@@ -51,3 +51,29 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         files.append(out / f"{name}.svg")
         figure.savefig(files[-1])
     return files
+
+
+def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[Path]:
+    """Validation bounds against seconds: the published configuration, what reaches its bound first, and all others."""
+    found = published_bound(results, timings)
+    if found is None:
+        return []
+    first, published = found.trials[0], found.published
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    for trial in found.trials:
+        axis.plot(*trial.curve[1:], color="0.85", linewidth=0.8)
+    for trial, color in ((published, "tab:red"), (first, "tab:blue")):
+        seconds, is_limit = trial.seconds_until(found.nats)
+        label = f"{trial.row.title}: {'at most ' * is_limit}{seconds:.3g} s"
+        axis.plot(*trial.curve[1:], color=color, marker=".", label=label)
+        axis.plot(seconds, found.nats, "o", color=color, markersize=9, fillstyle="none")
+    axis.axhline(found.nats, color="0.3", linestyle="--", linewidth=1, label=f"bound {found.nats:.3f}")
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds of training steps")
+    axis.set_ylabel(BOUND)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=8)
+    figure.suptitle("How soon is the published configuration's bound reached? Grey: all other models")
+    figure.savefig(out / "published-bound.svg")
+    return [out / "published-bound.svg"]

@@ -7,6 +7,7 @@ spread over seeds is in a table of its own. Seconds are steps times the seconds 
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,21 @@ class TimedTrial:
         """Steps, seconds of training and validation bounds."""
         steps, _, bounds = np.array(self.result["curve"])[:, :3].T
         return steps, steps * self.seconds_per_step, bounds
+
+    def seconds_until(self, bound: float) -> tuple[float, bool]:
+        """Seconds until the curve first is at the bound, infinite if it never is; whether they are only an upper limit.
+
+        Linear between two validations, which errs on the late side where a curve flattens. Before the first validation
+        nothing is known.
+        """
+        _, times, bounds = self.curve
+        if not (bounds <= bound).any():
+            return math.inf, False
+        after = int((bounds <= bound).argmax())
+        if after == 0:
+            return float(times[0]), True
+        between = [after, after - 1]
+        return float(np.interp(bound, bounds[between], times[between])), False
 
 
 def read_results(folder: Path) -> dict[str, Result]:
@@ -80,6 +96,7 @@ def markdown(results: Results, timings: Timings) -> Iterator[str]:
             yield from _at_equal_tokens(group, results, timings)
             yield from _over_seeds(group, results)
             yield from _at_equal_seconds(group, results, timings)
+    yield from _until_the_published_bound(results, timings)
 
 
 def _rows(group: Group) -> list[Row]:
@@ -213,3 +230,54 @@ def _at_equal_seconds(group: Group, results: Results, timings: Timings) -> Itera
             yield f"| {title} | {len(nats[name])} | {np.mean(tokens[name]):,.0f} | {mean} | {' | '.join(gaps)} |"
     if len(constant) > 1:
         yield f"\n{notes}\n"
+
+
+@dataclass(frozen=True)
+class PublishedBound:
+    """The bound at which the published configuration ends, with its best learning rate."""
+
+    nats: float
+    published: TimedTrial
+    trials: list[TimedTrial]
+    """All with comparable seconds on the same text, in the order in which they reach the bound."""
+    notes: str
+
+
+def published_bound(results: Results, timings: Timings) -> PublishedBound | None:
+    """None without the published configuration, or without its seconds."""
+    recipe = GROUPS["bridge"].common
+    groups = [group for group in GROUPS.values() if group.common == recipe]
+    trials = {
+        (row.name, seed): (row, seed, result)
+        for group in groups
+        for row, seed, result in trials_with_results(group, results)
+    }
+    texts = [result["held_out"] for row, _, result in trials.values() if _is_published(row)]
+    timed, notes = with_seconds([trial for trial in trials.values() if trial[2]["held_out"] in texts], timings)
+    published = [trial for trial in timed if _is_published(trial.row)]
+    if not published:
+        return None
+    best = min(published, key=lambda trial: trial.curve[2][-1])
+    nats = float(best.curve[2][-1])
+    return PublishedBound(nats, best, sorted(timed, key=lambda trial: trial.seconds_until(nats)), notes)
+
+
+def _is_published(row: Row) -> bool:
+    """Whether it is the published configuration, with any learning rate."""
+    return re.fullmatch(r"adlm-published(-rate-.*)?", row.name) is not None
+
+
+def _until_the_published_bound(results: Results, timings: Timings) -> Iterator[str]:
+    found = published_bound(results, timings)
+    if found is None:
+        return
+    own, _ = found.published.seconds_until(found.nats)
+    yield "## How soon is the published configuration's bound reached?\n"
+    yield f"The bound is {found.nats:.4f}, of {found.published.row.title}: the lowest over its learning rates.\n"
+    yield _header("model", "seed", "nats per token at the end", "seconds until that bound", "divided by the published")
+    for trial in found.trials:
+        seconds, is_limit = trial.seconds_until(found.nats)
+        limit = "at most " if is_limit else ""
+        cells = (f"{limit}{seconds:.1f}", f"{limit}{seconds / own:.3f}") if seconds < math.inf else ("not reached", "")
+        yield f"| {trial.row.title} | {trial.seed} | {trial.curve[2][-1]:.4f} | {' | '.join(cells)} |"
+    yield f"\nValidation bounds, linear between two validations; at most: below it at the first one. {found.notes}\n"
