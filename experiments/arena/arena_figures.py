@@ -38,7 +38,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
             for trial in timed:
                 _, seconds, bounds = trial.curve
                 curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
-            curve_axes[1].set_title(notes, fontsize=7, wrap=True)
+            figure.supxlabel(notes, fontsize=8)
         for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
             axis.set_xlabel(label)
             axis.set_ylabel(BOUND)
@@ -70,6 +70,8 @@ def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[
         axis.plot(seconds, found.nats, "o", color=color, markersize=9, fillstyle="none")
     axis.axhline(found.nats, color="0.3", linestyle="--", linewidth=1, label=f"bound {found.nats:.3f}")
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
     axis.set_xlabel("seconds of training steps")
     axis.set_ylabel(BOUND)
     axis.grid(alpha=0.3, which="both")

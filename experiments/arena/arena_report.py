@@ -94,6 +94,10 @@ def markdown(results: Results, timings: Timings) -> Iterator[str]:
         if any(key_of(row.name, seed) in results for row in group.rows for seed in row.seeds):
             yield f"## {name}: {group.question}\n"
             yield from _at_equal_tokens(group, results, timings)
+            texts = {result["held_out"]["sha256"] for _, _, result in trials_with_results(group, results)}
+            if len(texts) > 1:
+                yield "These trials are of different texts: neither seeds nor seconds are compared.\n"
+                continue
             yield from _over_seeds(group, results)
             yield from _at_equal_seconds(group, results, timings)
     yield from _until_the_published_bound(results, timings)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from arena_report import nats_as_json, read_results, read_timings, stderr_of
-from arena_rows import GROUPS, Trial, trials_of
+from arena_report import Results, nats_as_json, read_results, read_timings, stderr_of, trials_with_results
+from arena_rows import GROUPS, TOKENIZERS, Trial, key_of, trials_of
 
 from adlm import load
 from adlm.config.load import resolve
@@ -41,10 +41,10 @@ BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
 
 
 def chosen_trials(only: list[str] | None) -> list[Trial]:
-    """The trials that are named, by group, row or key; all but those of `smoke` if none is."""
+    """The trials that are named, by group, row or key; without names, those of the groups on the common text."""
     trials = [trial for group in GROUPS for trial in trials_of(group)]
     if only is None:
-        return [trial for trial in trials if trial.group != "smoke"]
+        return [trial for trial in trials if not GROUPS[trial.group].only_by_name]
     unknown = set(only) - {name for trial in trials for name in (trial.group, trial.row.name, trial.key)}
     if unknown:
         raise UserError(f"--only {' '.join(sorted(unknown))}: no such group, row or trial; `rows` lists them")
@@ -64,10 +64,8 @@ class Budget:
 def run_trials(arguments: argparse.Namespace) -> None:
     """Train and measure, `--jobs` trials at a time; one measurement at a time."""
     results, lock = read_results(arguments.results), threading.Lock()
-    missing = {"train", "valid"} - set(open_prepared(arguments.data).splits)
-    if missing:
-        raise UserError(f"--data {arguments.data} has no split {' and '.join(sorted(missing))}; try data.held_out=0.01")
     todo = chosen_trials(arguments.only)
+    check_text(arguments.data, {trial.group for trial in todo}, results)
     for trial in [trial for trial in todo if trial.key in results]:
         if results[trial.key]["overrides"] != trial.overrides(arguments.extra):
             raise UserError(f"--results {arguments.results} has {trial.key} with other overrides; give another folder")
@@ -115,6 +113,29 @@ def run_trials(arguments: argparse.Namespace) -> None:
             worker.result()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def check_text(data: Path, groups: set[str], results: Results) -> None:
+    """UserError if the groups need another tokenizer, or their results so far are of another text."""
+    prepared = open_prepared(data)
+    missing = {"train", "valid"} - set(prepared.splits)
+    if missing:
+        raise UserError(f"--data {data} has no split {' and '.join(sorted(missing))}; try data.held_out=0.01")
+    with text_sets([str(data)], prepared.tokenizer, prepared.manifest["length"], split="valid") as texts:
+        digest, num_symbols = texts[0].digest, prepared.tokenizer.vocabulary.size
+    for name in sorted(groups):
+        tokenizer = GROUPS[name].tokenizer
+        if num_symbols != TOKENIZERS[tokenizer]:
+            raise UserError(
+                f"--data {data} has {num_symbols} symbols, and the group {name} needs the {TOKENIZERS[tokenizer]} of "
+                f"tokenizer={tokenizer}; name the groups of this text with --only"
+            )
+        for row, seed, result in trials_with_results(GROUPS[name], results):
+            if result["held_out"]["sha256"] != digest:
+                raise UserError(
+                    f"--data {data} is another text than that of the result {key_of(row.name, seed)}, with which the "
+                    f"group {name} is compared; give that text, or another --results"
+                )
 
 
 def train_trial(trial: Trial, arguments: argparse.Namespace) -> None:

@@ -16,8 +16,10 @@ train.steps=4000 applies to all trials, and needs another --results.
 Trials that share the device (--jobs) have no comparable seconds. `time` measures a training step of each row with
 nothing beside it (RESULTS/seconds), and the tables multiply it by the steps; run it alone, after `run`.
 
-The group `smoke` runs on a CPU in less than a minute, and only if it is named. The results so far are in
-experiments/arena/results.
+Three groups run only if they are named: `books` on another text, `finals` on a text prepared with tokenizer=gpt2, and
+`smoke` on any text prepared with tokenizer=bytes, on a CPU in less than a minute. `run` refuses a text with another
+vocabulary than a group needs, and another text than that of the results it would be compared with. The results so far
+are in experiments/arena/results.
 """
 
 import argparse

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from arena_report import markdown, nats_as_json, nats_of, read_results, read_timings
 from arena_rows import GROUPS, Trial, key_of, rows_by_name, trials_of
-from arena_train import Budget, chosen_trials, work_of
+from arena_train import Budget, check_text, chosen_trials, work_of
 from small_runs import corpus
 
 from adlm.cli.main import main
@@ -65,7 +65,7 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         method_of(config)
     for group in GROUPS.values():
         for name in group.against:
-            assert trial_of(name).common == group.common
+            assert (trial_of(name).common, trial_of(name).tokenizer) == (group.common, group.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,8 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         ("adlm-tied", "adlm", {"model.tie_heads"}),
         ("adlm-published-slow", "adlm-published", {"train.bridge_rate"}),
         ("a2r-auxiliary", "a2r-0.1", {"model.bridge"}),
+        ("books-adlm", "adlm", set()),
+        ("final-auxiliary", "final-adlm", {"model.bridge"}),
     ],
 )
 def test_a_control_differs_from_its_model_in_one_option(control, model, changed):
@@ -227,6 +229,8 @@ def test_other_texts_are_not_compared_silently(results):
     other = {**results["smoke-mdlm-seed0"], "held_out": {"sha256": "other", "unit": "block", "length": 8}}
     table = "\n".join(markdown({**results, "smoke-mdlm-seed0": other}, {}))
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "other text"
+    assert "These trials are of different texts" in table
+    assert "standard deviation" not in table
     fewer = {**results["smoke-mdlm-seed0"], "group_nats": [[1.0, 2.0]] * 3}
     table = "\n".join(markdown({**results, "smoke-mdlm-seed0": fewer}, {}))
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
@@ -250,8 +254,8 @@ def test_work_starts_only_if_it_is_expected_to_end_in_time():
     assert Budget(math.inf).allows(1e9)
 
 
-def test_trials_are_chosen_by_group_row_or_key_and_smoke_only_by_name():
-    assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - {"smoke"}
+def test_trials_are_chosen_by_group_row_or_key_and_those_of_other_texts_only_by_name():
+    assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - {"smoke", "books", "finals"}
     keys = [trial.key for trial in chosen_trials(["auxiliary", "adlm-seed1"])]
     assert keys == ["auxiliary-seed0", "adlm-seed1", "auxiliary-seed1", "auxiliary-seed2"]
     with pytest.raises(UserError, match="--only adml: no such group, row or trial"):
@@ -313,6 +317,14 @@ def test_a_trial_is_trained_measured_and_then_kept(arena, prepared, tmp_path, in
     assert (tmp_path / "results" / "smoke-auxiliary-seed0.json").read_bytes() == written
     with pytest.raises(SystemExit, match="has smoke-auxiliary-seed0 with other overrides"):
         run(arena, monkeypatch, *chosen, "--extra", "train.steps=9")
+
+
+def test_trials_do_not_start_on_the_text_of_another_group(prepared, results):
+    check_text(prepared, {"smoke"}, {})
+    with pytest.raises(UserError, match="has 258 symbols, and the group finals needs the 50258 of tokenizer=gpt2"):
+        check_text(prepared, {"smoke", "finals"}, {})
+    with pytest.raises(UserError, match="another text than that of the result smoke-mdlm-seed0"):
+        check_text(prepared, {"smoke"}, results)
 
 
 @pytest.mark.slow
