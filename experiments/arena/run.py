@@ -5,6 +5,8 @@
     python experiments/arena/run.py run --data PREPARED --out runs/arena --results RESULTS --seconds 560
     python experiments/arena/run.py run --data PREPARED --out runs/arena --results RESULTS --only control adlm-tied
     python experiments/arena/run.py time --results RESULTS --only control adlm-tied
+    python experiments/arena/run.py samples --out runs/arena --results RESULTS --only adlm-seed0 mdlm-12-seed0
+    python experiments/arena/run.py judge --out runs/arena --results RESULTS --judge smollm2.gguf --reference PREPARED
     python experiments/arena/run.py table --results RESULTS
     python experiments/arena/run.py plot --results RESULTS --out FIGURES
 
@@ -15,6 +17,9 @@ train.steps=4000 applies to all trials, and needs another --results.
 
 Trials that share the device (--jobs) have no comparable seconds. `time` measures a training step of each row with
 nothing beside it (RESULTS/seconds), and the tables multiply it by the steps; run it alone, after `run`.
+
+`samples` generates texts with trained models in --out, `judge` measures them, there or on another machine with the
+files in OUT/samples (arena_samples.py).
 
 Three groups run only if they are named: `books` on another text, `finals` on a text prepared with tokenizer=gpt2, and
 `smoke` on any text prepared with tokenizer=bytes, on a CPU in less than a minute. `run` refuses a text with another
@@ -30,6 +35,7 @@ from pathlib import Path
 
 from arena_report import markdown, read_results, read_timings
 from arena_rows import GROUPS, TOKENIZERS, Trial, trials_of
+from arena_samples import generate_samples, generation_table, judge_samples, read_cards, read_speeds
 from arena_train import run_trials, time_rows
 
 from adlm.config.load import resolve
@@ -52,9 +58,11 @@ def main() -> None:
     command("rows", print_rows, "print the trials, their parameters and overrides")
     run = command("run", run_trials, "train and measure the trials that have no result")
     timing = command("time", time_rows, "measure the seconds of a training step of the rows that have no timing")
+    samples = command("samples", generate_samples, "generate texts with trained models, and time it")
+    judge = command("judge", judge_samples, "measure the generated texts")
     table = command("table", print_table, "print the results as Markdown")
     plot = command("plot", draw_figures, "draw the results, one SVG per group")
-    for each in (run, timing, table, plot):
+    for each in (run, timing, samples, judge, table, plot):
         each.add_argument("--results", type=Path, required=True, help="folder of the results, one file per trial")
     for each in (run, timing):
         each.add_argument("--only", nargs="+", metavar="NAME", help="groups, rows or trials")
@@ -62,10 +70,19 @@ def main() -> None:
         each.add_argument("--commit", help="recorded in the results (default: of this checkout)")
         each.add_argument("--extra", nargs="+", default=[], metavar="OVERRIDE", help="overrides of all trials")
     run.add_argument("--data", type=Path, required=True, help="prepared folder with the splits train and valid")
-    run.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    for each in (run, samples, judge):
+        each.add_argument("--out", type=Path, required=True, help="folder of the runs")
     run.add_argument("--trial-seconds", type=float, default=240, help="expected seconds of a trial before the first")
     run.add_argument("--jobs", type=int, default=1, help="trials side by side; their seconds are not comparable")
     run.add_argument("--samples", type=int, default=4, help="replicates of the final bound")
+    samples.add_argument("--only", nargs="+", metavar="NAME", required=True, help="trained groups, rows or trials")
+    samples.add_argument("--num", type=int, default=512, help="texts of each sampler and number of steps")
+    samples.add_argument("--batch", type=int, default=128, help="texts per batch")
+    samples.add_argument("--steps", type=int, nargs="+", default=[16, 64, 256], help="sampling steps")
+    judge.add_argument("--judge", nargs="+", required=True, help="as --model of `adlm judge`: .gguf files, folders")
+    judge.add_argument("--reference", type=Path, help="as of `adlm judge`: held-out text, judged too")
+    judge.add_argument("--features", help="as of `adlm judge`: with it, MAUVE is measured (five clusterings)")
+    judge.add_argument("--batch", type=int, help="texts per batch")
     plot.add_argument("--out", type=Path, required=True, help="folder of the figures")
     arguments = parser.parse_args()
     try:
@@ -89,6 +106,7 @@ def parameters_of(trial: Trial) -> int:
 
 def print_table(arguments: argparse.Namespace) -> None:
     print("\n".join(markdown(read_results(arguments.results), read_timings(arguments.results))))
+    print("\n".join(generation_table(read_cards(arguments.results), read_speeds(arguments.results))))
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:

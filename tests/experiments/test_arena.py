@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import arena_report
+import arena_samples
 import arena_train
 import numpy as np
 import pytest
@@ -22,8 +23,11 @@ from small_runs import corpus
 from adlm.cli.main import main
 from adlm.config.load import resolve, to_mapping
 from adlm.errors import UserError
+from adlm.language_model import LanguageModel
 from adlm.likelihood.estimate import Nats, difference, summarize
 from adlm.methods import method_of
+from adlm.samples_file import read_samples
+from adlm.tokens import load_tokenizer
 
 RUN = Path(__file__).parents[2] / "experiments" / "arena" / "run.py"
 
@@ -329,7 +333,7 @@ def test_trials_do_not_start_on_the_text_of_another_group(prepared, results):
 
 @pytest.mark.slow
 def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_path, monkeypatch, capsys):
-    """About 30 s: five trials, each a process of its own, two at a time."""
+    """About 30 s: five trials, each a process of its own, two at a time; then samples of two, judged by the third."""
     pytest.importorskip("matplotlib")
     results = tmp_path / "results"
     folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", results)
@@ -342,6 +346,24 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     assert "Left out, because trials shared the device and are not timed: MDLM; MDLM with auxiliary loss" in table
     run(arena, monkeypatch, "plot", "--results", results, "--out", tmp_path / "figures")
     assert (tmp_path / "figures" / "smoke.svg").is_file()
+
+    models = ("--only", "smoke-mdlm-seed0", "smoke-auxiliary-seed0")
+    out = ("--out", tmp_path / "runs", "--results", results)
+    run(arena, monkeypatch, "samples", *out, *models, "--num", "4", "--batch", "4", "--steps", "2")
+    monkeypatch.setattr(arena_samples.pipeline, "judge_of", arena_samples.pipeline.judge_of)  # restored at the end
+    judged = ("--judge", tmp_path / "runs" / "smoke-ar-seed0", "--reference", prepared)
+    run(arena, monkeypatch, "judge", *out, *judged)
+    cards = arena_samples.read_cards(results)
+    assert len(cards) >= 4  # two models, two samplers; the slower one may have 1 step too
+    made_by = [cards[f"{key}-ancestral-2"][0]["samples"]["made_by"] for key in models[1:]]
+    assert [each["method"] for each in made_by] == ["mdlm", "adlm"]
+    capsys.readouterr()
+    run(arena, monkeypatch, "judge", *out, *judged)
+    assert capsys.readouterr().out == ""  # the cards are kept
+    run(arena, monkeypatch, "table", "--results", results)
+    table = capsys.readouterr().out
+    assert "| gen-PPL, smoke-ar-seed0 |" in table
+    assert float(line_of(table, "held-out text")[5].split(" ± ")[0]) > 1
 
 
 def test_a_trial_that_cannot_be_trained_is_reported_and_the_others_go_on(
@@ -384,3 +406,73 @@ def test_rows_share_a_timing_only_if_their_steps_do_the_same_work():
     assert work("adlm-rare-0.15") == work("adlm-frequent-0.15") == work("adlm-random-0.15")  # as many anchors
     names = ["adlm", "mdlm-12", "auxiliary", "adlm-muon-1e-3", "adlm-rare-0.15", "adlm-rare-0.3", "adlm-gamma-0"]
     assert len({tuple(work(name)) for name in names}) == len(names)
+
+
+def test_a_slower_model_also_samples_with_the_steps_that_take_the_seconds_of_the_faster(
+    arena, tmp_path, monkeypatch, capsys
+):
+    milliseconds, written = {"smoke-mdlm-seed0": 3.0, "smoke-auxiliary-seed0": 4.0}, []
+    monkeypatch.setattr(arena_samples, "load", lambda folder, device: folder.name)
+    monkeypatch.setattr(arena_samples, "time_sampling", lambda lm, *words: milliseconds[lm])
+    monkeypatch.setattr(arena_samples, "write_samples", lambda lm, key, *words: written.append((lm, *words[:2])))
+    chosen = ("--only", *milliseconds, "--steps", "16", "64")
+    run(arena, monkeypatch, "samples", "--out", tmp_path, "--results", tmp_path, *chosen)
+    ancestral = [(lm, steps) for lm, sampler, steps in written if sampler == "ancestral"]
+    fast, slow = milliseconds
+    assert ancestral == [(fast, 16), (slow, 16), (slow, 12), (fast, 64), (slow, 64), (slow, 48)]
+    written.clear()
+    milliseconds[slow] = 3.05  # equally fast
+    run(arena, monkeypatch, "samples", "--out", tmp_path, "--results", tmp_path, *chosen)
+    assert len(written) == 8
+
+
+def test_samples_and_their_seconds_are_written_once(arena, tmp_path, monkeypatch, capsys):
+    config = replace(resolve(trial_of("smoke-mdlm").overrides()), vocabulary=load_tokenizer("bytes").vocabulary)
+    method = method_of(config)
+    lm = LanguageModel(method.config, method, method.build().eval(), load_tokenizer("bytes"))
+    monkeypatch.setattr(arena_samples, "load", lambda folder, device: lm)
+    monkeypatch.setattr(arena_samples, "SAMPLERS", ("ancestral",))
+    chosen = ("samples", "--out", tmp_path, "--results", tmp_path, "--only", "smoke-mdlm-seed0", "--steps", "2")
+    run(arena, monkeypatch, *chosen, "--num", "3", "--batch", "2")
+    name = "smoke-mdlm-seed0-ancestral-2"
+    speed = arena_samples.read_speeds(tmp_path)[name]
+    assert (speed["steps"], speed["batch"], speed["seconds"] > 0) == (2, 2, True)
+    file = read_samples(tmp_path / "samples" / f"{name}.jsonl")
+    assert (file.made_by.sampling["sampler"], file.made_by.sampling["top_p"]) == ("ancestral", 0.9)
+    assert len(list(file)) == 3
+    written = file.path.read_bytes()
+    run(arena, monkeypatch, *chosen, "--num", "3", "--batch", "2")
+    assert file.path.read_bytes() == written
+    with pytest.raises(SystemExit, match="holds samples with other settings: num 3 -> 4"):
+        run(arena, monkeypatch, *chosen, "--num", "4", "--batch", "2")
+
+
+def card(judge: str, perplexity: float, **mauve: float) -> dict:
+    """A metric card of 512 texts, as far as the table reads it."""
+    mean = {"value": 0.5, "stderr": 0.01}
+    metrics = {
+        "perplexity": {"judge": {"name": f"models/{judge}.gguf"}, "pooled": {"value": perplexity, "stderr": 2.0}},
+        "entropy": mean,
+        "diversity": {"distinct": {"2": mean}, "repeated": mean},
+    }
+    sampling = {"sampler": "ancestral", "steps": 12}
+    made_by = {"model": "runs/smoke-auxiliary-seed0", "length": 32, "sampling": sampling}
+    of = {"file": "samples/smoke-auxiliary-seed0-ancestral-12.jsonl", "num": 512, "made_by": made_by}
+    reference = {name: {**metric, "pooled": {"value": 9.0, "stderr": 1.0}} for name, metric in metrics.items()}
+    sections = {"reference": {}, "reference_judged": reference, **({"mauve": mauve} if mauve else {})}
+    return {"card": 1, "samples": of, **metrics, **sections}
+
+
+def test_the_generation_table_has_one_line_per_setting_and_a_column_per_judge(tmp_path):
+    (tmp_path / "cards").mkdir()
+    for judge, made in (("smol", card("smol", 200.0, value=0.25, spread=0.02)), ("tiny", card("tiny", 150.0))):
+        (tmp_path / "cards" / f"smoke-auxiliary-seed0-ancestral-12.{judge}.json").write_text(json.dumps(made))
+    speed = {"network_calls": 11, "seconds_per_sequence": 0.03, "batch": 128, "device": "card"}
+    speeds = {"smoke-auxiliary-seed0-ancestral-12": {**speed, "as_long_as": "smoke-mdlm-seed0 with 16 steps"}}
+    table = "\n".join(arena_samples.generation_table(arena_samples.read_cards(tmp_path), speeds))
+    assert "| gen-PPL, smol | gen-PPL, tiny | entropy |" in table
+    cells = line_of(table, "MDLM with auxiliary loss, seed 0")
+    assert cells[2:7] == ["12 (as long as smoke-mdlm-seed0 with 16 steps)", "11", "3.00", "200 ± 2", "150 ± 2"]
+    assert cells[-1] == "0.250 ± 0.020"
+    assert line_of(table, "held-out text")[5:7] == ["9 ± 1", "9 ± 1"]
+    assert "512 texts of 32 tokens" in table
