@@ -54,16 +54,15 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
 
 
 def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[Path]:
-    """Validation bounds against seconds: the published configuration, what reaches its bound first, and all others."""
+    """Validation bounds against seconds: the published configuration, the first to reach its bound, and others."""
     found = published_bound(results, timings)
     if found is None:
         return []
-    first, published = found.trials[0], found.published
     figure = Figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
     for trial in found.trials:
         axis.plot(*trial.curve[1:], color="0.85", linewidth=0.8)
-    for trial, color in ((published, "tab:red"), (first, "tab:blue")):
+    for trial, color in ((found.published, "tab:red"), (found.soonest, "tab:blue")):
         seconds, is_limit = trial.seconds_until(found.nats)
         label = f"{trial.row.title}: {'at most ' * is_limit}{seconds:.3g} s"
         axis.plot(*trial.curve[1:], color=color, marker=".", label=label)

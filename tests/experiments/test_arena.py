@@ -206,7 +206,7 @@ def test_seconds_that_cannot_be_compared_are_left_out(results):
 def published():
     """The published configuration ends at 6.0 after 200 s, with another rate at 6.1; the others reach 6.0 earlier."""
     of = {"adlm-published": (1.0, 2.0), "adlm-published-rate-3e-4": (1.1, 2.0), "adlm-muon-1e-3": (0.5, 1.0)}
-    of |= {"adlm-muon-2e-3": (-0.1, 1.0), "mdlm-muon-1e-3": (1.3, 1.0)}
+    of |= {"adlm-muon-2e-3": (-0.1, 1.0), "mdlm-muon-1e-3": (1.3, 1.0), "ar-12": (-1.0, 0.5)}
     return {key_of(name, 0): made_up(offset, seconds, 0) for name, (offset, seconds) in of.items()}
 
 
@@ -218,6 +218,7 @@ def test_the_seconds_until_the_published_bound_are_those_of_its_best_learning_ra
     assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
     assert line_of(table, "ADLM, Muon, learning rate 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
     assert line_of(table, "MDLM 12, Muon, learning rate 1e-3")[3:] == ["not reached", ""]
+    assert arena_report.published_bound(published, {}).soonest.row.name == "adlm-muon-2e-3"  # not AR
     timing = {"adlm-muon-1e-3": {"seconds_per_step": 2.0, "device": "card"}}
     table = "\n".join(markdown(published, timing)).split("## How soon")[1]
     assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["150.0", "0.750"]
