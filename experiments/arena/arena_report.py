@@ -1,29 +1,71 @@
-"""The results of the arena as Markdown tables and figures. Reads result files, trains nothing.
+"""The results of the arena as Markdown tables. Reads result files, trains nothing.
 
 Every bound is measured on the same held-out rows with the same random numbers, so differences are paired: their
 standard errors combine the Monte Carlo error with the one over documents, and do not include the training seed. The
-spread over seeds is in a table of its own.
+spread over seeds is in a table of its own. Seconds are steps times the seconds of a step measured alone on the device.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from arena_rows import GROUPS, Group, Row, key_of, rows_by_name
+from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimate, Nats, difference
 
+Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
+Timings = Mapping[str, Mapping[str, Any]]
+"""By row."""
+
+
+@dataclass(frozen=True)
+class TimedTrial:
+    """A trial whose seconds are comparable with those of others."""
+
+    row: Row
+    seed: int
+    result: Result
+    seconds_per_step: float
+
+    @property
+    def curve(self) -> tuple[Floats, Floats, Floats]:
+        """Steps, seconds of training and validation bounds."""
+        steps, _, bounds = np.array(self.result["curve"])[:, :3].T
+        return steps, steps * self.seconds_per_step, bounds
+
+    def seconds_until(self, bound: float) -> tuple[float, bool]:
+        """Seconds until the curve first is at the bound, infinite if it never is; whether they are only an upper limit.
+
+        Linear between two validations, which errs on the late side where a curve flattens. Before the first validation
+        nothing is known.
+        """
+        _, times, bounds = self.curve
+        if not (bounds <= bound).any():
+            return math.inf, False
+        after = int((bounds <= bound).argmax())
+        if after == 0:
+            return float(times[0]), True
+        between = [after, after - 1]
+        return float(np.interp(bound, bounds[between], times[between])), False
 
 
 def read_results(folder: Path) -> dict[str, Result]:
     """The results by key."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*-seed*.json"))}
+
+
+def read_timings(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The timings of a training step, by row."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((folder / "seconds").glob("*.json"))}
 
 
 def nats_as_json(nats: Nats) -> dict[str, Any]:
@@ -46,14 +88,19 @@ def stderr_of(estimate: Estimate) -> float:
     return math.hypot(estimate.monte_carlo or 0.0, estimate.over_documents or 0.0)
 
 
-def markdown(results: Results) -> Iterator[str]:
+def markdown(results: Results, timings: Timings) -> Iterator[str]:
     """The tables of all groups with results."""
     for name, group in GROUPS.items():
         if any(key_of(row.name, seed) in results for row in group.rows for seed in row.seeds):
             yield f"## {name}: {group.question}\n"
-            yield from _at_equal_tokens(group, results)
+            yield from _at_equal_tokens(group, results, timings)
+            texts = {result["held_out"]["sha256"] for _, _, result in trials_with_results(group, results)}
+            if len(texts) > 1:
+                yield "These trials are of different texts: neither seeds nor seconds are compared.\n"
+                continue
             yield from _over_seeds(group, results)
-            yield from _at_equal_seconds(group, results)
+            yield from _at_equal_seconds(group, results, timings)
+    yield from _until_the_published_bound(results, timings)
 
 
 def _rows(group: Group) -> list[Row]:
@@ -62,7 +109,7 @@ def _rows(group: Group) -> list[Row]:
     return list(dict.fromkeys((*(named[name] for name in group.against), *group.rows)))
 
 
-def _trials(group: Group, results: Results) -> Iterator[tuple[Row, int, Result]]:
+def trials_with_results(group: Group, results: Results) -> Iterator[tuple[Row, int, Result]]:
     for row in _rows(group):
         for seed in row.seeds:
             if key_of(row.name, seed) in results:
@@ -73,18 +120,18 @@ def _header(*cells: str) -> str:
     return f"| {' | '.join(cells)} |\n|{'---|' * len(cells)}"
 
 
-def _at_equal_tokens(group: Group, results: Results) -> Iterator[str]:
+def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterator[str]:
     """At the end of training: every trial, with paired differences from the same seed of the rows in `against`."""
     against = [f"minus {name}" for name in group.against]
-    yield _header("model", "seed", "parameters", "tokens", "training, s", "anchors", "nats per token", *against)
-    trials = list(_trials(group, results))
+    yield _header("model", "seed", "parameters", "tokens", "step alone, ms", "anchors", "nats per token", *against)
+    trials = list(trials_with_results(group, results))
     for row, seed, result in trials:
         share = "" if result["anchor_share"] is None else f"{result['anchor_share']:.1%}"
         gaps = [_paired(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against]
-        cells = (
-            *(row.title, str(seed), f"{result['parameters']:,}", f"{result['tokens']:,}"),
-            *(f"{result['train_seconds']:.0f}", share, f"{result['nats']:.4f} ± {result['stderr']:.4f}", *gaps),
-        )
+        step = f"{1e3 * timings[row.name]['seconds_per_step']:.1f}" if row.name in timings else ""
+        nats = f"{result['nats']:.4f} ± {result['stderr']:.4f}"
+        counts = (f"{result['parameters']:,}", f"{result['tokens']:,}")
+        cells = (row.title, str(seed), *counts, step, share, nats, *gaps)
         yield f"| {' | '.join(cells)} |"
     texts = {result["held_out"]["sha256"]: result for _, _, result in trials}
     for result in texts.values():
@@ -133,74 +180,113 @@ def _mean_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     return f"{gaps.mean():+.4f}{error}"
 
 
-def _at_equal_seconds(group: Group, results: Results) -> Iterator[str]:
-    """The validation bounds when the fastest trial ends, for trials whose learning rate does not decay."""
-    trials = [(row, seed, result) for row, seed, result in _trials(group, results) if result["decay"] == "constant"]
-    trials = [trial for trial in trials if trial[2]["curve"]]
-    if len(trials) < 2:
-        return
-    seconds = min(result["curve"][-1][1] for _, _, result in trials)
-    nats: dict[str, dict[int, float]] = {}
-    tokens: dict[str, list[float]] = {}
+def seconds_per_step(row: Row, result: Result, timings: Timings) -> float | None:
+    """Of the row's timing, else of the trial itself if nothing ran beside it, else None."""
+    if row.name in timings:
+        return float(timings[row.name]["seconds_per_step"])
+    return result["train_seconds"] / result["steps"] if result["jobs"] == 1 else None
+
+
+def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) -> tuple[list[TimedTrial], str]:
+    """The trials with a curve and comparable seconds, and a note on the seconds and on what is left out."""
+    timed, own, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None](), dict[str, None]()
     for row, seed, result in trials:
-        steps, times, bounds = np.array(result["curve"])[:, :3].T
-        nats.setdefault(row.name, {})[seed] = float(np.interp(seconds, times, bounds))
-        step = float(np.interp(seconds, times, steps))
-        tokens.setdefault(row.name, []).append(step * result["tokens"] / result["steps"])
-    titles = {row.name: row.title for row, _, _ in trials}
-    yield f"After {seconds:.1f} s of training, by linear interpolation of the validation bounds:\n"
-    yield _header("model", "seeds", "tokens", "nats per token", *(f"minus {name}" for name in group.against))
-    for name, title in titles.items():
-        gaps = [_mean_gap(nats[name], nats.get(other, {})) if other != name else "" for other in group.against]
-        mean = f"{np.mean(list(nats[name].values())):.4f}"
-        yield f"| {title} | {len(nats[name])} | {np.mean(tokens[name]):,.0f} | {mean} | {' | '.join(gaps)} |"
-    jobs = {result["jobs"] for _, _, result in trials}
-    beside = "" if jobs == {1} else f" Up to {max(jobs)} trials shared the device, which makes seconds incomparable."
-    yield f"\nSeconds of training steps alone, without compilation and validation.{beside}\n"
-
-
-def plot_groups(results: Results, out: Path) -> list[Path]:
-    """One SVG per group: validation bounds against tokens and seconds, where they were logged, and those at the end."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    files = []
-    for name, group in GROUPS.items():
-        trials = list(_trials(group, results))
-        if not any(row in group.rows for row, _, _ in trials):
+        seconds = seconds_per_step(row, result, timings)
+        if not result["curve"]:
             continue
-        names = list(dict.fromkeys(row.name for row, _, _ in trials))
-        colors = dict(zip(names, pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(names))), strict=True))
-        has_curves = any(len(result["curve"]) > 1 for _, _, result in trials)  # not with train.valid_every=0
-        size = (17 if has_curves else 8, 0.2 * len(names) + (3.5 if has_curves else 1.5))
-        figure, axes = pyplot.subplots(1, 3 if has_curves else 1, figsize=size, squeeze=False, layout="constrained")
-        *curve_axes, right = axes[0]
-        for row, _, result in trials:
-            if curve_axes and (curve := result["curve"]):
-                left, middle = curve_axes
-                steps, seconds, bounds = np.array(curve)[:, :3].T
-                tokens = steps * result["tokens"] / result["steps"] / 1e6
-                left.plot(tokens, bounds, color=colors[row.name], linewidth=1)
-                middle.plot(seconds, bounds, color=colors[row.name], linewidth=1)
-            height = len(names) - names.index(row.name)
-            right.errorbar(result["nats"], height, xerr=result["stderr"], fmt="o", color=colors[row.name], markersize=4)
-        for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
-            axis.set_xlabel(label)
-            axis.set_ylabel("nats per token, held-out rows")
-        right.set_xlabel("nats per token at the end, ± one standard error")
-        right.yaxis.tick_right()
-        right.set_yticks(range(len(names), 0, -1), _titles(names))
-        for axis in axes[0]:
-            axis.grid(alpha=0.3)
-        figure.suptitle(f"{name}: {group.question}")
-        files.append(out / f"{name}.svg")
-        figure.savefig(files[-1])
-        pyplot.close(figure)
-    return files
+        if seconds is None:
+            left_out[row.title] = None
+            continue
+        timed.append(TimedTrial(row, seed, result, seconds))
+        if row.name not in timings:
+            own[row.title] = None
+        devices[timings.get(row.name, result)["device"]] = None
+    if len(devices) > 1:
+        return [], f"Seconds of different devices are not compared: {', '.join(devices)}."
+    notes = [f"Seconds of training steps on {', '.join(devices)}, without compilation and validation"] if timed else []
+    if timed and not own:
+        notes[0] += ": steps times the seconds of a step measured alone on the device (`time`)"
+    if own:
+        notes.append(f"Not timed, by the seconds of trials that ran alone: {'; '.join(own)}")
+    if left_out:
+        notes.append(f"Left out, because trials shared the device and are not timed: {'; '.join(left_out)}")
+    return timed, "".join(f"{note}. " for note in notes).strip()
 
 
-def _titles(names: Sequence[str]) -> list[str]:
-    named = rows_by_name()
-    return [named[name].title for name in names]
+def _at_equal_seconds(group: Group, results: Results, timings: Timings) -> Iterator[str]:
+    """The validation bounds when the fastest trial ends, for trials whose learning rate does not decay."""
+    constant = [trial for trial in trials_with_results(group, results) if trial[2]["decay"] == "constant"]
+    trials, notes = with_seconds(constant, timings)
+    if len(trials) > 1:
+        seconds = min(trial.curve[1][-1] for trial in trials)
+        nats: dict[str, dict[int, float]] = {}
+        tokens: dict[str, list[float]] = {}
+        for trial in trials:
+            steps, times, bounds = trial.curve
+            nats.setdefault(trial.row.name, {})[trial.seed] = float(np.interp(seconds, times, bounds))
+            step = float(np.interp(seconds, times, steps))
+            tokens.setdefault(trial.row.name, []).append(step * trial.result["tokens"] / trial.result["steps"])
+        yield f"After {seconds:.1f} s of training, by linear interpolation of the validation bounds:\n"
+        yield _header("model", "seeds", "tokens", "nats per token", *(f"minus {name}" for name in group.against))
+        for name, title in {trial.row.name: trial.row.title for trial in trials}.items():
+            gaps = [_mean_gap(nats[name], nats.get(other, {})) if other != name else "" for other in group.against]
+            mean = f"{np.mean(list(nats[name].values())):.4f}"
+            yield f"| {title} | {len(nats[name])} | {np.mean(tokens[name]):,.0f} | {mean} | {' | '.join(gaps)} |"
+    if len(constant) > 1:
+        yield f"\n{notes}\n"
+
+
+@dataclass(frozen=True)
+class PublishedBound:
+    """The bound at which the published configuration ends, with its best learning rate."""
+
+    nats: float
+    published: TimedTrial
+    trials: list[TimedTrial]
+    """All with comparable seconds on the same text, in the order in which they reach the bound."""
+    notes: str
+
+    @property
+    def soonest(self) -> TimedTrial:
+        """The first diffusion model to reach it; autoregressive likelihoods are exact and far lower."""
+        return next(trial for trial in self.trials if trial.row.preset != "owt/ar")
+
+
+def published_bound(results: Results, timings: Timings) -> PublishedBound | None:
+    """None without the published configuration, or without its seconds."""
+    recipe = GROUPS["bridge"].common
+    groups = [group for group in GROUPS.values() if group.common == recipe]
+    trials = {
+        (row.name, seed): (row, seed, result)
+        for group in groups
+        for row, seed, result in trials_with_results(group, results)
+    }
+    texts = [result["held_out"] for row, _, result in trials.values() if _is_published(row)]
+    timed, notes = with_seconds([trial for trial in trials.values() if trial[2]["held_out"] in texts], timings)
+    published = [trial for trial in timed if _is_published(trial.row)]
+    if not published:
+        return None
+    best = min(published, key=lambda trial: trial.curve[2][-1])
+    nats = float(best.curve[2][-1])
+    return PublishedBound(nats, best, sorted(timed, key=lambda trial: trial.seconds_until(nats)), notes)
+
+
+def _is_published(row: Row) -> bool:
+    """Whether it is the published configuration, with any learning rate."""
+    return re.fullmatch(r"adlm-published(-rate-.*)?", row.name) is not None
+
+
+def _until_the_published_bound(results: Results, timings: Timings) -> Iterator[str]:
+    found = published_bound(results, timings)
+    if found is None:
+        return
+    own, _ = found.published.seconds_until(found.nats)
+    yield "## How soon is the published configuration's bound reached?\n"
+    yield f"The bound is {found.nats:.4f}, of {found.published.row.title}: the lowest over its learning rates.\n"
+    yield _header("model", "seed", "nats per token at the end", "seconds until that bound", "divided by the published")
+    for trial in found.trials:
+        seconds, is_limit = trial.seconds_until(found.nats)
+        limit = "at most " if is_limit else ""
+        cells = (f"{limit}{seconds:.1f}", f"{limit}{seconds / own:.3f}") if seconds < math.inf else ("not reached", "")
+        yield f"| {trial.row.title} | {trial.seed} | {trial.curve[2][-1]:.4f} | {' | '.join(cells)} |"
+    yield f"\nValidation bounds, linear between two validations; at most: below it at the first one. {found.notes}\n"

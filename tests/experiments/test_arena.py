@@ -1,23 +1,33 @@
 """The arena's rows are the controls they claim to be, and its tables are right before any result is believed."""
 
 import importlib.util
+import io
 import json
 import math
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import arena_report
+import arena_samples
+import arena_train
 import numpy as np
 import pytest
-from arena_report import markdown, nats_as_json, nats_of, plot_groups, read_results
-from arena_rows import GROUPS, SMOKE, Trial, key_of, rows_by_name, trials_of
+from arena_report import markdown, nats_as_json, nats_of, read_results, read_timings
+from arena_rows import GROUPS, Trial, key_of, rows_by_name, trials_of
+from arena_train import Budget, check_text, chosen_trials, work_of
 from small_runs import corpus
 
+from adlm.cli.main import main
 from adlm.config.load import resolve, to_mapping
 from adlm.errors import UserError
+from adlm.language_model import LanguageModel
 from adlm.likelihood.estimate import Nats, difference, summarize
 from adlm.methods import method_of
+from adlm.samples_file import read_samples
+from adlm.tokens import load_tokenizer
 
 RUN = Path(__file__).parents[2] / "experiments" / "arena" / "run.py"
 
@@ -59,7 +69,7 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         method_of(config)
     for group in GROUPS.values():
         for name in group.against:
-            assert trial_of(name).common == group.common
+            assert (trial_of(name).common, trial_of(name).tokenizer) == (group.common, group.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +84,8 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         ("adlm-tied", "adlm", {"model.tie_heads"}),
         ("adlm-published-slow", "adlm-published", {"train.bridge_rate"}),
         ("a2r-auxiliary", "a2r-0.1", {"model.bridge"}),
+        ("books-adlm", "adlm", set()),
+        ("final-auxiliary", "final-adlm", {"model.bridge"}),
     ],
 )
 def test_a_control_differs_from_its_model_in_one_option(control, model, changed):
@@ -112,6 +124,7 @@ def made_up(offset: float, seconds_per_step: float, seed: int, decay: str = "con
         "train_seconds": 100 * seconds_per_step,
         "anchor_share": 0.25,
         "jobs": 1,
+        "device": "card",
         "decay": decay,
         "curve": [[50, 50 * seconds_per_step, 6.0 + offset, 0.01], [100, 100 * seconds_per_step, 5.0 + offset, 0.01]],
         "held_out": {"sha256": "text", "unit": "block", "length": 8},
@@ -145,8 +158,8 @@ def test_results_keep_what_paired_differences_need(results):
 
 
 def test_the_table_pairs_trials_of_the_same_seed_and_shows_the_spread_over_seeds(results):
-    table = "\n".join(markdown(results))
-    assert line_of(table, "MDLM with auxiliary loss", 0)[5:6] == ["25.0%"]
+    table = "\n".join(markdown(results, {}))
+    assert line_of(table, "MDLM with auxiliary loss", 0)[4:6] == ["", "25.0%"]
     gaps = [line_of(table, "MDLM with auxiliary loss", number)[-1].split(" ± ")[0] for number in (0, 1)]
     assert [float(gap) for gap in gaps] == pytest.approx([-0.25, -0.26], abs=1e-3)
     seeds, _, spread, gap = line_of(table, "MDLM with auxiliary loss", 2)[1:]
@@ -157,47 +170,101 @@ def test_the_table_pairs_trials_of_the_same_seed_and_shows_the_spread_over_seeds
 
 def test_at_equal_seconds_bounds_are_interpolated_where_the_fastest_trial_ends(results):
     """MDLM ends after 100 s; the other is then at its step 50."""
-    table = "\n".join(markdown(results))
+    table = "\n".join(markdown(results, {}))
     assert "After 100.0 s of training" in table
     _, _, tokens, nats, gap = line_of(table, "MDLM with auxiliary loss", 3)
     assert (tokens, nats) == ("1,000", "5.7500")
     assert gap == f"{(5.75 - 5 + 5.75 - 5.01) / 2:+.4f} ± 0.0050"
     decaying = {key: {**result, "decay": "trapezoid"} for key, result in results.items()}
-    assert "After" not in "\n".join(markdown(decaying))
+    assert "After" not in "\n".join(markdown(decaying, {}))
 
 
-def test_shared_devices_and_other_texts_are_not_compared_silently(results):
-    shared = {key: {**result, "jobs": 2} for key, result in results.items()}
-    assert "Up to 2 trials shared the device" in "\n".join(markdown(shared))
+def test_timings_replace_the_seconds_of_trials_that_shared_the_device(results):
+    """Timed alone, the slower row takes 0.8 times as long: it ends after 40 s, when MDLM is at step 80."""
+    timing = {"seconds_per_step": 0.4, "device": "card"}
+    shared = {key: {**result, "jobs": 3} for key, result in results.items()}
+    timed = "\n".join(markdown(shared, {"smoke-mdlm": {**timing, "seconds_per_step": 0.5}, "smoke-auxiliary": timing}))
+    assert "After 40.0 s of training" in timed
+    assert line_of(timed, "MDLM", 3)[2:4] == ["1,600", f"{(5.4 + 5.41) / 2:.4f}"]
+    assert "measured alone on the device (`time`)" in timed
+    assert line_of(timed, "MDLM", 0)[4] == "500.0"
+
+
+def test_seconds_that_cannot_be_compared_are_left_out(results):
+    timing = {"seconds_per_step": 0.4, "device": "card"}
+    shared = {key: {**result, "jobs": 1 if "mdlm" in key else 2} for key, result in results.items()}
+    table = "\n".join(markdown(shared, {}))
+    assert line_of(table, "MDLM", 3)[2] == "2,000"  # its trials ran alone
+    assert "Left out, because trials shared the device and are not timed: MDLM with auxiliary loss." in table
+    assert "Not timed, by the seconds of trials that ran alone: MDLM." in table
+    other = "\n".join(markdown(results, {"smoke-mdlm": {**timing, "device": "other card"}}))
+    assert "Seconds of different devices are not compared: other card, card." in other
+    assert "After" not in other
+
+
+@pytest.fixture
+def published():
+    """The published configuration ends at 6.0 after 200 s, with another rate at 6.1; the others reach 6.0 earlier."""
+    of = {"adlm-published": (1.0, 2.0), "adlm-published-rate-3e-4": (1.1, 2.0), "adlm-muon-1e-3": (0.5, 1.0)}
+    of |= {"adlm-muon-2e-3": (-0.1, 1.0), "mdlm-muon-1e-3": (1.3, 1.0), "ar-12": (-1.0, 0.5)}
+    return {key_of(name, 0): made_up(offset, seconds, 0) for name, (offset, seconds) in of.items()}
+
+
+def test_the_seconds_until_the_published_bound_are_those_of_its_best_learning_rate(published):
+    table = "\n".join(markdown(published, {})).split("## How soon")[1]
+    assert "The bound is 6.0000, of ADLM as published: logits bridge" in table
+    title = "ADLM as published: logits bridge, gamma 3e-3 with warm-up"
+    assert line_of(table, title)[2:] == ["6.0000", "200.0", "1.000"]
+    assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
+    assert line_of(table, "ADLM, Muon, learning rate 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
+    assert line_of(table, "MDLM 12, Muon, learning rate 1e-3")[3:] == ["not reached", ""]
+    assert arena_report.published_bound(published, {}).soonest.row.name == "adlm-muon-2e-3"  # not AR
+    timing = {"adlm-muon-1e-3": {"seconds_per_step": 2.0, "device": "card"}}
+    table = "\n".join(markdown(published, timing)).split("## How soon")[1]
+    assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["150.0", "0.750"]
+
+
+def test_the_published_bound_is_not_compared_with_bounds_on_another_text(published):
+    text = {"sha256": "books", "unit": "block", "length": 8}
+    other = {**published, "adlm-muon-1e-3-seed0": {**published["adlm-muon-1e-3-seed0"], "held_out": text}}
+    assert "ADLM, Muon, learning rate 1e-3" not in "\n".join(markdown(other, {})).split("## How soon")[1]
+
+
+def test_other_texts_are_not_compared_silently(results):
     other = {**results["smoke-mdlm-seed0"], "held_out": {"sha256": "other", "unit": "block", "length": 8}}
-    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": other}))
+    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": other}, {}))
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "other text"
+    assert "These trials are of different texts" in table
+    assert "standard deviation" not in table
     fewer = {**results["smoke-mdlm-seed0"], "group_nats": [[1.0, 2.0]] * 3}
-    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": fewer}))
+    table = "\n".join(markdown({**results, "smoke-mdlm-seed0": fewer}, {}))
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
 
 
-def test_figures_are_drawn_for_groups_with_results(results, tmp_path):
+def test_figures_are_drawn_where_there_are_results(results, published, tmp_path):
     pytest.importorskip("matplotlib")
-    (file,) = plot_groups(results, tmp_path)
+    from arena_figures import plot_groups, plot_published_bound
+
+    (file,) = plot_groups(results, {}, tmp_path)
     assert file.name == "smoke.svg"
+    assert file.read_text().lstrip().startswith("<?xml")
+    assert plot_published_bound(results, {}, tmp_path) == []
+    (file,) = plot_published_bound(published, {}, tmp_path)
     assert file.read_text().lstrip().startswith("<?xml")
 
 
-def test_a_trial_starts_only_if_the_longest_so_far_would_fit(arena):
-    assert arena.Budget(250, 240, []).allows_a_trial() is False  # 1.1 x 240 s
-    assert arena.Budget(270, 240, []).allows_a_trial()
-    assert arena.Budget(270, 240, [100, 250]).allows_a_trial() is False
-    assert arena.Budget(120, 240, [100]).allows_a_trial()
-    assert arena.Budget(math.inf, 240, [1e9]).allows_a_trial()
+def test_work_starts_only_if_it_is_expected_to_end_in_time():
+    assert Budget(250).allows(240) is False  # 1.1 x 240 s
+    assert Budget(270).allows(240)
+    assert Budget(math.inf).allows(1e9)
 
 
-def test_trials_are_chosen_by_group_row_or_key_and_smoke_only_by_name(arena):
-    assert {trial.group for trial in arena.chosen_trials(None)} == GROUPS.keys() - {"smoke"}
-    keys = [trial.key for trial in arena.chosen_trials(["auxiliary", "adlm-seed1"])]
+def test_trials_are_chosen_by_group_row_or_key_and_those_of_other_texts_only_by_name():
+    assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - {"smoke", "books", "finals"}
+    keys = [trial.key for trial in chosen_trials(["auxiliary", "adlm-seed1"])]
     assert keys == ["auxiliary-seed0", "adlm-seed1", "auxiliary-seed1", "auxiliary-seed2"]
     with pytest.raises(UserError, match="--only adml: no such group, row or trial"):
-        arena.chosen_trials(["adml"])
+        chosen_trials(["adml"])
 
 
 def run(arena, monkeypatch, *words: str | Path) -> None:
@@ -205,12 +272,34 @@ def run(arena, monkeypatch, *words: str | Path) -> None:
     arena.main()
 
 
+class MainThread(ThreadPoolExecutor):
+    """An executor for signal handlers, which only the main thread may install."""
+
+    def submit(self, work):
+        future = Future()
+        future.set_result(work())
+        return future
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Commands of adlm run in this process: importing torch takes longer than a small run."""
+
+    def adlm(*words: str) -> str:
+        with redirect_stdout(io.StringIO()) as output:
+            assert main(list(words)) == 0
+        return output.getvalue()
+
+    monkeypatch.setattr(arena_train, "adlm", adlm)
+    monkeypatch.setattr(arena_train, "ThreadPoolExecutor", MainThread)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return corpus(tmp_path_factory.mktemp("corpus"), lines=200)
 
 
-def test_a_trial_is_trained_measured_and_then_kept(arena, prepared, tmp_path, monkeypatch, capsys):
+def test_a_trial_is_trained_measured_and_then_kept(arena, prepared, tmp_path, in_process, monkeypatch, capsys):
     folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", tmp_path / "results", "--commit", "abc")
     chosen = ("run", *folders, "--samples", "2", "--only", "smoke-auxiliary-seed0")
     run(arena, monkeypatch, *chosen, "--seconds", "100")  # below the 240 s expected of a first trial
@@ -235,9 +324,17 @@ def test_a_trial_is_trained_measured_and_then_kept(arena, prepared, tmp_path, mo
         run(arena, monkeypatch, *chosen, "--extra", "train.steps=9")
 
 
+def test_trials_do_not_start_on_the_text_of_another_group(prepared, results):
+    check_text(prepared, {"smoke"}, {})
+    with pytest.raises(UserError, match="has 258 symbols, and the group finals needs the 50258 of tokenizer=gpt2"):
+        check_text(prepared, {"smoke", "finals"}, {})
+    with pytest.raises(UserError, match="another text than that of the result smoke-mdlm-seed0"):
+        check_text(prepared, {"smoke"}, results)
+
+
 @pytest.mark.slow
 def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_path, monkeypatch, capsys):
-    """About 30 s: five trials, each a process of its own, two at a time."""
+    """About 30 s: five trials, each a process of its own, two at a time; then samples of two, judged by the third."""
     pytest.importorskip("matplotlib")
     results = tmp_path / "results"
     folders = ("--data", prepared, "--out", tmp_path / "runs", "--results", results)
@@ -247,22 +344,136 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     run(arena, monkeypatch, "table", "--results", results)
     table = capsys.readouterr().out
     assert line_of(table, "AR")[1] == "0"
-    assert "Up to 2 trials shared the device" in table
+    assert "Left out, because trials shared the device and are not timed: MDLM; MDLM with auxiliary loss" in table
     run(arena, monkeypatch, "plot", "--results", results, "--out", tmp_path / "figures")
     assert (tmp_path / "figures" / "smoke.svg").is_file()
+
+    models = ("--only", "smoke-mdlm-seed0", "smoke-auxiliary-seed0")
+    out = ("--out", tmp_path / "runs", "--results", results)
+    run(arena, monkeypatch, "samples", *out, *models, "--num", "4", "--batch", "4", "--steps", "2")
+    monkeypatch.setattr(arena_samples.pipeline, "judge_of", arena_samples.pipeline.judge_of)  # restored at the end
+    judged = ("--judge", tmp_path / "runs" / "smoke-ar-seed0", "--reference", prepared)
+    run(arena, monkeypatch, "judge", *out, *judged)
+    cards = arena_samples.read_cards(results)
+    assert len(cards) >= 4  # two models, two samplers; the slower one may have 1 step too
+    made_by = [cards[f"{key}-ancestral-2"][0]["samples"]["made_by"] for key in models[1:]]
+    assert [each["method"] for each in made_by] == ["mdlm", "adlm"]
+    capsys.readouterr()
+    run(arena, monkeypatch, "judge", *out, *judged)
+    assert capsys.readouterr().out == ""  # the cards are kept
+    run(arena, monkeypatch, "table", "--results", results)
+    table = capsys.readouterr().out
+    assert "| gen-PPL, smoke-ar-seed0 |" in table
+    assert float(line_of(table, "held-out text")[5].split(" ± ")[0]) > 1
 
 
 def test_a_trial_that_cannot_be_trained_is_reported_and_the_others_go_on(
     arena, prepared, tmp_path, monkeypatch, capsys
 ):
     bad = replace(rows_by_name()["smoke-ar"], name="bad", overrides=("model.blocks=2", "model.heads=3"))
-    train = arena.train_trial
-    monkeypatch.setattr(arena, "chosen_trials", lambda only: [Trial("smoke", bad, 0, SMOKE), trial_of("smoke-ar")])
-    monkeypatch.setattr(arena, "train_trial", lambda trial, words: train(trial, words) if trial.row == bad else None)
-    monkeypatch.setattr(arena, "measure", lambda trial, words: made_up(0, 1, 0) | {"tokens_per_second": 1})
+    train = arena_train.train_trial
+    monkeypatch.setattr(arena_train, "chosen_trials", lambda only: [Trial("smoke", bad, 0), trial_of("smoke-ar")])
+    monkeypatch.setattr(arena_train, "train_trial", lambda trial, words: train(trial, words) if trial.row == bad else 0)
+    monkeypatch.setattr(arena_train, "measure", lambda trial, words: made_up(0, 1, 0) | {"tokens_per_second": 1})
     with pytest.raises(SystemExit, match="failed: bad-seed0"):
         run(
             arena, monkeypatch, "run", "--data", prepared, "--out", tmp_path / "runs", "--results", tmp_path / "results"
         )
     assert "model.hidden 32 is not a multiple of twice model.heads 3" in capsys.readouterr().out
     assert read_results(tmp_path / "results").keys() == {"smoke-ar-seed0"}
+
+
+def test_a_row_is_timed_once_with_its_own_overrides(arena, tmp_path, in_process, monkeypatch, capsys):
+    chosen = ("time", "--results", tmp_path, "--commit", "abc", "--only", "smoke-auxiliary")
+    run(arena, monkeypatch, *chosen, "--seconds", "10")  # below the 60 s expected of a first timing
+    assert "no time for smoke-auxiliary" in capsys.readouterr().out
+    run(arena, monkeypatch, *chosen)
+    (timing,) = read_timings(tmp_path).values()
+    assert timing["seconds_per_step"] * timing["tokens_per_second"] == pytest.approx(8 * 32, rel=1e-3)
+    config = resolve(timing["work"])
+    assert (config.model.bridge, config.length, config.tokenizer) == ("none", 32, "bytes")
+    assert (timing["row"], timing["commit"]) == ("smoke-auxiliary", "abc")
+    monkeypatch.setattr(arena_train, "time_step", None)
+    run(arena, monkeypatch, *chosen)
+    with pytest.raises(SystemExit, match="has a timing of smoke-auxiliary with other overrides"):
+        run(arena, monkeypatch, *chosen, "--extra", "train.batch_size=4")
+
+
+def test_rows_share_a_timing_only_if_their_steps_do_the_same_work():
+    def work(name: str) -> list[str]:
+        return work_of(trial_of(name), [])
+
+    assert work("adlm-muon-1e-3") == work("adlm-muon-4e-3")
+    assert work("adlm-rare-0.15") == work("adlm-frequent-0.15") == work("adlm-random-0.15")  # as many anchors
+    names = ["adlm", "mdlm-12", "auxiliary", "adlm-muon-1e-3", "adlm-rare-0.15", "adlm-rare-0.3", "adlm-gamma-0"]
+    assert len({tuple(work(name)) for name in names}) == len(names)
+
+
+def test_a_slower_model_also_samples_with_the_steps_that_take_the_seconds_of_the_faster(
+    arena, tmp_path, monkeypatch, capsys
+):
+    milliseconds, written = {"smoke-mdlm-seed0": 3.0, "smoke-auxiliary-seed0": 4.0}, []
+    monkeypatch.setattr(arena_samples, "load", lambda folder, device: folder.name)
+    monkeypatch.setattr(arena_samples, "time_sampling", lambda lm, *words: milliseconds[lm])
+    monkeypatch.setattr(arena_samples, "write_samples", lambda lm, key, *words: written.append((lm, *words[:2])))
+    chosen = ("--only", *milliseconds, "--steps", "16", "64")
+    run(arena, monkeypatch, "samples", "--out", tmp_path, "--results", tmp_path, *chosen)
+    ancestral = [(lm, steps) for lm, sampler, steps in written if sampler == "ancestral"]
+    fast, slow = milliseconds
+    assert ancestral == [(fast, 16), (slow, 16), (slow, 12), (fast, 64), (slow, 64), (slow, 48)]
+    written.clear()
+    milliseconds[slow] = 3.05  # equally fast
+    run(arena, monkeypatch, "samples", "--out", tmp_path, "--results", tmp_path, *chosen)
+    assert len(written) == 8
+
+
+def test_samples_and_their_seconds_are_written_once(arena, tmp_path, monkeypatch, capsys):
+    config = replace(resolve(trial_of("smoke-mdlm").overrides()), vocabulary=load_tokenizer("bytes").vocabulary)
+    method = method_of(config)
+    lm = LanguageModel(method.config, method, method.build().eval(), load_tokenizer("bytes"))
+    monkeypatch.setattr(arena_samples, "load", lambda folder, device: lm)
+    monkeypatch.setattr(arena_samples, "SAMPLERS", ("ancestral",))
+    chosen = ("samples", "--out", tmp_path, "--results", tmp_path, "--only", "smoke-mdlm-seed0", "--steps", "2")
+    run(arena, monkeypatch, *chosen, "--num", "3", "--batch", "2")
+    name = "smoke-mdlm-seed0-ancestral-2"
+    speed = arena_samples.read_speeds(tmp_path)[name]
+    assert (speed["steps"], speed["batch"], speed["seconds"] > 0) == (2, 2, True)
+    file = read_samples(tmp_path / "samples" / f"{name}.jsonl")
+    assert (file.made_by.sampling["sampler"], file.made_by.sampling["top_p"]) == ("ancestral", 0.9)
+    assert len(list(file)) == 3
+    written = file.path.read_bytes()
+    run(arena, monkeypatch, *chosen, "--num", "3", "--batch", "2")
+    assert file.path.read_bytes() == written
+    with pytest.raises(SystemExit, match="holds samples with other settings: num 3 -> 4"):
+        run(arena, monkeypatch, *chosen, "--num", "4", "--batch", "2")
+
+
+def card(judge: str, perplexity: float, **mauve: float) -> dict:
+    """A metric card of 512 texts, as far as the table reads it."""
+    mean = {"value": 0.5, "stderr": 0.01}
+    metrics = {
+        "perplexity": {"judge": {"name": f"models/{judge}.gguf"}, "pooled": {"value": perplexity, "stderr": 2.0}},
+        "entropy": mean,
+        "diversity": {"distinct": {"2": mean}, "repeated": mean},
+    }
+    sampling = {"sampler": "ancestral", "steps": 12}
+    made_by = {"model": "runs/smoke-auxiliary-seed0", "length": 32, "sampling": sampling}
+    of = {"file": "samples/smoke-auxiliary-seed0-ancestral-12.jsonl", "num": 512, "made_by": made_by}
+    reference = {name: {**metric, "pooled": {"value": 9.0, "stderr": 1.0}} for name, metric in metrics.items()}
+    sections = {"reference": {}, "reference_judged": reference, **({"mauve": mauve} if mauve else {})}
+    return {"card": 1, "samples": of, **metrics, **sections}
+
+
+def test_the_generation_table_has_one_line_per_setting_and_a_column_per_judge(tmp_path):
+    (tmp_path / "cards").mkdir()
+    for judge, made in (("smol", card("smol", 200.0, value=0.25, spread=0.02)), ("tiny", card("tiny", 150.0))):
+        (tmp_path / "cards" / f"smoke-auxiliary-seed0-ancestral-12.{judge}.json").write_text(json.dumps(made))
+    speed = {"network_calls": 11, "seconds_per_sequence": 0.03, "batch": 128, "device": "card"}
+    speeds = {"smoke-auxiliary-seed0-ancestral-12": {**speed, "as_long_as": "smoke-mdlm-seed0 with 16 steps"}}
+    table = "\n".join(arena_samples.generation_table(arena_samples.read_cards(tmp_path), speeds))
+    assert "| gen-PPL, smol | gen-PPL, tiny | entropy |" in table
+    cells = line_of(table, "MDLM with auxiliary loss, seed 0")
+    assert cells[2:7] == ["12 (as long as smoke-mdlm-seed0 with 16 steps)", "11", "3.00", "200 ± 2", "150 ± 2"]
+    assert cells[-1] == "0.250 ± 0.020"
+    assert line_of(table, "held-out text")[5:7] == ["9 ± 1", "9 ± 1"]
+    assert "512 texts of 32 tokens" in table

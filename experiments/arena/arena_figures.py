@@ -1,0 +1,80 @@
+"""The results of the arena as figures. Reads result files, trains nothing."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from arena_report import Results, Timings, published_bound, trials_with_results, with_seconds
+from arena_rows import GROUPS
+from matplotlib.figure import Figure
+
+BOUND = "nats per token, held-out rows"
+
+
+def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
+    """One SVG per group: validation bounds against tokens and seconds, where they were logged, and those at the end."""
+    files = []
+    for name, group in GROUPS.items():
+        trials = list(trials_with_results(group, results))
+        if not any(row in group.rows for row, _, _ in trials):
+            continue
+        titles = {row.name: row.title for row, _, _ in trials}
+        names = list(titles)
+        colors = dict(zip(names, matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(names))), strict=True))
+        has_curves = any(len(result["curve"]) > 1 for _, _, result in trials)  # not with train.valid_every=0
+        size = (17 if has_curves else 8, 0.2 * len(names) + (3.5 if has_curves else 1.5))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(1, 3 if has_curves else 1, squeeze=False)
+        *curve_axes, right = axes[0]
+        for row, _, result in trials:
+            if curve_axes and (curve := result["curve"]):
+                steps, _, bounds = np.array(curve)[:, :3].T
+                tokens = steps * result["tokens"] / result["steps"] / 1e6
+                curve_axes[0].plot(tokens, bounds, color=colors[row.name], linewidth=1)
+            height = len(names) - names.index(row.name)
+            right.errorbar(result["nats"], height, xerr=result["stderr"], fmt="o", color=colors[row.name], markersize=4)
+        if curve_axes:
+            timed, notes = with_seconds(trials, timings)
+            for trial in timed:
+                _, seconds, bounds = trial.curve
+                curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
+            figure.supxlabel(notes, fontsize=8)
+        for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
+            axis.set_xlabel(label)
+            axis.set_ylabel(BOUND)
+        right.set_xlabel("nats per token at the end, ± one standard error")
+        right.yaxis.tick_right()
+        right.set_yticks(range(len(names), 0, -1), list(titles.values()))
+        for axis in axes[0]:
+            axis.grid(alpha=0.3)
+        figure.suptitle(f"{name}: {group.question}")
+        files.append(out / f"{name}.svg")
+        figure.savefig(files[-1])
+    return files
+
+
+def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[Path]:
+    """Validation bounds against seconds: the published configuration, the first to reach its bound, and others."""
+    found = published_bound(results, timings)
+    if found is None:
+        return []
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    for trial in found.trials:
+        axis.plot(*trial.curve[1:], color="0.85", linewidth=0.8)
+    for trial, color in ((found.published, "tab:red"), (found.soonest, "tab:blue")):
+        seconds, is_limit = trial.seconds_until(found.nats)
+        label = f"{trial.row.title}: {'at most ' * is_limit}{seconds:.3g} s"
+        axis.plot(*trial.curve[1:], color=color, marker=".", label=label)
+        axis.plot(seconds, found.nats, "o", color=color, markersize=9, fillstyle="none")
+    axis.axhline(found.nats, color="0.3", linestyle="--", linewidth=1, label=f"bound {found.nats:.3f}")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
+    axis.set_xlabel("seconds of training steps")
+    axis.set_ylabel(BOUND)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize=8)
+    figure.suptitle("How soon is the published configuration's bound reached? Grey: all other models")
+    figure.savefig(out / "published-bound.svg")
+    return [out / "published-bound.svg"]

@@ -1,0 +1,273 @@
+"""Trains and measures the trials of the arena, and times a training step of its rows. One JSON file for each."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from arena_report import Results, nats_as_json, read_results, read_timings, stderr_of, trials_with_results
+from arena_rows import GROUPS, TOKENIZERS, Trial, key_of, trials_of
+
+from adlm import load
+from adlm.config.load import resolve
+from adlm.data.prepare.prepared import open_prepared
+from adlm.distributed import device_name, local_device
+from adlm.errors import UserError
+from adlm.files import write_file
+from adlm.likelihood.estimate import summarize
+from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.text_sets import text_sets
+from adlm.models.transformer import num_parameters
+from adlm.training.metrics import read_metrics
+
+MARGIN = 1.1
+"""A trial or timing is expected to take this many times as long as the longest one so far."""
+TIMING_SECONDS = 60.0
+"""Expected seconds of the first timing: most of it is compilation."""
+SAME_WORK = ("train.seed=", "train.learning_rate=", "train.beta2=", "train.valid_every=")
+"""Options that do not change the work of a training step."""
+BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
+"""Rules that need statistics of the text; timed as random anchors of the same share."""
+
+
+def chosen_trials(only: list[str] | None) -> list[Trial]:
+    """The trials that are named, by group, row or key; without names, those of the groups on the common text."""
+    trials = [trial for group in GROUPS for trial in trials_of(group)]
+    if only is None:
+        return [trial for trial in trials if not GROUPS[trial.group].only_by_name]
+    unknown = set(only) - {name for trial in trials for name in (trial.group, trial.row.name, trial.key)}
+    if unknown:
+        raise UserError(f"--only {' '.join(sorted(unknown))}: no such group, row or trial; `rows` lists them")
+    return [trial for trial in trials if {trial.group, trial.row.name, trial.key} & set(only)]
+
+
+class Budget:
+    """Decides whether work may still start that is expected to take so many seconds."""
+
+    def __init__(self, seconds: float):
+        self.start, self.seconds = time.monotonic(), seconds
+
+    def allows(self, expected: float) -> bool:
+        return time.monotonic() - self.start + MARGIN * expected <= self.seconds
+
+
+def run_trials(arguments: argparse.Namespace) -> None:
+    """Train and measure, `--jobs` trials at a time; one measurement at a time."""
+    results, lock = read_results(arguments.results), threading.Lock()
+    todo = chosen_trials(arguments.only)
+    check_text(arguments.data, {trial.group for trial in todo}, results)
+    for trial in [trial for trial in todo if trial.key in results]:
+        if results[trial.key]["overrides"] != trial.overrides(arguments.extra):
+            raise UserError(f"--results {arguments.results} has {trial.key} with other overrides; give another folder")
+        todo.remove(trial)
+    print(f"{len(results)} results in {arguments.results}, {len(todo)} trials to do", flush=True)
+    past_seconds = defaultdict(list)  # by what all trials of a group have in common
+    for result in results.values():
+        if result["jobs"] == arguments.jobs and result["group"] in GROUPS:
+            past_seconds[GROUPS[result["group"]].common].append(result["seconds"])
+    budget, commit, failed = Budget(arguments.seconds), arguments.commit or current_commit(), list[str]()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not todo:
+                    return
+                expected = max(past_seconds[todo[0].common], default=arguments.trial_seconds)
+                if not budget.allows(expected):
+                    print(f"no time for {todo[0].key}, about {MARGIN * expected:.0f} s", flush=True)
+                    return
+                trial = todo.pop(0)
+            started = time.monotonic()
+            try:
+                train_trial(trial, arguments)
+                with lock:
+                    result = measure(trial, arguments) | {"commit": commit, "jobs": arguments.jobs}
+            except UserError as error:
+                failed.append(trial.key)
+                print(f"{trial.key} failed: {error}", flush=True)
+                continue
+            with lock:
+                result["seconds"] = round(time.monotonic() - started, 1)
+                past_seconds[trial.common].append(result["seconds"])
+                write_file(arguments.results / f"{trial.key}.json", json.dumps(result) + "\n")
+                remove_large_files(arguments.out / trial.key)
+                print(
+                    f"{trial.key}: {result['nats']:.4f} ± {result['stderr']:.4f} nats, {result['parameters']:,} "
+                    f"parameters, {result['tokens_per_second']:,} tokens/s, {result['seconds']:.0f} s",
+                    flush=True,
+                )
+
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for worker in [pool.submit(work) for _ in range(arguments.jobs)]:
+            worker.result()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def check_text(data: Path, groups: set[str], results: Results) -> None:
+    """UserError if the groups need another tokenizer, or their results so far are of another text."""
+    prepared = open_prepared(data)
+    missing = {"train", "valid"} - set(prepared.splits)
+    if missing:
+        raise UserError(f"--data {data} has no split {' and '.join(sorted(missing))}; try data.held_out=0.01")
+    with text_sets([str(data)], prepared.tokenizer, prepared.manifest["length"], split="valid") as texts:
+        digest, num_symbols = texts[0].digest, prepared.tokenizer.vocabulary.size
+    for name in sorted(groups):
+        tokenizer = GROUPS[name].tokenizer
+        if num_symbols != TOKENIZERS[tokenizer]:
+            raise UserError(
+                f"--data {data} has {num_symbols} symbols, and the group {name} needs the {TOKENIZERS[tokenizer]} of "
+                f"tokenizer={tokenizer}; name the groups of this text with --only"
+            )
+        for row, seed, result in trials_with_results(GROUPS[name], results):
+            if result["held_out"]["sha256"] != digest:
+                raise UserError(
+                    f"--data {data} is another text than that of the result {key_of(row.name, seed)}, with which the "
+                    f"group {name} is compared; give that text, or another --results"
+                )
+
+
+def train_trial(trial: Trial, arguments: argparse.Namespace) -> None:
+    words = [*trial.overrides(arguments.extra), f"data.prepared={arguments.data}"]
+    adlm("train", *words, "--out", str(arguments.out / trial.key), "--json")
+
+
+def adlm(*words: str) -> str:
+    """The standard output of a command of adlm, a process of its own; UserError with the end of its errors."""
+    run = subprocess.run([sys.executable, "-m", "adlm", *words], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise UserError(f"exit code {run.returncode}\n{run.stderr[-3000:]}")
+    return run.stdout
+
+
+def measure(trial: Trial, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The bound on all held-out rows, with the same random numbers for every trial, and what was trained."""
+    folder, device = arguments.out / trial.key, local_device("auto")
+    lm = load(folder, device)
+    assert lm.tokenizer is not None
+    settings = PerplexitySettings(samples=arguments.samples)
+    with text_sets([str(arguments.data)], lm.tokenizer, lm.config.length, split="valid") as texts:
+        nats = measure_nats(lm.method, lm.network, texts[0].rows, settings)
+        held_out = {"sha256": texts[0].digest, "unit": texts[0].unit, "length": lm.config.length}
+    estimate, logged = summarize(nats), read_metrics(folder / "metrics.jsonl")
+    last, settled = logged[-1], logged[1:] or logged  # the first line includes compilation
+    seconds_per_step = float(np.median([line["seconds_per_step"] for line in settled]))
+    shares = [line["anchor_share"] for line in logged if line.get("anchor_share") is not None]
+    curve = [line for line in logged if line.get("valid_nats") is not None]
+    overrides = trial.overrides(arguments.extra)
+    return {
+        "row": trial.row.name,
+        "seed": trial.seed,
+        "group": trial.group,
+        "overrides": overrides,
+        "command": f"adlm train {' '.join(overrides)} data.prepared=PREPARED --out RUN",
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "parameters": num_parameters(lm.network),
+        "decay": lm.config.train.decay,
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "tokens_per_second": round(last["tokens"] / last["step"] / seconds_per_step),
+        "train_seconds": round(last["step"] * seconds_per_step, 3),
+        "memory_gib": round(last["memory_gib"], 2),
+        "skipped": last["skipped"],
+        "anchor_share": float(np.mean(shares)) if shares else None,
+        "curve": [
+            [line["step"], round(line["step"] * seconds_per_step, 3), *_rounded(line, "valid_nats", "valid_stderr")]
+            for line in curve
+        ],
+        "train_curve": [[line["step"], *_rounded(line, "nats", "anchor")] for line in logged],
+        "held_out": held_out,
+        "estimator": settings.estimator_of(lm.method),
+        "nats": estimate.nats,
+        "stderr": stderr_of(estimate),
+        "perplexity": estimate.perplexity,
+        **nats_as_json(nats),
+    }
+
+
+def _rounded(line: dict[str, Any], *names: str) -> list[float | None]:
+    return [None if line.get(name) is None else round(line[name], 5) for name in names]
+
+
+def remove_large_files(run: Path) -> None:
+    """Checkpoint and best model of a measured run: 55M parameters are 0.9 GB with EMA and moments, and 0.2 GB."""
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(run / name, ignore_errors=True)
+
+
+def time_rows(arguments: argparse.Namespace) -> None:
+    """Time a training step of every row, one after the other; rows with the same work share a timing."""
+    timings = read_timings(arguments.results)
+    measured = {tuple(timing["work"]): timing for timing in timings.values()}
+    budget, longest, failed = Budget(arguments.seconds), 0.0, list[str]()
+    commit = arguments.commit or current_commit()
+    for trial in {trial.row.name: trial for trial in chosen_trials(arguments.only)}.values():
+        name, work = trial.row.name, work_of(trial, arguments.extra)
+        if name in timings:
+            if timings[name]["work"] != work:
+                raise UserError(f"--results {arguments.results} has a timing of {name} with other overrides")
+            continue
+        if tuple(work) not in measured:
+            if not budget.allows(longest or TIMING_SECONDS):
+                print(f"no time for {name}, about {MARGIN * (longest or TIMING_SECONDS):.0f} s", flush=True)
+                break
+            started = time.monotonic()
+            try:
+                measured[tuple(work)] = time_step(work) | {"measured_as": name, "commit": commit}
+            except UserError as error:
+                failed.append(name)
+                print(f"{name} failed: {error}", flush=True)
+                continue
+            longest = max(longest, time.monotonic() - started)
+        timing = measured[tuple(work)] | {"row": name}
+        folder = arguments.results / "seconds"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / f"{name}.json", json.dumps(timing, indent=1) + "\n")
+        print(f"{name}: {1e3 * timing['seconds_per_step']:.2f} ms a step, {timing['tokens_per_second']:,} tokens/s")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def work_of(trial: Trial, extra: list[str]) -> list[str]:
+    """The overrides that determine the work of a training step."""
+    words = [word for word in trial.overrides(extra) if not word.startswith(SAME_WORK)]
+    return ["anchor.rule=random" if word in BY_STATISTICS else word for word in words] + [
+        f"tokenizer={trial.tokenizer}"
+    ]
+
+
+def time_step(work: list[str]) -> dict[str, Any]:
+    """`adlm bench train`: the median of 20 steps on random tokens, without validation and reading of data."""
+    batch = resolve(work).train.batch_size
+    speed = json.loads(adlm("bench", "train", *work, "--batch", str(batch), "--json"))
+    return {
+        "work": work,
+        "seconds_per_step": speed["milliseconds"] / 1e3,
+        "tokens_per_second": round(speed["tokens_per_second"]),
+        "memory_gib": None if speed["peak_gib"] is None else round(speed["peak_gib"], 2),
+        "compiled": speed["compiled"],
+        "device": speed["device"],
+        "torch": torch.__version__,
+    }
+
+
+def current_commit() -> str:
+    """The commit of this checkout, with a + if files are changed; empty where there is no git."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    git = ["git", "-C", folder, "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
