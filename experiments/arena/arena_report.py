@@ -7,7 +7,6 @@ spread over seeds is in a table of its own. Seconds are steps times the seconds 
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,7 +272,7 @@ def published_bound(results: Results, timings: Timings) -> PublishedBound | None
 
 def _is_published(row: Row) -> bool:
     """Whether it is the published configuration, with any learning rate."""
-    return re.fullmatch(r"adlm-published(-rate-.*)?", row.name) is not None
+    return row.name.startswith("released-")
 
 
 def _until_the_published_bound(results: Results, timings: Timings) -> Iterator[str]:

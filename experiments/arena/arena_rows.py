@@ -140,6 +140,13 @@ def published(name: str, title: str, *overrides: str) -> Row:
     return Row(name, title, "owt/adlm", (*ANCHORED, "model.bridge=logits", *overrides))
 
 
+def released(rate: str) -> Row:
+    """ADLM of 8 + 4 blocks as published in all but size, steps, EMA and eps (0 instead of 1e-3: one bound for all)."""
+    sizes = ("schedule.eps=0", "model.blocks=8", "model.denoiser_blocks=4")
+    as_released = ("model.dropout=0.1", "train.unigram_start=false", f"train.learning_rate={rate}", OFTEN)
+    return Row(f"released-{rate}", f"ADLM as released, learning rate {rate}", "owt/adlm", (*sizes, *as_released))
+
+
 def a2r(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (0,)) -> Row:
     """A causal pair of 8 + 4 blocks."""
     sizes = ("model.blocks=8", "model.denoiser_blocks=4", "model.hidden=512", "model.heads=8")
@@ -156,6 +163,8 @@ HIDDEN_BRIDGE = ("model.bridge=hidden", "anchor.warm_up=false")
 SPLITS = ((4, 8), (6, 6), (10, 2))
 SMALL = ("model.blocks=12", "model.denoiser_blocks=6")
 OFTEN = "train.valid_every=25"
+POWER = ("time.masks=counted", "time.power=2")
+MODERN = ("train.optimizer=muon", "train.learning_rate=2e-3", "model.qk_norm=true", *POWER)
 
 
 def of_rules() -> Iterator[Row]:
@@ -173,6 +182,9 @@ def of_depths() -> Iterator[Row]:
         split = (f"model.blocks={blocks}", f"model.denoiser_blocks={denoiser_blocks}")
         yield adlm(f"adlm-{blocks}+{denoiser_blocks}", f"ADLM {blocks} + {denoiser_blocks}", *split)
         yield auxiliary(f"auxiliary-at-{blocks}", f"MDLM 12 with auxiliary loss after block {blocks}", *split)
+    second = "model.second_anchor_head=4"
+    yield adlm("adlm-two", "ADLM 8 + 4, a second anchor head after block 4", second)
+    yield auxiliary("auxiliary-two", "MDLM 12 with auxiliary losses after blocks 4 and 8", second)
 
 
 def of_rates() -> Iterator[Row]:
@@ -196,6 +208,14 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-beta2-0.99", "ADLM, AdamW with beta2 0.99", "train.beta2=0.99", OFTEN)
     yield adlm("adlm-published-start", "ADLM, published initialisation", "model.start=published", OFTEN)
     yield adlm("adlm-no-unigrams", "ADLM, output biases start at 0", "train.unigram_start=false", OFTEN)
+    yield adlm("adlm-counted", "ADLM, counted masks", "time.masks=counted", OFTEN)
+    yield adlm("adlm-power-2", "ADLM, counted masks, t = u^2", *POWER, OFTEN)
+    yield mdlm("mdlm-power-2", "MDLM 12, counted masks, t = u^2", *POWER, OFTEN)
+    yield adlm("adlm-t-min", "ADLM, t above 0.1 only (another objective)", "time.t_min=0.1", OFTEN)
+    yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", "model.qk_norm=true", OFTEN)
+    yield adlm("adlm-modern", "ADLM, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
+    yield mdlm("mdlm-modern", "MDLM 12, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
+    yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
 
 
 GROUPS = {

@@ -45,10 +45,11 @@ def trial_of(name: str, seed: int = 0) -> Trial:
     return next(trial for group in GROUPS for trial in trials_of(group) if trial.key == key_of(name, seed))
 
 
-def options(name: str) -> dict[str, object]:
-    """The resolved config, flat."""
+def options(*words: str) -> dict[str, object]:
+    """The resolved config of a row, or of presets and overrides, flat."""
     flat: dict[str, object] = {}
-    for section, part in to_mapping(resolve(trial_of(name).overrides())).items():
+    overrides = trial_of(words[0]).overrides() if words[0] in rows_by_name() else words
+    for section, part in to_mapping(resolve(overrides)).items():
         flat |= (
             {f"{section}.{key}": value for key, value in part.items()} if isinstance(part, dict) else {section: part}
         )
@@ -96,6 +97,15 @@ def test_the_published_row_has_the_published_anchor_term():
     found = options("adlm-published")
     names = ("model.bridge", "anchor.gamma", "anchor.tau", "anchor.positions", "anchor.warm_up")
     assert [found[name] for name in names] == ["logits", 3e-3, 5, "all", True]
+
+
+def test_the_released_rows_are_the_preset_but_for_size_budget_and_eps():
+    found, preset = options("released-3e-4"), options("owt/adlm")
+    budget = {f"train.{name}" for name in ("steps", "batch_size", "warm_up_steps", "ema", "log_every", "valid_every")}
+    budget |= {f"train.{name}" for name in ("checkpoint_every", "keep", "sample_every", "samples")}
+    sizes = {"length", "model.hidden", "model.blocks", "model.heads", "model.denoiser_blocks"}
+    changed = {name for name in preset if found[name] != preset[name]}
+    assert changed <= budget | sizes | {"schedule.eps", "data.name", "data.packing", "sampling.steps", "tokenizer"}
 
 
 def test_matched_rows_have_as_many_parameters_within_2_percent(arena):
@@ -205,15 +215,15 @@ def test_seconds_that_cannot_be_compared_are_left_out(results):
 @pytest.fixture
 def published():
     """The published configuration ends at 6.0 after 200 s, with another rate at 6.1; the others reach 6.0 earlier."""
-    of = {"adlm-published": (1.0, 2.0), "adlm-published-rate-3e-4": (1.1, 2.0), "adlm-muon-1e-3": (0.5, 1.0)}
+    of = {"released-1e-3": (1.0, 2.0), "released-3e-4": (1.1, 2.0), "adlm-muon-1e-3": (0.5, 1.0)}
     of |= {"adlm-muon-2e-3": (-0.1, 1.0), "mdlm-muon-1e-3": (1.3, 1.0), "ar-12": (-1.0, 0.5)}
     return {key_of(name, 0): made_up(offset, seconds, 0) for name, (offset, seconds) in of.items()}
 
 
 def test_the_seconds_until_the_published_bound_are_those_of_its_best_learning_rate(published):
     table = "\n".join(markdown(published, {})).split("## How soon")[1]
-    assert "The bound is 6.0000, of ADLM as published: logits bridge" in table
-    title = "ADLM as published: logits bridge, gamma 3e-3 with warm-up"
+    assert "The bound is 6.0000, of ADLM as released, learning rate 1e-3" in table
+    title = "ADLM as released, learning rate 1e-3"
     assert line_of(table, title)[2:] == ["6.0000", "200.0", "1.000"]
     assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
     assert line_of(table, "ADLM, Muon, learning rate 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
