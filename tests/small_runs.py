@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,28 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
     if limits:  # maximal file size in bytes
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0], limits[0]))
-    words = [word for word in words if not word.startswith("limit=")]
+    for word in words:
+        if word.startswith("signal="):
+            _signal_before_step(5, int(word.removeprefix("signal=")))
+    words = [word for word in words if not word.startswith(("limit=", "signal="))]
     try:
         outcome = run(prepared, out, *words)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     sys.exit(128 + outcome.signal if outcome.signal else 0)
+
+
+def _signal_before_step(step: int, number: int) -> None:
+    """In a child: it receives the signal just before its training step `step`, counted from 1."""
+    train_step, count = training.train_step, iter(range(1, 1000))
+
+    def signalling(*values: Any) -> Any:
+        if next(count) == step:
+            os.kill(os.getpid(), number)
+        return train_step(*values)
+
+    training.train_step = signalling
 
 
 def _context() -> Any:
@@ -114,7 +130,10 @@ def _context() -> Any:
 
 
 def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
-    """The same run in a child process, which can be killed."""
+    """The same run in a child process, which can be killed.
+
+    Two words are not of the config: `limit=N` limits files to N bytes; `signal=N` sends signal N before step 5.
+    """
     process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
     process.start()
     return process
@@ -172,7 +191,7 @@ def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Case
 
 def run_on_two(prepared: Path, cases: Cases) -> None:
     """Runs on two processes each, one run after the other, as torchrun starts them."""
-    ports = [_free_port() for _ in cases]
+    ports = _free_ports(len(cases))
     ranks = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
     for process in ranks:
         process.start()
@@ -181,10 +200,15 @@ def run_on_two(prepared: Path, cases: Cases) -> None:
         assert process.exitcode == 0
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _free_ports(num: int) -> list[int]:
+    """Free ports below those that the kernel gives to connections, which could be taken before they are used."""
+    ports: list[int] = []
+    while len(ports) < num:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
 
 
 def weights(out: Path, which: str = "model") -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install 'adlm[dev]'")
 
-from running_server import running  # noqa: E402
+from running_server import PATIENCE, running  # noqa: E402
 
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402
@@ -47,7 +47,7 @@ def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
             case.body |= {"model": "adlm"}  # most other words are no names
             case.body |= {"text": f"[MASK*2]{case.body.get('text')}"[:40]} if path == "/v1/trace" else {}
             case.body |= {"sampler": "confidence"} if path != "/v1/bound" else {}
-        answer = case.call()
+        answer = case.call(timeout=PATIENCE)
         statuses.add(answer.status_code)
         assert answer.status_code < 500, answer.text
 
