@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -122,7 +123,7 @@ def _signal_before_step(step: int, number: int) -> None:
     training.train_step = signalling
 
 
-def _context() -> Any:
+def preload() -> Any:
     """A fork server that has imported torch already, so that children start quickly."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp", "adlm.cli.main", "adlm.cli.train"])
@@ -134,14 +135,14 @@ def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
 
     Two words are not of the config: `limit=N` limits files to N bytes; `signal=N` sends signal N before step 5.
     """
-    process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
+    process: BaseProcess = preload().Process(target=_child, args=(prepared, out, words))
     process.start()
     return process
 
 
 def forked(target: Callable[..., None], *values: Any) -> int:
     """Call a function in a child process; its exit code, or minus the signal that ended it."""
-    process = _context().Process(target=target, args=values)
+    process = preload().Process(target=target, args=values)
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -180,6 +181,27 @@ def with_closed_terminal(words: Sequence[str], signals: Sequence[int]) -> None:
     os._exit(main(list(words)))
 
 
+def with_repeated_ctrl_c(words: Sequence[str], errors: Path) -> None:
+    """In a child: the command, which receives five SIGINT from the third step on; `errors` is its standard error."""
+    sys.stderr = errors.open("w")
+    step, count = training.train_step, iter(range(1000))
+
+    def interrupt() -> None:
+        for _ in range(5):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+
+    def interrupted(*values: Any) -> Any:
+        if next(count) == 3:
+            threading.Thread(target=interrupt, daemon=True).start()
+        return step(*values)
+
+    training.train_step = interrupted
+    code = main(list(words))
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Cases) -> None:
     torch.set_num_threads(1)
     for port, (out, words) in zip(ports, cases.values(), strict=True):
@@ -191,8 +213,8 @@ def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Case
 
 def run_on_two(prepared: Path, cases: Cases) -> None:
     """Runs on two processes each, one run after the other, as torchrun starts them."""
-    ports = _free_ports(len(cases))
-    ranks = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
+    ports = free_ports(len(cases))
+    ranks = [preload().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -200,7 +222,7 @@ def run_on_two(prepared: Path, cases: Cases) -> None:
         assert process.exitcode == 0
 
 
-def _free_ports(num: int) -> list[int]:
+def free_ports(num: int) -> list[int]:
     """Free ports below those that the kernel gives to connections, which could be taken before they are used."""
     ports: list[int] = []
     while len(ports) < num:
