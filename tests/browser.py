@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-TIMEOUT = 60.0  # seconds; a busy machine starts a browser in ten
+TIMEOUT = 180.0  # seconds; a busy machine starts a browser in ten
 # Chromium expects its pipes as file descriptors 3 and 4; subprocess keeps the numbers that they have here.
 LAUNCHER = """
 import fcntl, os, sys

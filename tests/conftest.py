@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from adlm.config.schema import Config, Model, Vocabulary
 
 torch.set_num_threads(1)  # the suite runs one process a core
+# A busy machine is slow: no test may fail because of the time that an example takes.
+settings.register_profile("adlm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("adlm")
 
 
 @pytest.fixture(autouse=True)

@@ -141,5 +141,6 @@ def check_kills(
         assert start() == 0, message
         now = contents(folder, normal)
         assert now.keys() == uninterrupted.keys(), message
-        assert [name for name in now if now[name] != uninterrupted[name]] == [], message
+        changed = [name for name in now if now[name] != uninterrupted[name]]
+        assert not changed, f"{message}; changed: {changed}"
     return operations

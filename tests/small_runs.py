@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,10 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
     if limits:  # maximal file size in bytes
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0], limits[0]))
-    words = [word for word in words if not word.startswith("limit=")]
+    for word in words:
+        if word.startswith("signal="):
+            _signal_before_step(5, int(word.removeprefix("signal=")))
+    words = [word for word in words if not word.startswith(("limit=", "signal="))]
     try:
         outcome = run(prepared, out, *words)
     except UserError as error:
@@ -106,7 +111,19 @@ def _child(prepared: Path, out: Path, words: Sequence[str]) -> None:
     sys.exit(128 + outcome.signal if outcome.signal else 0)
 
 
-def _context() -> Any:
+def _signal_before_step(step: int, number: int) -> None:
+    """In a child: it receives the signal just before its training step `step`, counted from 1."""
+    train_step, count = training.train_step, iter(range(1, 1000))
+
+    def signalling(*values: Any) -> Any:
+        if next(count) == step:
+            os.kill(os.getpid(), number)
+        return train_step(*values)
+
+    training.train_step = signalling
+
+
+def preload() -> Any:
     """A fork server that has imported torch already, so that children start quickly."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adlm.training.train", "torch.distributed.fsdp", "adlm.cli.main", "adlm.cli.train"])
@@ -114,15 +131,18 @@ def _context() -> Any:
 
 
 def start(prepared: Path, out: Path, *words: str) -> BaseProcess:
-    """The same run in a child process, which can be killed."""
-    process: BaseProcess = _context().Process(target=_child, args=(prepared, out, words))
+    """The same run in a child process, which can be killed.
+
+    Two words are not of the config: `limit=N` limits files to N bytes; `signal=N` sends signal N before step 5.
+    """
+    process: BaseProcess = preload().Process(target=_child, args=(prepared, out, words))
     process.start()
     return process
 
 
 def forked(target: Callable[..., None], *values: Any) -> int:
     """Call a function in a child process; its exit code, or minus the signal that ended it."""
-    process = _context().Process(target=target, args=values)
+    process = preload().Process(target=target, args=values)
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -161,6 +181,27 @@ def with_closed_terminal(words: Sequence[str], signals: Sequence[int]) -> None:
     os._exit(main(list(words)))
 
 
+def with_repeated_ctrl_c(words: Sequence[str], errors: Path) -> None:
+    """In a child: the command, which receives five SIGINT from the third step on; `errors` is its standard error."""
+    sys.stderr = errors.open("w")
+    step, count = training.train_step, iter(range(1000))
+
+    def interrupt() -> None:
+        for _ in range(5):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+
+    def interrupted(*values: Any) -> Any:
+        if next(count) == 3:
+            threading.Thread(target=interrupt, daemon=True).start()
+        return step(*values)
+
+    training.train_step = interrupted
+    code = main(list(words))
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Cases) -> None:
     torch.set_num_threads(1)
     for port, (out, words) in zip(ports, cases.values(), strict=True):
@@ -172,8 +213,8 @@ def _rank(rank: int, num: int, ports: Sequence[int], prepared: Path, cases: Case
 
 def run_on_two(prepared: Path, cases: Cases) -> None:
     """Runs on two processes each, one run after the other, as torchrun starts them."""
-    ports = [_free_port() for _ in cases]
-    ranks = [_context().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
+    ports = free_ports(len(cases))
+    ranks = [preload().Process(target=_rank, args=(rank, 2, ports, prepared, cases)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -181,10 +222,15 @@ def run_on_two(prepared: Path, cases: Cases) -> None:
         assert process.exitcode == 0
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def free_ports(num: int) -> list[int]:
+    """Free ports below those that the kernel gives to connections, which could be taken before they are used."""
+    ports: list[int] = []
+    while len(ports) < num:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
 
 
 def weights(out: Path, which: str = "model") -> dict[str, torch.Tensor]:

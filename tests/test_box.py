@@ -28,7 +28,7 @@ def test_it_loads_without_a_path_and_is_small(box):
 
 def test_it_prefers_sentences_to_their_words_in_alphabetical_order(box):
     shuffled = " ".join(sorted(SENTENCE.split()))
-    assert box.perplexity(SENTENCE, samples=2).nats < box.perplexity(shuffled, samples=2).nats - 1
+    assert box.perplexity(SENTENCE, samples=1).nats < box.perplexity(shuffled, samples=1).nats - 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def on_two(folder: Path, *words: object, first: str = "") -> subprocess.Complete
     script = folder / "two.py"
     script.write_text(f"{first}\nimport sys\nfrom adlm.cli.main import main\nsys.exit(main(sys.argv[1:]))\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=False, timeout=600)
 
 
 def close(one: Any, other: Any, rel: float = 1e-6) -> bool:

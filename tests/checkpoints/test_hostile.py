@@ -355,10 +355,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_hostile_or_damaged_file_is_a_user_error_and_has_no_effect(case, tmp_path, capsys):
+def test_a_hostile_or_damaged_file_is_a_user_error_and_has_no_effect(case, tmp_path, monkeypatch, capsys):
     file, ran, out = tmp_path / "model.ckpt", tmp_path / "ran", tmp_path / "out" / "model"
     CASES[case](file, ran)
-    folder = set(os.listdir())
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     code = main(["import", str(file), "--out", str(out)])
     seconds, after = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -372,8 +373,8 @@ def test_a_hostile_or_damaged_file_is_a_user_error_and_has_no_effect(case, tmp_p
     assert len(captured.err) < 600
     assert not ran.exists()
     assert not out.parent.exists()
-    assert set(os.listdir()) == folder
-    assert seconds < 5
+    assert not os.listdir()
+    assert seconds < 60
     assert after - before < 2**20  # kilobytes: a gigabyte
 
 

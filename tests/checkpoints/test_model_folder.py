@@ -5,7 +5,6 @@ import json
 import stat
 import subprocess
 import sys
-import time
 import types
 from dataclasses import replace
 
@@ -327,11 +326,10 @@ def test_weight_names_from_files_cannot_control_a_terminal(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["blocks: 2\n", "denoiser_blocks: null\n"])
-def test_a_config_with_more_blocks_than_there_are_weights_is_a_user_error_at_once(line, tmp_path):
+def test_a_config_with_more_blocks_than_there_are_weights_is_a_user_error_at_once(line, tmp_path, monkeypatch):
     folder = small_model(tmp_path / "model")
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace(f"  {line}", f"  {line.split(':')[0]}: 1024\n"))
-    start = time.monotonic()
+    monkeypatch.setattr("adlm.checkpoints.model_folder.on_meta", None)  # no block is built
     with pytest.raises(UserError, match=r"do not fit: there are 51 weights, and a block has at least 6"):
         adlm.load(folder)
-    assert time.monotonic() - start < 2

@@ -16,7 +16,7 @@ from adlm.cli.console import Console, Progress, duration
 def wait_for(capsys, pattern):
     """Wait until standard error matches the pattern."""
     printed, started_at = "", time.monotonic()
-    while time.monotonic() - started_at < 5:
+    while time.monotonic() - started_at < 120:
         printed += capsys.readouterr().err
         if re.search(pattern, printed):
             return printed

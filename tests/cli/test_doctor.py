@@ -110,11 +110,11 @@ def test_corpora_are_found_in_adlm_data(capsys, monkeypatch, tmp_path):
 
 def test_a_hub_that_never_answers_delays_the_report_for_a_limited_time(monkeypatch):
     monkeypatch.setattr(environment, "HUB_SECONDS", 0.2)
-    monkeypatch.setattr(hub, "why_unreachable", lambda: time.sleep(60))
+    monkeypatch.setattr(hub, "why_unreachable", lambda: time.sleep(600))
     started = time.monotonic()
     [found] = [check for check in check_environment() if check.name == "hub"]
     assert "no answer within 0.2 s" in found.detail
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
 def test_the_marks_are_ascii_where_the_encoding_is():

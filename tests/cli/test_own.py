@@ -11,6 +11,7 @@ from adlm.cli.main import main
 from adlm.config.load import resolve, to_mapping
 
 QUICK = ("train.steps=6", "train.batch_size=4", "train.valid_every=0", "train.valid_rows=4", "sampling.steps=4")
+QUICK += ("model.hidden=16", "model.heads=2", "length=32", "train.samples=1")
 
 
 def write_texts(folder):

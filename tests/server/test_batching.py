@@ -11,6 +11,9 @@ import adlm
 from adlm.tokens import load_tokenizer, train_bpe
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
+pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
+
+from running_server import PATIENCE
 
 from adlm.sampling.joining import JoinedRows
 from adlm.server.batching import BatchWorker
@@ -41,7 +44,7 @@ def sample(worker, rows):
                 all_done.set()
 
     worker.submit(Job(rows, notify, streams=True))
-    assert all_done.wait(60)
+    assert all_done.wait(PATIENCE)
     return [done[row] for row in range(len(rows))]
 
 
@@ -83,7 +86,7 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
 
     def step_after_submission(rows):
         begun.set()
-        assert submitted.wait(30)
+        assert submitted.wait(PATIENCE)
         step(rows)
 
     def notify_as(name):
@@ -106,10 +109,10 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
     worker.start()
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         worker.submit(Job([row], notify_as(name)))
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE)
         if number == 3:
             submitted.set()
-    assert all_done.wait(30)
+    assert all_done.wait(PATIENCE)
     assert [name for name, *_ in completed] == ["first", "second", "third", "long"]
     alone = [sample(worker, [row])[0] for row in rows]
     assert {name: rest for name, *rest in completed} == {

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'ad
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 openai = pytest.importorskip("openai", reason="openai is not installed; pip install 'adlm[dev]'")
 
-from running_server import running, wait_until  # noqa: E402
+from running_server import PATIENCE, get, metrics, running, wait_until  # noqa: E402
 
 from adlm.sampling.joining import JoinedRows  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
@@ -48,7 +48,7 @@ def gate(monkeypatch):
 
     def gated_step(rows):
         gate.entered.set()
-        assert gate.wait(30)
+        assert gate.wait(PATIENCE)
         gate.num_calls += 1
         step(rows)
 
@@ -60,7 +60,10 @@ def gate(monkeypatch):
 def post(address, body, **headers):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(
-        f"{address}/v1/completions", content=content, headers={"content-type": "application/json"} | headers, timeout=30
+        f"{address}/v1/completions",
+        content=content,
+        headers={"content-type": "application/json"} | headers,
+        timeout=PATIENCE,
     )
 
 
@@ -152,19 +155,19 @@ def test_a_seed_gives_the_same_text_alone_and_among_twenty_others(address, model
         answers = list(pool.map(lambda each: post(address, each), requests))
     assert {answer.status_code for answer in answers} == {200}
     assert answers[10].json()["choices"] == alone
-    assert "adlm_call_rows_sum" in httpx.get(f"{address}/metrics").text
+    assert "adlm_call_rows_sum" in metrics(address)
 
 
 def test_concurrent_requests_share_network_calls(models, gate):
     with running(models, ServerSettings(batch=4)) as address, ThreadPoolExecutor(9) as pool:
         first = pool.submit(post, address, {"model": "adlm", "max_tokens": 1})
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(PATIENCE)
         others = [pool.submit(post, address, {"model": "adlm", "max_tokens": 1}) for _ in range(8)]
-        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 8.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 8.0' in metrics(address))
         gate.set()
         assert {each.result().status_code for each in (first, *others)} == {200}
-        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
-        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in metrics(address))
+        lines = metrics(address).splitlines()
     assert 'adlm_call_rows_count{model="adlm"} 3.0' in lines
     assert 'adlm_call_rows_sum{model="adlm"} 9.0' in lines
 
@@ -225,7 +228,7 @@ def test_a_wrong_request_is_refused_with_one_clear_message(address, body, status
 def test_a_body_without_announced_length_is_limited_too(address):
     sent = (b"x" * 1000 for _ in range(50))
     try:
-        status = httpx.post(f"{address}/v1/completions", content=sent).status_code
+        status = httpx.post(f"{address}/v1/completions", content=sent, timeout=PATIENCE).status_code
     except httpx.WriteError:  # refused before all of it was sent
         return
     assert status == 413
@@ -235,7 +238,7 @@ def test_chat_unknown_paths_and_methods_are_refused_as_json(client, address):
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         client.chat.completions.create(model="adlm", messages=[{"role": "user", "content": "hi"}])
     for path, status in (("/docs", 404), ("/../etc/passwd", 404), ("/v1/completions", 405)):
-        answer = httpx.get(f"{address}{path}")
+        answer = get(f"{address}{path}")
         assert answer.status_code == status
         assert answer.json()["error"]["message"]
 
@@ -248,7 +251,7 @@ def test_models_are_listed(client):
 
 
 def test_responses_have_strict_headers_and_their_own_ids(address):
-    first, second = (httpx.get(f"{address}{path}") for path in ("/health", "/nowhere"))
+    first, second = (get(f"{address}{path}") for path in ("/health", "/nowhere"))
     for answer in (first, second):
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -279,10 +282,10 @@ def test_a_key_is_needed_where_one_is_set(models):
     with running(models, ServerSettings(api_key="right-key")) as address:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer ä".encode()}):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
-                answer = httpx.get(f"{address}{path}", headers=headers)
+                answer = get(f"{address}{path}", headers=headers)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["type"] == "authentication_error"
-        assert httpx.get(f"{address}/health").status_code == 200
+        assert get(f"{address}/health").status_code == 200
         with openai.OpenAI(base_url=f"{address}/v1", api_key="right-key") as client:
             assert [model.id for model in client.models.list()] == ["adlm", "ar"]
 
@@ -295,7 +298,7 @@ def test_a_key_is_needed_where_one_is_set(models):
 def test_without_a_key_other_names_of_this_machine_are_refused(address, host, status):
     """A page on the web whose name resolves to 127.0.0.1 (DNS rebinding) sends its own name."""
     for path in ("/v1/models", "/", "/health"):
-        answer = httpx.get(f"{address}{path}", headers={"host": host})
+        answer = get(f"{address}{path}", headers={"host": host})
         assert answer.status_code == status
     if status == 403:
         assert "Host header must name this machine" in answer.json()["error"]["message"]
@@ -304,15 +307,15 @@ def test_without_a_key_other_names_of_this_machine_are_refused(address, host, st
 def test_with_a_key_any_name_is_accepted(models):
     with running(models, ServerSettings(api_key="right-key")) as address:
         headers = {"host": "adlm.example", "authorization": "Bearer right-key"}
-        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+        assert get(f"{address}/v1/models", headers=headers).status_code == 200
 
 
 def test_a_full_queue_is_429_with_retry_after(models, gate):
     with running(models, ServerSettings(batch=1, max_waiting=2)) as address, ThreadPoolExecutor(3) as pool:
         begun = [pool.submit(post, address, {"model": "adlm", "max_tokens": 2})]
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(PATIENCE)
         begun += [pool.submit(post, address, {"model": "adlm", "max_tokens": 2}) for _ in range(2)]
-        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 2.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 2.0' in metrics(address))
         refused = post(address, {"model": "adlm", "max_tokens": 2})
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -347,10 +350,10 @@ def connected(address, body):
 def test_a_row_whose_client_is_gone_leaves_its_batch(models, gate):
     with running(models, ServerSettings()) as address:
         with connected(address, {"model": "adlm", "max_tokens": 40, "steps": 1000, "seed": 0}):
-            assert gate.entered.wait(20)
-        wait_until(lambda: 'route="/v1/completions",status="499"} 1.0' in httpx.get(f"{address}/metrics").text)
+            assert gate.entered.wait(PATIENCE)
+        wait_until(lambda: 'route="/v1/completions",status="499"} 1.0' in metrics(address))
         gate.set()
-        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in metrics(address))
         assert gate.num_calls == 1
 
 
@@ -365,13 +368,13 @@ def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
 def test_requests_of_a_client_that_disconnects_are_dropped(models, gate, stream):
     with running(models, ServerSettings(batch=1)) as address, ThreadPoolExecutor(1) as pool:
         running_one = pool.submit(post, address, {"model": "adlm", "max_tokens": 2})
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(PATIENCE)
         with connected(address, {"model": "adlm", "max_tokens": 40, "n": 3, "stream": stream}):
-            wait_until(lambda: 'adlm_queue_rows{model="adlm"} 3.0' in httpx.get(f"{address}/metrics").text)
-        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
+            wait_until(lambda: 'adlm_queue_rows{model="adlm"} 3.0' in metrics(address))
+        wait_until(lambda: 'adlm_queue_rows{model="adlm"} 0.0' in metrics(address))
         gate.set()
         assert running_one.result().status_code == 200
-        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in httpx.get(f"{address}/metrics").text)
+        wait_until(lambda: 'adlm_running_rows{model="adlm"} 0.0' in metrics(address))
         assert gate.num_calls <= 2  # those of the first request, which has two tokens
 
 
@@ -385,9 +388,12 @@ def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"
         assert answer.headers["x-content-type-options"] == "nosniff"
-    lines = [JsonFormatter().format(record) for record in caplog.records]
-    assert "RuntimeError" in lines[0]
-    assert "secret" not in "".join((answer.text, *lines[1:], lines[0].partition("traceback")[0]))
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    lines = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]  # not of other tests
+    assert [line["event"] for line in lines] == ["bug", "request"]
+    assert lines[0]["exception"] == "RuntimeError"
+    del lines[0]["traceback"]
+    assert "secret" not in answer.text + json.dumps(lines)
 
 
 def test_a_failing_batch_is_an_error_and_the_next_request_works(models, monkeypatch):

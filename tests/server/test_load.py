@@ -29,13 +29,17 @@ def serve_load():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the experiment reads the memory from /proc")
 def test_no_answer_is_lost_or_wrong_beside_slow_disconnecting_and_malformed_clients(models, serve_load):
-    arguments = argparse.Namespace(clients=12, seconds=3.0, alone=0.3)
+    bodies = serve_load.bodies("adlm")
     with running({"adlm": models["adlm"]}, ServerSettings(batch=3)) as address:
-        results = asyncio.run(serve_load.run_clients(address, os.getpid(), serve_load.bodies("adlm"), arguments))
-    alone, load = results
-    for figures in results:
-        assert [figures[name] for name in ("lost", "wrong", "refused", "unexpected")] == [0, 0, 0, 0]
+        for seconds in (3.0, 15.0, 60.0):  # a busy machine needs longer for as many requests
+            arguments = argparse.Namespace(clients=12, seconds=seconds, alone=seconds / 10)
+            results = asyncio.run(serve_load.run_clients(address, os.getpid(), bodies, arguments))
+            for figures in results:
+                assert [figures[name] for name in ("lost", "wrong", "refused", "unexpected")] == [0, 0, 0, 0]
+            alone, load = results
+            if load["answers"] >= 16 and load["bad_clients"] >= 8:  # every kind of request
+                break
     assert alone["answers"] >= 1
-    assert load["answers"] >= 16  # every kind of request
+    assert load["answers"] >= 16
     assert load["bad_clients"] >= 8
     assert "| 3 | 12 |" in serve_load.table_of([{"batch": 3, **figures} for figures in results])

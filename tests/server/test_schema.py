@@ -4,12 +4,12 @@ import hypothesis
 import pytest
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install 'adlm[dev]'")
+pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 
-from running_server import running  # noqa: E402
+from running_server import PATIENCE, running
 
-from adlm.server.app import ServerSettings  # noqa: E402
-from adlm.server.completion import Limits  # noqa: E402
+from adlm.server.app import ServerSettings
+from adlm.server.completion import Limits
 
 OPERATIONS = {
     "/v1/completions": 120, "/v1/chat/completions": 3, "/v1/models": 2, "/v1/models/{model}": 10, "/health": 2,
@@ -20,7 +20,13 @@ MODEL_OPERATIONS = ("/v1/completions", "/v1/trace", "/v1/bound")
 
 
 @pytest.fixture(scope="module")
-def schema(models):
+def schemathesis():
+    """Imported here: it takes a second, and most processes of the test run do not need it."""
+    return pytest.importorskip("schemathesis", reason="schemathesis is not installed; pip install 'adlm[dev]'")
+
+
+@pytest.fixture(scope="module")
+def schema(models, schemathesis):
     with running(models, ServerSettings(limits=Limits(rows=4, steps=8))) as address:
         yield schemathesis.openapi.from_url(f"{address}/openapi.json")
 
@@ -30,7 +36,7 @@ def schema(models):
     [*((path, "positive") for path in OPERATIONS), *((path, "negative") for path in MODEL_OPERATIONS)],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
+def test_no_request_of_the_schema_is_a_server_error(schemathesis, schema, path, mode):
     [operation] = [each.ok() for each in schema.get_all_operations() if each.ok().path == path]
     cases = operation.as_strategy(generation_mode=getattr(schemathesis.GenerationMode, mode.upper()))
 
@@ -47,7 +53,7 @@ def test_no_request_of_the_schema_is_a_server_error(schema, path, mode):
             case.body |= {"model": "adlm"}  # most other words are no names
             case.body |= {"text": f"[MASK*2]{case.body.get('text')}"[:40]} if path == "/v1/trace" else {}
             case.body |= {"sampler": "confidence"} if path != "/v1/bound" else {}
-        answer = case.call()
+        answer = case.call(timeout=PATIENCE)
         statuses.add(answer.status_code)
         assert answer.status_code < 500, answer.text
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[dev]'")
 
-from running_server import wait_until  # noqa: E402
+from running_server import PATIENCE, wait_until  # noqa: E402
 
 from adlm.cli.main import main  # noqa: E402
 
@@ -28,24 +28,24 @@ def test_sigterm_finishes_what_has_begun_and_refuses_what_waits(folders, tmp_pat
     try:
         line = process.stdout.readline()
         address = re.fullmatch(r"adlm: serving adlm at (http://127\.0\.0\.1:[1-9]\d*)\n", line)[1]
-        with httpx.Client(base_url=address, headers={"authorization": "Bearer a-key"}, timeout=60) as client:
+        with httpx.Client(base_url=address, headers={"authorization": "Bearer a-key"}, timeout=PATIENCE) as client:
             slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-conf", "steps": 1024, "seed": 0}
             assert client.get("/health").status_code == 200
 
-            def queue_is(num):
-                return f'adlm_queue_rows{{model="adlm"}} {num}.0' in client.get("/metrics").text
+            def num_rows_is(num, state):
+                return f'adlm_{state}_rows{{model="adlm"}} {num}.0' in client.get("/metrics").text
 
             with ThreadPoolExecutor(2) as pool:
                 begun = pool.submit(client.post, "/v1/completions", json=slow)
-                wait_until(lambda: queue_is(0))
+                wait_until(lambda: num_rows_is(1, "running"))
                 waiting = pool.submit(client.post, "/v1/completions", json=slow)
-                wait_until(lambda: queue_is(1))
+                wait_until(lambda: num_rows_is(1, "queue"))
                 process.send_signal(signal.SIGTERM)
                 assert begun.result().status_code == 200
                 assert len(begun.result().json()["choices"]) == 1
                 assert waiting.result().status_code == 503
                 assert "shutting down" in waiting.result().json()["error"]["message"]
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(PATIENCE) == -signal.SIGTERM
         statuses = [json.loads(line)["status"] for line in process.stderr.read().splitlines()]
         assert sorted(statuses)[-1] == 503
     finally:

@@ -1,12 +1,12 @@
 """Properties of one optimizer step."""
 
-import socket
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from small_runs import preload
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -207,9 +207,10 @@ def test_a_step_under_autocast_keeps_the_dtype_of_the_weights():
 
 
 def sharded_worker(
-    rank: int, world: int, port: int, optimizer: str, expected: dict, averaged: dict, norm: torch.Tensor
+    rank: int, world: int, store: str, optimizer: str, expected: dict, averaged: dict, norm: torch.Tensor
 ) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         mesh = init_device_mesh("cpu", (world,))
         config = config_of("a2r", clip=0.01, optimizer=optimizer)
@@ -240,14 +241,13 @@ def sharded_worker(
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_two_sharded_processes_step_like_one(optimizer):
+def test_two_sharded_processes_step_like_one(optimizer, tmp_path):
     """FSDP2 averages gradients: each process divides by its share of the tokens. Norm, clip, optimizer, EMA."""
     network, ema, report = take_steps(config_of("a2r", clip=0.01, optimizer=optimizer), [MicroBatch(text())])
     expected = {name: weight.detach() for name, weight in network.named_parameters()}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(sharded_worker, (2, port, optimizer, expected, ema.weights, report.gradient_norm), nprocs=2)
+    values = (2, str(tmp_path / "store"), optimizer, expected, ema.weights, report.gradient_norm)
+    preload()
+    mp.start_processes(sharded_worker, values, nprocs=2, start_method="forkserver")
 
 
 @pytest.mark.gpu

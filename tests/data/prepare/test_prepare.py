@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from texts import prose
 
 from adlm.data.prepare import journal, shards
 from adlm.data.prepare import prepare as preparing
-from adlm.data.prepare.journal import JOURNAL, RECIPE, read_journal
+from adlm.data.prepare.journal import JOURNAL, read_journal
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import FORMAT, open_prepared
 from adlm.data.sources.corpora import BUILT_IN
@@ -26,15 +25,23 @@ from adlm.errors import UserError
 from adlm.files import write_file
 from adlm.tokens import load_tokenizer
 
-# A run of its own, slow and committing often, to be killed at any moment.
+# A run of its own, slow and committing often, that kills itself some seconds after a call of its progress.
 SLOW = """
-import sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
 from adlm.config.load import resolve
-from adlm.data.prepare import journal
 from adlm.data.prepare import prepare as preparing
 preparing.BATCH, preparing.COMMIT = 400, 1000
-preparing.prepare(resolve(sys.argv[2:]), Path(sys.argv[1]), lambda progress: time.sleep(0.004))
+out, last, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+num_calls = 0
+def report(progress):
+    global num_calls
+    num_calls += 1
+    if num_calls == last:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    time.sleep(0.004)
+preparing.prepare(resolve(sys.argv[4:]), out, report)
+print(num_calls)
 """
 
 
@@ -94,22 +101,14 @@ def test_held_out_documents_depend_only_on_the_seed():
 def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, resolve_config):
     prepare(resolve_config(*words), tmp_path / "unbroken")
     out = tmp_path / "broken"
-    command = [sys.executable, "-c", SLOW, str(out), *words]
-    draws, kills, resumed_from = random.Random(0), 0, []
-    while kills < 5:
-        run = subprocess.Popen(command)
-        begun = out.with_name("broken.preparing") / RECIPE
-        while not begun.exists() and run.poll() is None:  # the imports are not what we want to hit
-            time.sleep(0.005)
-        time.sleep(draws.uniform(0.0, 0.12))
-        run.send_signal(signal.SIGKILL)
-        if run.wait() == 0:
-            break
-        kills += 1
+    rng, resumed_from = random.Random(0), []
+    for _ in range(5):
+        moment = [str(rng.randrange(1, 10)), str(rng.uniform(0.0, 0.01))]
+        killed = subprocess.run([sys.executable, "-c", SLOW, str(out), *moment, *words], check=False)
+        assert killed.returncode == -signal.SIGKILL
         resumed_from.append(len(read_journal(out.with_name("broken.preparing"))))
         assert not out.exists(), "nothing is there until all of it is"
-    assert subprocess.run(command, check=False).returncode == 0
-    assert kills == 5
+    assert subprocess.run([sys.executable, "-c", SLOW, str(out), "0", "0", *words], check=False).returncode == 0
     assert max(resumed_from) > 0, "some run must have got somewhere"
     assert sums(out) == sums(tmp_path / "unbroken")
 

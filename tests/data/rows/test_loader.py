@@ -157,7 +157,7 @@ tokens = Tokens(Path({str(tmp_path / "split")!r}), np.dtype(np.uint16), Extent(1
 batches = Loader(rows_of(tokens, FRAMED, 8, "packed"), 512).batches()
 next(batches)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert (run.returncode, run.stderr) == (0, "")
 
 
