@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -87,6 +86,8 @@ def explain_out_of_memory(config: Config, rows: int, step: int, resume_hint: str
         raise _out_of_memory_error(config, rows, step, resume_hint) from None
     except RuntimeError as error:
         if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            from torch._inductor.runtime.cache_dir_utils import cache_dir  # slow to import
+
             raise UserError(
                 f"torch.compile failed ({str(error).strip().partition(chr(10))[0]}); delete its cache, which a "
                 f"killed process may have damaged ({cache_dir()}), or add train.compile=off; {resume_hint}"
