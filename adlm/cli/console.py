@@ -65,9 +65,9 @@ class Progress:
         self._bar: Bar | None = None
         if console.is_live:
             name = TextColumn("{task.description}", markup=False)
-            left = TextColumn("{task.completed:,.0f}/{task.total:,}  {task.fields[left]}")
-            self._bar = Bar(name, BarColumn(), left, TimeElapsedColumn(), console=console, transient=True)
-            self._task = self._bar.add_task(label, total=total, completed=int(done), left="")
+            status = TextColumn("{task.fields[status]}", markup=False)
+            self._bar = Bar(name, BarColumn(), status, TimeElapsedColumn(), console=console, transient=True)
+            self._task = self._bar.add_task(label, total=total, completed=int(done), status=self.count)
             self._bar.start()
         self._thread = threading.Thread(target=self._print_lines, daemon=True)
         self._thread.start()
@@ -81,7 +81,12 @@ class Progress:
         if self._first is None:
             self._first = self._last
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, left=self.left)
+            self._bar.update(self._task, completed=done, status=f"{self.count}  {self.left}")
+
+    @property
+    def count(self) -> str:
+        """Whole steps done, of all."""
+        return f"{int(self._last[0]):,}/{self.total:,}"
 
     @property
     def left(self) -> str:
@@ -114,9 +119,9 @@ class Progress:
             now = time.monotonic()
             if now - self._printed_at < PROGRESS_INTERVAL:
                 continue
-            done, since = self._last
+            since = self._last[1]
             status = f"{duration(now - since)} in the next one" if now - since > PROGRESS_INTERVAL else self.left
-            self.print(f"{self.label}: {done:,.0f}/{self.total:,} {self.unit}{f', {status}' if status else ''}")
+            self.print(f"{self.label}: {self.count} {self.unit}{f', {status}' if status else ''}")
 
 
 class Stages:

@@ -38,6 +38,16 @@ def test_progress_is_printed_at_intervals_and_during_a_long_step(capsys, monkeyp
     assert capsys.readouterr().err == ""
 
 
+def test_a_step_counts_only_once_it_is_done():
+    """Sampling reports fractions of a sample."""
+    progress = Progress(Console(), "sampling", 1, unit="samples")
+    progress.update(0.98)
+    assert progress.count == "0/1"
+    progress.update(1)
+    assert progress.count == "1/1"
+    progress.close()
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.123, "0.12 s"), (12.3, "12 s"), (119, "119 s"), (130, "2 min"), (9000, "2 h"), (86_400 * 20, "20 d")],
