@@ -7,7 +7,7 @@ of importance, and within a group the first seeds of all rows come before the se
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-TOKENIZERS = {"bpe-8192": 8192, "gpt2": 50_258, "bytes": 258}
+TOKENIZERS = {"bpe-8192": 8192, "gpt2": 50_258, "bpe-2048": 2048, "bytes": 258}
 """Symbols of each tokenizer, the mask included."""
 
 # 256 rows x 256 tokens = 65,536 tokens a step; 1,000 steps are 65.5M tokens, 1.5 epochs of 200 MB of Wikipedia. The
@@ -36,6 +36,11 @@ FINALS = (
     *("train.decay=trapezoid", "train.ema=0.995", "train.unigram_start=true", "train.log_every=50"),
     *("train.valid_every=250", "train.valid_rows=256", "train.checkpoint_every=1000000", "train.keep=1"),
     *("train.sample_every=0", "train.samples=1", "sampling.steps=16"),
+)
+# The presets quickstart/adlm and quickstart/mdlm, for a CPU: 800 steps of 32 rows x 64 tokens, a rate that decays
+QUICKSTART = (
+    *("schedule.eps=0", "train.threads=1", "train.device=cpu", "train.checkpoint_every=1000000"),
+    *("train.samples=1", "sampling.steps=8"),
 )
 SMOKE = (
     *("data.packing=packed", "length=32", "model.hidden=32", "model.heads=2", "model.condition=8", "model.dropout=0"),
@@ -113,7 +118,7 @@ def rows_by_name() -> dict[str, Row]:
     return {row.name: row for group in GROUPS.values() for row in group.rows}
 
 
-THREE = (0, 1, 2)
+THREE, FIVE = (0, 1, 2), (0, 1, 2, 3, 4)
 DIFFUSION = ("schedule.eps=0", "model.start=neighbours")
 ANCHORED = (*DIFFUSION, "model.blocks=8", "model.denoiser_blocks=4")
 STRONG = ("anchor.gamma=0.1", "anchor.warm_up=false")
@@ -164,7 +169,14 @@ SPLITS = ((4, 8), (6, 6), (10, 2))
 SMALL = ("model.blocks=12", "model.denoiser_blocks=6")
 OFTEN = "train.valid_every=25"
 POWER = ("time.masks=counted", "time.power=2")
-MODERN = ("train.optimizer=muon", "train.learning_rate=2e-3", "model.qk_norm=true", *POWER)
+ADAMW, MUON = "train.optimizer=adamw", "train.optimizer=muon"
+QUICK_MODELS = {
+    "mdlm": ("quickstart/mdlm",),
+    "adlm": ("quickstart/adlm",),
+    "auxiliary": ("quickstart/adlm", "model.bridge=none"),
+}
+"""Presets and overrides: 3 blocks, 1 + 2 blocks, and 3 blocks with the anchor loss after the first. t is above 0.1."""
+MODERN = (MUON, "train.learning_rate=2e-3", "model.qk_norm=true", *POWER)
 
 
 def of_rules() -> Iterator[Row]:
@@ -202,8 +214,8 @@ def of_recipes() -> Iterator[Row]:
     """Validated every 25 steps, which takes 3% longer: a good recipe reaches the published bound early."""
     for rate in ("1e-3", "2e-3", "4e-3"):
         word, of = f"train.learning_rate={rate}", f"learning rate {rate}"
-        yield adlm(f"adlm-muon-{rate}", f"ADLM, Muon, {of}", "train.optimizer=muon", word, OFTEN)
-        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon, {of}", "train.optimizer=muon", word, OFTEN)
+        yield adlm(f"adlm-muon-{rate}", f"ADLM, Muon, {of}", MUON, word, OFTEN)
+        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon, {of}", MUON, word, OFTEN)
     yield adlm("adlm-beta2-0.95", "ADLM, AdamW with beta2 0.95", "train.beta2=0.95", OFTEN)
     yield adlm("adlm-beta2-0.99", "ADLM, AdamW with beta2 0.99", "train.beta2=0.99", OFTEN)
     yield adlm("adlm-published-start", "ADLM, published initialisation", "model.start=published", OFTEN)
@@ -216,6 +228,27 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-modern", "ADLM, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
     yield mdlm("mdlm-modern", "MDLM 12, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
+
+
+def quick(model: str, name: str, title: str, *overrides: str) -> Row:
+    """A model of the quickstart, with five seeds."""
+    preset, *words = QUICK_MODELS[model]
+    return Row(f"quick-{model}-{name}", f"{model}, {title}", preset, (*words, *overrides), FIVE)
+
+
+def of_quickstarts() -> Iterator[Row]:
+    for model in QUICK_MODELS:
+        yield quick(model, "adamw", "AdamW 4e-3", ADAMW)
+        for rate in ("2e-3", "4e-3", "8e-3"):
+            yield quick(model, f"muon-{rate}", f"Muon {rate}", MUON, f"train.learning_rate={rate}")
+    for optimizer, title in ((ADAMW, "AdamW"), (MUON, "Muon")):
+        kind = title.lower()
+        yield quick("mdlm", f"{kind}-all-times", f"{title} 4e-3, t above 0.001", optimizer, "time.t_min=1e-3")
+        yield quick("mdlm", f"{kind}-t-min-0.2", f"{title} 4e-3, t above 0.2", optimizer, "time.t_min=0.2")
+        for power in ("1", "1.5", "2"):
+            words = (optimizer, "time.masks=counted", f"time.power={power}")
+            yield quick("mdlm", f"{kind}-power-{power}", f"{title} 4e-3, counted masks, t = u^{power}", *words)
+    yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, "model.qk_norm=true")
 
 
 GROUPS = {
@@ -338,6 +371,14 @@ GROUPS = {
         ),
         ("final-mdlm-18", "final-auxiliary"),
         "gpt2",
+        only_by_name=True,
+    ),
+    "quickstart": Group(
+        "Which recipe for minutes on a CPU?",
+        QUICKSTART,
+        tuple(of_quickstarts()),
+        ("quick-mdlm-adamw", "quick-mdlm-muon-4e-3"),
+        "bpe-2048",
         only_by_name=True,
     ),
     "smoke": Group(
