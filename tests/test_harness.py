@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -209,6 +210,19 @@ def test_simple_evaluate_finds_the_model_by_name(world):
     )
     assert isinstance(by_string, adlm.harness.HarnessModel)
     assert (by_string.samples, by_string.settings.batch, str(by_string.device)) == (4, 2, "cpu")
+
+
+def test_the_entry_point_is_one_that_the_registry_of_the_harness_can_load():
+    """Releases after 0.4.13 register the entry points of the group lm_eval.models so."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import Registry
+
+    from adlm.harness import HarnessModel
+
+    (entry,) = entry_points(group="lm_eval.models", name="adlm")
+    registry = Registry("model", base_cls=LM)
+    registry.register(entry.name, target=entry)
+    assert registry.get("adlm") is HarnessModel
 
 
 def test_adlm_and_its_command_line_do_not_import_lm_eval():
