@@ -40,6 +40,9 @@ METRIC_FORMATS = {
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
+        if arguments.out is not None or arguments.overrides:
+            given = " ".join(["--out"] * (arguments.out is not None) + arguments.overrides)
+            raise UserError(f"--plot writes into the first run's folder and takes no other option; leave out {given}")
         from adlm.training.plots import plot_runs
 
         console = Console(stderr=True)
@@ -84,6 +87,8 @@ def run_folder_of(overrides: list[str], out: Path | None) -> Path:
     preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
         resolve(overrides)  # report a misspelt preset first
+        if not overrides:
+            raise UserError("no preset is given; try `adlm train own data.path=FILE`, or --out RUN to resume a run")
         raise UserError("--out is not given, and there is no preset to name the run after; add --out runs/NAME")
     return out or Path("runs", str(preset).replace("/", "-"))
 

@@ -78,6 +78,10 @@ def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_pa
             "train.device 'cuda' is not one that torch",
         ),
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
+        (["--plot", "{tmp}", "--out", "{tmp}/run"], "takes no other option; leave out --out"),
+        (["train.steps=3", "--plot", "{tmp}"], "takes no other option; leave out train.steps=3"),
+        ([], "no preset is given; try `adlm train own data.path=FILE`"),
+        (["own", "--steps", "5"], "as a config option: train.steps=... or time.steps=..."),
     ],
 )
 def test_a_user_error_is_one_line(words, sentence, tmp_path, capsys, monkeypatch):
