@@ -186,7 +186,7 @@ def _read_preset(name: str) -> Raw:
 
 
 def _path_remedy(name: str) -> str:
-    """What to write instead of the path of a run or of a text where a preset belongs; empty if there is no such path."""
+    """What to write instead of the path of a run or a text where a preset belongs; empty if there is no such path."""
     if os.path.isfile(os.path.join(name, "config.yaml")):
         return f"; to resume a run, write --out {name}"
     return f"; to read it as text, write data.path={name}" if os.path.exists(name) else ""

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
@@ -26,7 +27,14 @@ from adlm.server.jobs import Job, RowUpdate
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import add_page, page_files, studio_router
+from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/trace": TraceRequest,
+    "/v1/bound": BoundRequest,
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
 
     def worker_of(model: str) -> BatchWorker:
         if model not in workers:
-            raise ApiError(404, f"there is no model {model[:100]!r}; GET /v1/models lists them", "model")
+            raise ApiError(404, f"there is no model {model[:100]!r}; this server has {', '.join(workers)}", "model")
         return workers[model]
 
     def describe(model: str) -> dict[str, Any]:
@@ -229,7 +237,8 @@ def _report_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:
-        return error_response(validation_error(error.errors()))
+        body = BODIES.get(request.url.path)
+        return error_response(validation_error(error.errors(), body.model_fields if body else ()))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
