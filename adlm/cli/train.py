@@ -166,6 +166,8 @@ class TrainReporter:
     def start(self, start: "RunStart") -> None:
         self.exact, self.start_step = start.exact, start.step
         self.info(describe_start(start, self.config))
+        if start.step == self.config.train.steps:
+            self.info(f"all {start.step:,} steps are done; a larger train.steps trains the run longer")
         self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
         self.start_time = time.monotonic()
 

@@ -29,7 +29,9 @@ def test_a_run_is_trained_reported_resumed_and_plotted(tmp_path, capsys):
     assert "held out <= " in captured.err, "diffusion has an upper bound"
     assert "bound" not in captured.err, "training nats are not a bound"
     assert main(["train", "--out", str(out)]) == 0  # already finished
-    assert "resuming from step 20" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "resuming from step 20" in error
+    assert "all 20 steps are done; a larger train.steps trains the run longer" in error
     pytest.importorskip("matplotlib")
     assert main(["train", "--plot", str(out)]) == 0
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
