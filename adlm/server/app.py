@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
@@ -30,10 +29,10 @@ from adlm.server.studio.routes import add_page, page_files, studio_router
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
 
-BODIES: dict[str, type[BaseModel]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/trace": TraceRequest,
-    "/v1/bound": BoundRequest,
+FIELDS = {  # of the bodies by path, for suggestions
+    "/v1/completions": tuple(CompletionRequest.model_fields),
+    "/v1/trace": tuple(TraceRequest.model_fields),
+    "/v1/bound": tuple(BoundRequest.model_fields),
 }
 
 
@@ -237,8 +236,7 @@ def _report_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:
-        body = BODIES.get(request.url.path)
-        return error_response(validation_error(error.errors(), body.model_fields if body else ()))
+        return error_response(validation_error(error.errors(), FIELDS.get(request.url.path, ())))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
