@@ -231,6 +231,7 @@ def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], tak
 
     name = rest[0].strip("-").partition("=")[0]
     overrides = [f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")]
+    overrides.sort(key=lambda option: not option.startswith(f"{command.prog.rpartition(' ')[2]}."))  # train.steps first
     if takes_overrides and overrides:
         command.error(f"unrecognized arguments: {' '.join(rest)}; as a config option: {' or '.join(overrides)}")
     options = re.findall(r"(?<=--)[\w-]+", command.format_usage())  # without dashes, which make all names similar

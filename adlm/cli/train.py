@@ -40,6 +40,9 @@ METRIC_FORMATS = {
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
+        if arguments.out is not None or arguments.overrides:
+            given = " ".join(["--out"] * (arguments.out is not None) + arguments.overrides)
+            raise UserError(f"--plot writes into the first run's folder and takes no other option; leave out {given}")
         from adlm.training.plots import plot_runs
 
         console = Console(stderr=True)
@@ -84,6 +87,8 @@ def run_folder_of(overrides: list[str], out: Path | None) -> Path:
     preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
         resolve(overrides)  # report a misspelt preset first
+        if not overrides:
+            raise UserError("no preset is given; try `adlm train own data.path=FILE`, or --out RUN to resume a run")
         raise UserError("--out is not given, and there is no preset to name the run after; add --out runs/NAME")
     return out or Path("runs", str(preset).replace("/", "-"))
 
@@ -161,6 +166,8 @@ class TrainReporter:
     def start(self, start: "RunStart") -> None:
         self.exact, self.start_step = start.exact, start.step
         self.info(describe_start(start, self.config))
+        if start.step == self.config.train.steps:
+            self.info(f"all {start.step:,} steps are done; a larger train.steps trains the run longer")
         self.progress = Progress(self.console, "training", self.config.train.steps, start.step)
         self.start_time = time.monotonic()
 

@@ -7,6 +7,7 @@ Overrides are applied from left to right: a word without `=` is a preset or a .y
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
@@ -179,10 +180,16 @@ def _read_preset(name: str) -> Raw:
     if name in options.descriptions():
         raise UserError(f"option {name} has no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
-        raise UserError(
-            f"there is no preset {name!r} (`adlm presets` lists them all){options.suggestion(name, shipped)}"
-        )
+        remedy = _path_remedy(name) or options.suggestion(name, shipped)
+        raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){remedy}")
     return _read_file(name)
+
+
+def _path_remedy(name: str) -> str:
+    """What to write instead of the path of a run or a text where a preset belongs; empty if there is no such path."""
+    if os.path.isfile(os.path.join(name, "config.yaml")):
+        return f"; to resume a run, write --out {name}"
+    return f"; to read it as text, write data.path={name}" if os.path.exists(name) else ""
 
 
 def _read_file(name: str) -> Raw:

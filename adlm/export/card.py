@@ -11,7 +11,7 @@ from typing import Any
 from adlm import __version__
 from adlm.checkpoints.exported import public_name
 from adlm.config.load import differences, to_mapping
-from adlm.config.schema import Config
+from adlm.config.schema import SOURCES, Config
 from adlm.data.rows.anchor_rules import describe_rule
 from adlm.language_model import LanguageModel
 from adlm.methods.inputs import vocabulary_of
@@ -170,7 +170,7 @@ def model_card(lm: LanguageModel, record: RunRecord, name: str) -> str:
         name=name,
         usage=usage,
         length=f"{config.length:,}",
-        command=train_command(config),
+        command=f"{train_command(config)} --out runs/{shlex.quote(name.rpartition('/')[2])}",
         trained_with=trained_with if record.commits else "The run did not record the commit that it was trained with.",
         note=CAUSAL_NOTE if method.causal else MASKED_NOTE,
     )
@@ -212,7 +212,10 @@ def _describe_data(config: Config) -> str:
 
 
 def train_command(config: Config) -> str:
-    """`adlm train` with the options that differ from their defaults; paths without the folders of this machine."""
+    """`adlm train` with the options that differ from their defaults; paths without the folders of this machine.
+
+    Where the text is not recorded, `data.path=FILE` takes its place: without a text the command would be refused.
+    """
     changed = differences(to_mapping(Config()), to_mapping(config))
     words = ["adlm", "train"]
     for option, (_, value) in changed.items():
@@ -220,4 +223,6 @@ def train_command(config: Config) -> str:
             value = public_name(str(value))
         if option != "data.root" and option.partition(".")[0] != "vocabulary":  # a path, and that of the tokenizer
             words.append(shlex.quote(f"{option}={value if isinstance(value, str) else json.dumps(value)}"))
+    if not any(getattr(config.data, option) for option in (*SOURCES, "prepared")):
+        words.append("data.path=FILE")
     return " ".join(words)

@@ -55,7 +55,7 @@ def check_canvas(
     if complete.any():
         raise UserError(
             f"row {first_row + int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to "
-            "fill in; put the mask where text is wanted"
+            "fill in; put the mask, in a text [MASK], where text is wanted"
         )
 
 

@@ -71,8 +71,8 @@ predictions of its two networks.</p>
 <div class="card table"><table>{_table(report)}</table></div>
 <p class="note">The two networks have the same width and depth and were trained for the same number of steps; ADLM has
 an anchor network in addition to its denoiser. Nats per token are upper bounds on the loss on {report.held_out_tokens:,}
-held-out tokens, with standard errors over documents and Monte Carlo; the baselines are counted on the training text.
-Perplexity is their exponential. Lower is better.</p>
+held-out tokens, with standard errors over documents and Monte Carlo. Perplexity is their exponential. Lower is better.
+{_baselines(report)}</p>
 </section>
 <section>
 <h2>Commands</h2>
@@ -168,6 +168,14 @@ def _table(report: QuickstartReport) -> str:
         cell = f"{nats:.4f} nats per token, perplexity {math.exp(nats):.1f}"
         rows.append(f'<tr><th>{name}</th><td colspan="2">{cell}</td></tr>')
     return "".join(rows)
+
+
+def _baselines(report: QuickstartReport) -> str:
+    """What the baselines are, and whether the models are better."""
+    text = "Unigrams and bigrams are token frequencies, and those after each token, counted on the training text."
+    if report.bigram_nats < min(report.adlm.nats, report.mdlm.nats):
+        text += " Bigrams are better than both models here, which are tiny and were trained for minutes."
+    return text
 
 
 def _commands(report: QuickstartReport) -> str:

@@ -26,7 +26,14 @@ from adlm.server.jobs import Job, RowUpdate
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import add_page, page_files, studio_router
+from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
+
+FIELDS = {  # of the bodies by path, for suggestions
+    "/v1/completions": tuple(CompletionRequest.model_fields),
+    "/v1/trace": tuple(TraceRequest.model_fields),
+    "/v1/bound": tuple(BoundRequest.model_fields),
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
 
     def worker_of(model: str) -> BatchWorker:
         if model not in workers:
-            raise ApiError(404, f"there is no model {model[:100]!r}; GET /v1/models lists them", "model")
+            raise ApiError(404, f"there is no model {model[:100]!r}; this server has {', '.join(workers)}", "model")
         return workers[model]
 
     def describe(model: str) -> dict[str, Any]:
@@ -229,7 +236,7 @@ def _report_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:
-        return error_response(validation_error(error.errors()))
+        return error_response(validation_error(error.errors(), FIELDS.get(request.url.path, ())))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:

@@ -140,7 +140,10 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
 def _sampling(lm: LanguageModel, request: CompletionRequest, limits: Limits) -> Sampling:
     given = {name: getattr(request, name) for name in ("temperature", "top_p", "sampler", "steps")}
     options: SamplingOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
-    sampling = lm.sampling(**options)
+    try:
+        sampling = lm.sampling(**options)
+    except UserError as error:
+        raise UserError(str(error).replace("sampling.", "")) from None  # fields of a request have no section
     if sampling.steps > limits.steps:
         raise UserError(f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps")
     return sampling

@@ -1,10 +1,11 @@
 """Errors in the JSON shape of OpenAI's API: one message, a type and the status."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
 
+from adlm.config.options import suggestion
 from adlm.errors import printable
 
 TYPES = {
@@ -53,8 +54,8 @@ def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.as_json(), error.status, dict(error.headers or {}))
 
 
-def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first problem of a body that does not match its schema, in one line without the value."""
+def validation_error(problems: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> ApiError:
+    """The first problem of a body that does not match its schema of these fields, in one line without the value."""
     problem = problems[0]
     place = [str(part) for part in problem["loc"][1:]]
     name = place[0] if place else None
@@ -63,7 +64,7 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     if name is None:
         return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
     if problem["type"] == "extra_forbidden":
-        return ApiError(400, f"{name[:60]} is not a field of this request", name[:60])
+        return ApiError(400, f"{name[:60]} is not a field of this request{suggestion(name[:60], fields)}", name[:60])
     if problem["type"] == "missing":
         return ApiError(400, f"{name} is missing", name)
     detail = str(problem["msg"])

@@ -19,6 +19,7 @@ function explain() {
     paragraph("Anchors.", "The denoiser reads the predictions of an anchor network. A token has the anchor colour if it was the anchor network's top prediction at its position in the state it was drawn from. A mask has the anchor colour if the top prediction is already the token that will be drawn there, and stays so until then. This shows what the anchor network predicted, not that the prediction caused the draw.");
   }
   paragraph("Cards.", "Point at a token, tap it, or move to it with the keyboard. Its card lists the five most probable tokens in the state it was drawn from; the card of a mask lists the current predictions, or those of the nearest stored step.");
+  paragraph("Dots.", "A small dot is a token without a text of its own: the beginning (bos) or end (eos) of a text, or the rest of a character of several tokens. Its card names it.");
   const merged = Math.max(...trace.steps.map((step) => step.changes));
   if (merged > 1) paragraph("Merged steps.", `The sampling run has ${data.sampling.frames} frames. Up to ${merged} frames with changes are shown as one step.`);
 }

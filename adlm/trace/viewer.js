@@ -60,7 +60,7 @@ export class Tokens {
   trimmedLabel(id) { return /^\s+$/.test(this.piece(id)) ? this.label(id) : this.label(id).trim(); }
   quoted(id) { return `“${this.label(id).trim() || this.label(id)}”`; }
 
-  // Hidden special tokens are empty boxes; the first one between two documents shows the blank line that separates them.
+  // Hidden special tokens have no text and are shown as a dot; the first one between two documents shows the blank line that separates them.
   separator(ids, position) {
     const separates = position > 0 && !this.hidden.has(ids[position - 1]) && ids.slice(position).some((id) => !this.hidden.has(id));
     return separates ? "\n\n" : "";

@@ -404,6 +404,7 @@ def test_user_errors_are_one_line(place, capsys, tmp_path):
         ((few, "--model", ar, "--reference", place / "texts.txt"), "MAUVE needs at least 20 samples"),
         ((samples, "--metrics", "perplexty"), "there is no metric 'perplexty'"),
         ((samples, "--model", place / "adlm", *CHEAP), "only bounds a likelihood"),
+        ((samples, "--model", "box", *CHEAP), "box is of method adlm, which only bounds a likelihood"),
         ((samples, "--model", place / "text8", *CHEAP), "tokenizer .* has no id for"),
         ((samples, "--model", place / "text8", "--ids", "as-sampled", *CHEAP), "is not the one that wrote the samples"),
         ((samples, "--model", tmp_path, *CHEAP), "was not loaded as a causal language model"),

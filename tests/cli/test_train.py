@@ -29,7 +29,9 @@ def test_a_run_is_trained_reported_resumed_and_plotted(tmp_path, capsys):
     assert "held out <= " in captured.err, "diffusion has an upper bound"
     assert "bound" not in captured.err, "training nats are not a bound"
     assert main(["train", "--out", str(out)]) == 0  # already finished
-    assert "resuming from step 20" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "resuming from step 20" in error
+    assert "all 20 steps are done; a larger train.steps trains the run longer" in error
     pytest.importorskip("matplotlib")
     assert main(["train", "--plot", str(out)]) == 0
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -78,6 +80,10 @@ def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_pa
             "train.device 'cuda' is not one that torch",
         ),
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
+        (["--plot", "{tmp}", "--out", "{tmp}/run"], "takes no other option; leave out --out"),
+        (["train.steps=3", "--plot", "{tmp}"], "takes no other option; leave out train.steps=3"),
+        ([], "no preset is given; try `adlm train own data.path=FILE`"),
+        (["own", "--steps", "5"], "as a config option: train.steps=... or time.steps=..."),
     ],
 )
 def test_a_user_error_is_one_line(words, sentence, tmp_path, capsys, monkeypatch):

@@ -153,6 +153,15 @@ def test_an_error_is_one_line_with_the_option_the_value_and_the_remedy(words, se
     assert "\n" not in str(caught.value)
 
 
+def test_a_path_in_place_of_a_preset_is_answered_with_the_option_that_takes_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("length: 8\n")
+    (tmp_path / "text.txt").write_text("A text.")
+    for name, remedy in (("run", "--out"), ("text.txt", "data.path=")):
+        with pytest.raises(UserError, match=f"there is no preset .* write {remedy}.*{name}$"):
+            resolve(["own", str(tmp_path / name)])
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

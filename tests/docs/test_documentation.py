@@ -48,6 +48,22 @@ def parse(line: str) -> None:
     assert not rest or (hasattr(arguments, "overrides") and not any(word.startswith("-") for word in rest)), rest
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_inspect_in_the_text_names_its_folder(page):
+    """Commands within sentences too: without --out, `adlm prepare` is refused."""
+    for command in re.findall(r"`adlm (prepare [^`]*--inspect[^`]*)`", page.read_text()):
+        assert "--out" in command, f"{page.name}: adlm {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_rows_of_a_table_have_equally_many_cells(page):
+    """GitHub splits a cell at every | that is not escaped, also inside of code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\s*\|.*\n)+", text, re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines() if row.strip()}
+        assert len(counts) == 1, f"{page.name}: {table[:100]}"
+
+
 def options() -> set[str]:
     """The names of all config options: section.option."""
     names = set()

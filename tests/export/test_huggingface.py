@@ -6,6 +6,7 @@ import json
 import os
 import py_compile
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -24,6 +25,7 @@ import adlm.errors
 from adlm.checkpoints.exported import to_json
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
 from adlm.cli.main import main
+from adlm.cli.train import resolve_run
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.diffusion.masking import reveal_chance, transition
 from adlm.diffusion.times import grid
@@ -422,6 +424,16 @@ def test_the_card_names_method_size_bound_command_and_commits(run, tmp_path, cap
     assert f"| parameters | {report['parameters']:,} |" in card
     assert "# license: choose one" in card
     assert "$" not in card
+
+
+def test_the_training_command_of_a_card_is_one_that_train_takes(run, tmp_path):
+    """The text of this model is not recorded: a placeholder says where it goes."""
+    assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
+    [line] = re.findall(r"^adlm train .*", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
+    *overrides, option, out = shlex.split(line)[2:]
+    assert (option, out) == ("--out", "runs/out")
+    config = resolve_run(overrides, tmp_path / "new")
+    assert (config.method, config.data.path) == ("mdlm", "FILE")
 
 
 def test_an_exported_folder_names_no_path_of_this_machine(tmp_path):

@@ -126,6 +126,12 @@ def test_the_page_begins_with_the_result_and_has_every_part():
     assert page.count('class="masked"') == 4, "one box for each masked token"
 
 
+@pytest.mark.parametrize(("bigrams", "says"), [(ROW.nats - 0.5, True), (ROW.nats + 0.5, False)])
+def test_the_page_says_where_bigrams_are_better_than_both_models(bigrams, says):
+    page = format_report_page(replace(REPORT, adlm=ROW, mdlm=ROW, bigram_nats=bigrams), curves(1000))
+    assert ("Bigrams are better than both models" in page) == says
+
+
 def test_an_infilled_sentence_that_differs_from_the_given_parts_is_shown_without_marks():
     page = format_report_page(replace(REPORT, infilled="something <else>"), curves(1000))
     assert '<p class="sentence">something &lt;else&gt;</p>' in page

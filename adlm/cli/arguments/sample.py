@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         help="a model folder, a run folder, or owner/name on the Hugging Face hub;\n"
-        "`adlm import` makes a model folder of a .ckpt file (default: box, the small model that adlm brings)",
+        "`adlm import` makes a model folder of a .ckpt file (default: box, the small model that comes with adlm)",
     )
     add(
         "overrides",

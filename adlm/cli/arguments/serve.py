@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=["box"],
         help="run folder, model folder, or owner/name on the Hugging Face hub\n"
-        "(default: box, the small model that adlm brings)",
+        "(default: box, the small model that comes with adlm)",
     )
     add("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1, this machine only)")
     add("--port", type=int, default=8000, metavar="P", help="port; 0 is any free port (default: 8000)")

@@ -14,6 +14,7 @@ import torch
 
 from adlm import __version__, distributed
 from adlm.checkpoints.exported import is_exported
+from adlm.checkpoints.model_folder import BOX
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.evaluation.generation.cache import Arrays, json_sha256
@@ -192,8 +193,8 @@ def judge_of(name: str, device: torch.device) -> Judge:
     """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
     path = Path(name)
     is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
-    if is_ours or path.suffix == ".ckpt":
-        lm = load(path, str(device))
+    if is_ours or path.suffix == ".ckpt" or name == BOX:
+        lm = load(name, str(device))
         return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
     return HuggingFaceJudge(name, device)
 
