@@ -43,7 +43,7 @@ GROUPS = {
         "lm-eval": "run tasks of the lm-evaluation-harness, with its own options",
     },
     "generate": {
-        "sample": "write text: freely, after a prompt, or into gaps",
+        "sample": "write text: freely, after a prompt, or into holes",
         "serve": "answer requests of OpenAI's completions API over HTTP",
     },
     "exchange": {

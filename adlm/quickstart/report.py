@@ -26,7 +26,7 @@ class BoxTexts:
 
     sample: str
     canvas: str
-    """A sentence with gaps, such as [MASK*3]."""
+    """A sentence with holes, such as [MASK*3]."""
     infilled: str
     seconds: float
     """Including loading."""
@@ -52,7 +52,7 @@ class QuickstartReport:
     """Samples of ADLM."""
     mdlm_samples: tuple[str, ...]
     canvas: str
-    """The sentence with gaps, such as [MASK*3]."""
+    """The sentence with holes, such as [MASK*3]."""
     infilled: str
     """The sentence as infilled by ADLM."""
     box: BoxTexts

@@ -133,16 +133,16 @@ def _infilling(canvas: str, infilled: str) -> str:
 
 
 def _filled_in(given: list[str], infilled: str) -> tuple[str, ...]:
-    """What `infilled` has in place of the gaps between the given parts; () if the parts are not found in it."""
+    """What `infilled` has in place of the holes between the given parts; () if the parts are not found in it."""
     pattern = "(.*?)".join(re.escape(part) for part in given)
     match = re.fullmatch(pattern, infilled, re.DOTALL)
     return match.groups() if match else ()
 
 
-def _interleave(given: list[str], gaps: list[str]) -> str:
+def _interleave(given: list[str], fillings: list[str]) -> str:
     parts = [html.escape(given[0])]
-    for gap, part in zip(gaps, given[1:], strict=True):
-        parts += [gap, html.escape(part)]
+    for filling, part in zip(fillings, given[1:], strict=True):
+        parts += [filling, html.escape(part)]
     return "".join(parts)
 
 

@@ -95,7 +95,7 @@ def test_inference_runs_and_the_model_prefers_a_sentence_to_its_words_in_random_
     assert first.count("_") == 30
     assert "_" not in last
     assert (tmp_path / "trace.html").is_file()
-    filled = printed(outputs["fill-gaps"]).splitlines()
+    filled = printed(outputs["fill-holes"]).splitlines()
     assert len(filled) == 4
     assert all(" of the people" in line and line.endswith(" peace.") for line in filled), "the given text stays"
     perplexities = re.findall(r"perplexity +([\d.]+)", printed(outputs["perplexity"]))

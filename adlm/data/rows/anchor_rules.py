@@ -55,8 +55,22 @@ def no_statistics() -> SymbolStatistics:
 
 
 def anchor_rule(anchor: Anchor, num_symbols: int, statistics: GetStatistics = no_statistics) -> AnchorRule:
-    """The rule that the options name."""
-    return ANCHOR_RULES[anchor.rule](anchor, num_symbols, statistics)  # type: ignore[no-any-return]
+    """The rule that the options name; UserError if one of another package does not give booleans (B, L)."""
+    rule: AnchorRule = ANCHOR_RULES[anchor.rule](anchor, num_symbols, statistics)
+    if anchor.rule in ANCHOR_RULES.built_in:
+        return rule
+
+    def checked_rule(x: Tensor, pad: Tensor | None) -> Tensor:
+        anchors = rule(x, pad)
+        if not isinstance(anchors, Tensor) or anchors.dtype != torch.bool or anchors.shape != x.shape:
+            given = f"{anchors.dtype} {tuple(anchors.shape)}" if isinstance(anchors, Tensor) else type(anchors).__name__
+            raise UserError(
+                f"anchor.rule {anchor.rule} gave {given} for ids {tuple(x.shape)}; it must return a bool tensor of "
+                "their shape, True at anchors"
+            )
+        return anchors
+
+    return checked_rule
 
 
 def describe_rule(anchor: Anchor) -> str:

@@ -82,6 +82,17 @@ def test_a_rule_that_needs_statistics_says_so():
             anchor_rule(Anchor(rule=rule), 10)
 
 
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [(X, r"torch.int64 \(2, 8\)"), (PAD[0], r"torch.bool \(8,\)"), ([True], "list"), (None, "NoneType")],
+    ids=["ids", "one row", "list", "nothing"],
+)
+def test_a_rule_of_another_package_must_give_booleans_of_the_shape_of_the_ids(monkeypatch, result, given):
+    monkeypatch.setitem(ANCHOR_RULES._registered, "mine", lambda anchor, num_symbols, statistics: lambda x, pad: result)
+    with pytest.raises(UserError, match=rf"anchor.rule mine gave {given} for ids \(2, 8\); it must return a bool"):
+        anchors("mine")
+
+
 def test_rules_in_words():
     assert describe_rule(Anchor()) == "at most 5 times in the row"
     assert describe_rule(Anchor(rule="rare", share=0.05)) == "rarest symbols, 5% of the text"
