@@ -25,7 +25,6 @@ from adlm.canvas import hole_between
 from adlm.config.schema import Sampling
 from adlm.distributed import local_device
 from adlm.errors import UserError
-from adlm.evaluation.generation import pipeline
 from adlm.evaluation.generation.card import Card, read_card, write_card
 from adlm.evaluation.generation.draw_samples import (
     SampleRequest,
@@ -34,6 +33,7 @@ from adlm.evaluation.generation.draw_samples import (
     sampling_config,
     tokenizer_of,
 )
+from adlm.evaluation.generation.pipeline import judge_of, make_card
 from adlm.evaluation.generation.request import CardRequest
 from adlm.files import write_file
 from adlm.language_model import LanguageModel
@@ -102,7 +102,7 @@ def judge_samples(arguments: argparse.Namespace) -> None:
     files = sorted((arguments.out / "samples").glob("*.jsonl"))
     if not files:
         raise UserError(f"--out {arguments.out} has no samples; `samples` generates them")
-    pipeline.judge_of = functools.cache(pipeline.judge_of)  # loading a judge takes longer than judging 512 texts
+    open_judge = functools.cache(judge_of)  # loading a judge takes longer than judging 512 texts
     (arguments.results / "cards").mkdir(parents=True, exist_ok=True)
     for judge in arguments.judge:
         metrics = ["perplexity", "entropy", "diversity"]
@@ -121,7 +121,7 @@ def judge_samples(arguments: argparse.Namespace) -> None:
                 features=arguments.features or "",
                 batch=arguments.batch,
             )
-            card = pipeline.make_card(request, arguments.out / "judged", lambda stage, done, total: None)
+            card = make_card(request, arguments.out / "judged", lambda stage, done, total: None, open_judge)
             assert card is not None  # None in the other processes of torchrun
             write_card(card, path)
             print(f"{path.stem}: gen-PPL {card['perplexity']['pooled']['value']:.4g}", flush=True)

@@ -361,7 +361,6 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     models = ("--only", "smoke-mdlm-seed0", "smoke-auxiliary-seed0")
     out = ("--out", tmp_path / "runs", "--results", results)
     run(arena, monkeypatch, "samples", *out, *models, "--num", "4", "--batch", "4", "--steps", "2")
-    monkeypatch.setattr(arena_samples.pipeline, "judge_of", arena_samples.pipeline.judge_of)  # restored at the end
     judged = ("--judge", tmp_path / "runs" / "smoke-ar-seed0", "--reference", prepared)
     run(arena, monkeypatch, "judge", *out, *judged)
     cards = arena_samples.read_cards(results)

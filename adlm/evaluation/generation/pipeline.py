@@ -4,7 +4,7 @@ Under torchrun every process computes its share of nats and features, and rank 0
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,26 @@ def mauve_section(job: CardJob, features: FeaturePair) -> dict[str, Any]:
     return section | {"label": mauve_label(section)}
 
 
-def make_card(request: CardRequest, cache_folder: Path | None, report_progress: ReportProgress) -> Card | None:
-    """The card on rank 0, None on other ranks. Nats and features in `cache_folder` are reused."""
+def judge_of(name: str, device: torch.device) -> Judge:
+    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
+    path = Path(name)
+    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
+    if is_ours or path.suffix == ".ckpt" or name == BOX:
+        lm = load(name, str(device))
+        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
+    return HuggingFaceJudge(name, device)
+
+
+def make_card(
+    request: CardRequest,
+    cache_folder: Path | None,
+    report_progress: ReportProgress,
+    open_judge: Callable[[str, torch.device], Judge] = judge_of,
+) -> Card | None:
+    """The card on rank 0, None on other ranks. Nats and features in `cache_folder` are reused.
+
+    For several cards, `open_judge` may return the same judge again instead of loading it.
+    """
     job = CardJob(request, cache_folder, report_progress, local_device(request.device))
     check_card_request(request)
     file = read_samples(request.samples)
@@ -135,7 +153,7 @@ def make_card(request: CardRequest, cache_folder: Path | None, report_progress: 
     needs_features = "mauve" in request.metrics
     features = given_feature_pair(request, samples, reference) if needs_features else None
 
-    perplexities = _perplexity_sections(job, collections, file.made_by.tokenizer_sha256)
+    perplexities = _perplexity_sections(job, open_judge, collections, file.made_by.tokenizer_sha256)
     if needs_features and features is None:
         features = compute_feature_pair(job, samples, reference)
     if distributed.rank_and_size()[0] > 0:
@@ -189,23 +207,16 @@ def _samples_section(file: Samples, samples: Sequence[Sample]) -> dict[str, Any]
     }
 
 
-def judge_of(name: str, device: torch.device) -> Judge:
-    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
-    path = Path(name)
-    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
-    if is_ours or path.suffix == ".ckpt" or name == BOX:
-        lm = load(name, str(device))
-        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
-    return HuggingFaceJudge(name, device)
-
-
 def _perplexity_sections(
-    job: CardJob, collections: Sequence[TextCollection], tokenizer_sha256: str
+    job: CardJob,
+    open_judge: Callable[[str, torch.device], Judge],
+    collections: Sequence[TextCollection],
+    tokenizer_sha256: str,
 ) -> list[dict[str, Any]]:
     """{"perplexity": ...} for each collection; {} where the metric is not requested."""
     if "perplexity" not in job.request.metrics:
         return [{} for _ in collections]
-    judge = judge_of(job.request.model, job.device)  # local, so that its memory is free for the featuriser
+    judge = open_judge(job.request.model, job.device)  # local, so that its memory is free for the featuriser
     return [{"perplexity": _perplexity(job, judge, collection, tokenizer_sha256)} for collection in collections]
 
 
