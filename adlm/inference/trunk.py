@@ -90,9 +90,13 @@ class FrozenBlock:
     @classmethod
     def of(cls, block: Block, dtype: torch.dtype) -> "FrozenBlock":
         mlp = (block.widen.weight, block.widen.bias, block.narrow.weight, block.narrow.bias)
+        qk_norm = None
+        if block.query_norm is not None and block.key_norm is not None:
+            norms = torch.stack([block.query_norm, block.key_norm])
+            qk_norm = frozen_copy(_interleaved(norms)[:, None], full_precision(dtype))
         return cls(
             frozen_copy(_interleaved_qkv(block), dtype),
-            None if block.qk_norm is None else frozen_copy(_interleaved(block.qk_norm)[:, None], full_precision(dtype)),
+            qk_norm,
             frozen_copy(block.out.weight, dtype),
             *(frozen_copy(weight, dtype) for weight in mlp),
         )

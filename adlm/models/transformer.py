@@ -95,7 +95,9 @@ class Block(nn.Module):
         self.heads, self.dropout, self.causal = heads, dropout, causal
         self.norm1 = LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.qk_norm = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
+        self.query_norm, self.key_norm = (
+            nn.Parameter(torch.ones(width // heads)) if qk_norm else None for _ in range(2)
+        )
         self.out = nn.Linear(width, width, bias=False)
         self.norm2 = LayerNorm(width)
         self.widen = nn.Linear(width, 4 * width)
@@ -125,8 +127,8 @@ class Block(nn.Module):
     def queries_keys_values(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H, L, d / H) each, rotated, of normed and modulated hidden states (B, L, d)."""
         q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (B, L, H, d / H) each
-        if self.qk_norm is not None:
-            q, k = rms_norm(q, self.qk_norm[0]), rms_norm(k, self.qk_norm[1])
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = rms_norm(q, self.query_norm), rms_norm(k, self.key_norm)
         angles = angles[0][:, None], angles[1][:, None]
         return apply_rotary(q, angles).transpose(1, 2), apply_rotary(k, angles).transpose(1, 2), v.transpose(1, 2)
 
@@ -246,7 +248,7 @@ class ResidualStream:
     last: Tensor
     """(B, L, d), after the last block."""
     early: Tensor
-    """(B, L, d), after the first `early_blocks` blocks."""
+    """(B, L, d), after the first `early_blocks` blocks; the input if it is 0."""
     condition: Tensor | None
     """The time condition (1, c) or (B, c)."""
 

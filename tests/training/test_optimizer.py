@@ -134,7 +134,7 @@ def test_stacked_matrices_are_orthogonalized_one_by_one_and_equal_shapes_togethe
 
 
 def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(tiny_config):
-    network = method_of(tiny_config).build()
+    network = method_of(replace(tiny_config, model=replace(tiny_config.model, qk_norm=True))).build()
     optimizer = build_optimizer(network, Train(optimizer="muon"))
     parts = {weight: group["parts"] for group in optimizer.param_groups for weight in group["params"]}
     kinds = {name: parts[weight] for name, weight in network.named_parameters()}
