@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kills import check_kills, without_timings
+from small_models import mostly_slow
 from small_runs import SMALL, corpus
 
 from adlm.training.run_folder import COMMITS
@@ -27,9 +28,11 @@ SHORT = (
 
 
 @pytest.mark.processes
-def test_training_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", mostly_slow((37, 23), 37))
+def test_training_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, stride: int) -> None:
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "train.samples=1"]
-    operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", NORMAL, STRIDE or 37)
+    command = [*words, "--out", str(tmp_path / "out" / "run")]
+    operations = check_kills(command, tmp_path / "out", NORMAL, STRIDE or stride)
     assert len(operations) > 150
 
 
@@ -40,9 +43,13 @@ def own_text(folder: Path) -> list[str]:
 
 
 @pytest.mark.processes
-def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", mostly_slow((61, 47), 61))
+def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to_the_same_files(
+    tmp_path: Path, stride: int
+) -> None:
     words = ["train", *SMALL, *SHORT, "train.steps=3", *own_text(tmp_path), "train.samples=1"]
-    operations = check_kills([*words, "--out", str(tmp_path / "out" / "run")], tmp_path / "out", NORMAL, STRIDE or 61)
+    command = [*words, "--out", str(tmp_path / "out" / "run")]
+    operations = check_kills(command, tmp_path / "out", NORMAL, STRIDE or stride)
     assert len(operations) > 150
 
 

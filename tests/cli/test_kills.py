@@ -1,13 +1,13 @@
 """After a kill before any file operation, rerunning sample, perplexity or judge completes the work.
 
-ADLM_KILLS=1 tests every operation. By default only every third one is tested, since each costs two runs.
+The quick suite tests every third operation, since each costs two runs; the slow one, or ADLM_KILLS=1, every one.
 """
 
 import os
 
 import pytest
 from kills import check_kills
-from small_models import small_model
+from small_models import mostly_slow, small_model
 from small_runs import corpus
 
 STRIDE = int(os.environ.get("ADLM_KILLS", "0"))
@@ -27,6 +27,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("stride", mostly_slow((3, 1), 3))
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -39,8 +40,8 @@ def made(tmp_path_factory):
         ),
     ],
 )
-def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(command, name, made, tmp_path):
+def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(command, name, stride, made, tmp_path):
     words = [str(made / word[1:-1]) if word.startswith("{") else word for word in command]
     out = tmp_path / "out"
-    operations = check_kills([*words, "--out", str(out / name)], out, stride=STRIDE or 3)
+    operations = check_kills([*words, "--out", str(out / name)], out, stride=STRIDE or stride)
     assert any("fsync" in operation for operation in operations)
