@@ -168,9 +168,17 @@ class Time:
     def __post_init__(self) -> None:
         if _are_numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; try time.steps=1000")
-        if self.steps != 0 and (self.masks == "counted" or self.power != 1):
-            given = "time.masks counted" if self.masks == "counted" else f"time.power {self.power}"
-            raise UserError(f"{given} needs continuous time, and time.steps is {self.steps}; use time.steps=0")
+        if _are_numbers(self.steps, self.power) and self.steps and self.noise_option:
+            raise UserError(
+                f"{self.noise_option} needs continuous time, and time.steps is {self.steps}; use time.steps=0"
+            )
+
+    @property
+    def noise_option(self) -> str:
+        """The option that changes the training noise and keeps the bound, with its value; empty if none is set."""
+        if self.masks == "counted":
+            return "time.masks counted"
+        return "" if self.power == 1 else f"time.power {self.power}"
 
 
 @dataclass(frozen=True)
@@ -208,8 +216,7 @@ class Model:
         if _are_numbers(self.second_anchor_head, self.blocks) and self.second_anchor_head >= self.blocks:
             raise UserError(
                 f"model.second_anchor_head {self.second_anchor_head} must be below model.blocks {self.blocks}, after "
-                "which the first one stands; try "
-                f"model.second_anchor_head={self.blocks // 2}"
+                f"which the first one stands; try model.second_anchor_head={self.blocks // 2}"
             )
         if not _are_numbers(self.hidden, self.heads) or self.heads < 1:
             return

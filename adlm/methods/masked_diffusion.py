@@ -71,10 +71,9 @@ class MaskedDiffusion:
     auto_class: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        time = self.config.time
-        if not self.any_order and (time.masks == "counted" or time.power != 1):
-            given = "time.masks counted" if time.masks == "counted" else f"time.power {time.power}"
-            raise UserError(f"{given} is for adlm and mdlm, not for {self.config.method}; leave it out")
+        option = self.config.time.noise_option
+        if option and not self.any_order:
+            raise UserError(f"{option} is for adlm and mdlm, not for {self.config.method}; leave it out")
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)

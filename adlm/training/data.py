@@ -86,8 +86,8 @@ class TrainingData:
 def training_statistics(data: TrainingData, processes: Processes) -> SymbolStatistics:
     """Counted in the first training batches of all processes."""
     train, num_symbols = data.config.train, data.tokenizer.vocabulary.size
-    num_rows = SAMPLED_TOKENS // data.config.length + 1
-    num_batches = -(-min(num_rows, data.num_rows or num_rows) // train.batch_size)  # at most one epoch
+    sampled = SAMPLED_TOKENS // data.config.length + 1
+    num_batches = -(-min(sampled, data.num_rows or sampled) // train.batch_size)  # at most one epoch
     batches = ((batch.x, batch.pad) for batch in islice(data.training.batches(), num_batches))
     *numbers, num_rows = count_symbols(batches, num_symbols)
     counts, rows = (torch.tensor(processes.sum(found.tolist())) for found in numbers)

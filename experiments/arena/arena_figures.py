@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from arena_report import Results, Timings, published_bound, trials_with_results, with_seconds
+from arena_report import Results, Timings, released_bound, trials_with_results, with_seconds
 from arena_rows import GROUPS
 from matplotlib.figure import Figure
 
@@ -53,16 +53,16 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
     return files
 
 
-def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[Path]:
-    """Validation bounds against seconds: the published configuration, the first to reach its bound, and others."""
-    found = published_bound(results, timings)
+def plot_released_bound(results: Results, timings: Timings, out: Path) -> list[Path]:
+    """Validation bounds against seconds: the released configuration, the first to reach its bound, and others."""
+    found = released_bound(results, timings)
     if found is None:
         return []
     figure = Figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
     for trial in found.trials:
         axis.plot(*trial.curve[1:], color="0.85", linewidth=0.8)
-    for trial, color in ((found.published, "tab:red"), (found.soonest, "tab:blue")):
+    for trial, color in ((found.released, "tab:red"), (found.soonest, "tab:blue")):
         seconds, is_limit = trial.seconds_until(found.nats)
         label = f"{trial.row.title}: {'at most ' * is_limit}{seconds:.3g} s"
         axis.plot(*trial.curve[1:], color=color, marker=".", label=label)
@@ -75,6 +75,6 @@ def plot_published_bound(results: Results, timings: Timings, out: Path) -> list[
     axis.set_ylabel(BOUND)
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=8)
-    figure.suptitle("How soon is the published configuration's bound reached? Grey: all other models")
-    figure.savefig(out / "published-bound.svg")
-    return [out / "published-bound.svg"]
+    figure.suptitle("How soon is the released configuration's bound reached? Grey: all other models")
+    figure.savefig(out / "released-bound.svg")
+    return [out / "released-bound.svg"]

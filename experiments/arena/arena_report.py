@@ -99,7 +99,7 @@ def markdown(results: Results, timings: Timings) -> Iterator[str]:
                 continue
             yield from _over_seeds(group, results)
             yield from _at_equal_seconds(group, results, timings)
-    yield from _until_the_published_bound(results, timings)
+    yield from _until_the_released_bound(results, timings)
 
 
 def _rows(group: Group) -> list[Row]:
@@ -236,11 +236,11 @@ def _at_equal_seconds(group: Group, results: Results, timings: Timings) -> Itera
 
 
 @dataclass(frozen=True)
-class PublishedBound:
-    """The bound at which the published configuration ends, with its best learning rate."""
+class ReleasedBound:
+    """The bound at which the released configuration ends, with its best learning rate."""
 
     nats: float
-    published: TimedTrial
+    released: TimedTrial
     trials: list[TimedTrial]
     """All with comparable seconds on the same text, in the order in which they reach the bound."""
     notes: str
@@ -251,8 +251,8 @@ class PublishedBound:
         return next(trial for trial in self.trials if trial.row.preset != "owt/ar")
 
 
-def published_bound(results: Results, timings: Timings) -> PublishedBound | None:
-    """None without the published configuration, or without its seconds."""
+def released_bound(results: Results, timings: Timings) -> ReleasedBound | None:
+    """None without the released configuration, or without its seconds."""
     recipe = GROUPS["bridge"].common
     groups = [group for group in GROUPS.values() if group.common == recipe]
     trials = {
@@ -260,29 +260,29 @@ def published_bound(results: Results, timings: Timings) -> PublishedBound | None
         for group in groups
         for row, seed, result in trials_with_results(group, results)
     }
-    texts = [result["held_out"] for row, _, result in trials.values() if _is_published(row)]
+    texts = [result["held_out"] for row, _, result in trials.values() if _is_released(row)]
     timed, notes = with_seconds([trial for trial in trials.values() if trial[2]["held_out"] in texts], timings)
-    published = [trial for trial in timed if _is_published(trial.row)]
-    if not published:
+    released = [trial for trial in timed if _is_released(trial.row)]
+    if not released:
         return None
-    best = min(published, key=lambda trial: trial.curve[2][-1])
+    best = min(released, key=lambda trial: trial.curve[2][-1])
     nats = float(best.curve[2][-1])
-    return PublishedBound(nats, best, sorted(timed, key=lambda trial: trial.seconds_until(nats)), notes)
+    return ReleasedBound(nats, best, sorted(timed, key=lambda trial: trial.seconds_until(nats)), notes)
 
 
-def _is_published(row: Row) -> bool:
-    """Whether it is the published configuration, with any learning rate."""
+def _is_released(row: Row) -> bool:
+    """Whether it is the released configuration, with any learning rate."""
     return row.name.startswith("released-")
 
 
-def _until_the_published_bound(results: Results, timings: Timings) -> Iterator[str]:
-    found = published_bound(results, timings)
+def _until_the_released_bound(results: Results, timings: Timings) -> Iterator[str]:
+    found = released_bound(results, timings)
     if found is None:
         return
-    own, _ = found.published.seconds_until(found.nats)
-    yield "## How soon is the published configuration's bound reached?\n"
-    yield f"The bound is {found.nats:.4f}, of {found.published.row.title}: the lowest over its learning rates.\n"
-    yield _header("model", "seed", "nats per token at the end", "seconds until that bound", "divided by the published")
+    own, _ = found.released.seconds_until(found.nats)
+    yield "## How soon is the released configuration's bound reached?\n"
+    yield f"The bound is {found.nats:.4f}, of {found.released.row.title}: the lowest over its learning rates.\n"
+    yield _header("model", "seed", "nats per token at the end", "seconds until that bound", "divided by the released")
     for trial in found.trials:
         seconds, is_limit = trial.seconds_until(found.nats)
         limit = "at most " if is_limit else ""

@@ -141,7 +141,7 @@ def auxiliary(name: str, title: str, *overrides: str, seeds: tuple[int, ...] = (
 
 
 def published(name: str, title: str, *overrides: str) -> Row:
-    """8 + 4 blocks, logits bridge, gamma 3e-3 with warm-up."""
+    """8 + 4 blocks, logits bridge, gamma 3e-3 with warm-up; initialisation and recipe are those of the other rows."""
     return Row(name, title, "owt/adlm", (*ANCHORED, "model.bridge=logits", *overrides))
 
 
@@ -205,13 +205,13 @@ def of_rates() -> Iterator[Row]:
         yield mdlm(f"mdlm-12-rate-{rate}", f"MDLM 12, {of}", word)
         yield adlm(f"adlm-rate-{rate}", f"ADLM, {of}", word)
         yield auxiliary(f"auxiliary-rate-{rate}", f"MDLM 12 with auxiliary loss, {of}", word)
-        yield published(f"adlm-published-rate-{rate}", f"ADLM as published, {of}", word)
+        yield published(f"adlm-published-rate-{rate}", f"ADLM, published bridge and gamma, {of}", word)
         yield Row(f"sedd-12-rate-{rate}", f"SEDD 12, {of}", SEDD.preset, (*SEDD.overrides, word))
         yield ar(f"ar-12-rate-{rate}", f"AR 12, {of}", word)
 
 
 def of_recipes() -> Iterator[Row]:
-    """Validated every 25 steps, which takes 3% longer: a good recipe reaches the published bound early."""
+    """Validated every 25 steps, which takes 3% longer: a good recipe reaches the released bound early."""
     for rate in ("1e-3", "2e-3", "4e-3"):
         word, of = f"train.learning_rate={rate}", f"learning rate {rate}"
         yield adlm(f"adlm-muon-{rate}", f"ADLM, Muon, {of}", MUON, word, OFTEN)
@@ -270,9 +270,13 @@ GROUPS = {
         "What does the bridge do?",
         SCREENING,
         (
-            published("adlm-published", "ADLM as published: logits bridge, gamma 3e-3 with warm-up"),
+            published("adlm-published", "ADLM, published bridge and gamma: logits, 3e-3 with warm-up"),
             published("adlm-published-gamma-0", "logits bridge, gamma 0", "anchor.gamma=0"),
-            published("adlm-published-slow", "as published, bridge learning rate x 0.01", "train.bridge_rate=0.01"),
+            published(
+                "adlm-published-slow",
+                "published bridge and gamma, bridge learning rate x 0.01",
+                "train.bridge_rate=0.01",
+            ),
             adlm("adlm-logits", "logits bridge, gamma 0.1", "model.bridge=logits"),
             adlm("adlm-mixture", "mixture bridge, gamma 0.1", "model.bridge=mixture"),
             adlm("adlm-plus-input", "hidden-plus-input bridge, gamma 0.1", "model.bridge=hidden-plus-input"),
@@ -367,7 +371,7 @@ GROUPS = {
             mdlm("final-mdlm-18", "MDLM, 18 blocks of 768", "model.blocks=18"),
             adlm("final-adlm", "ADLM 12 + 6 blocks of 768, hidden bridge, gamma 0.1, tau 5", *SMALL),
             auxiliary("final-auxiliary", "MDLM 18 with the same auxiliary loss after block 12", *SMALL),
-            published("final-published", "ADLM 12 + 6 as published: logits bridge, gamma 3e-3 with warm-up", *SMALL),
+            published("final-published", "ADLM 12 + 6, published bridge and gamma: logits, 3e-3 with warm-up", *SMALL),
         ),
         ("final-mdlm-18", "final-auxiliary"),
         "gpt2",

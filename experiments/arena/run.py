@@ -111,11 +111,11 @@ def print_table(arguments: argparse.Namespace) -> None:
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
-    from arena_figures import plot_groups, plot_published_bound  # machines that train may have no matplotlib
+    from arena_figures import plot_groups, plot_released_bound  # machines that train may have no matplotlib
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     results, timings = read_results(arguments.results), read_timings(arguments.results)
-    for file in (*plot_groups(results, timings, arguments.out), *plot_published_bound(results, timings, arguments.out)):
+    for file in (*plot_groups(results, timings, arguments.out), *plot_released_bound(results, timings, arguments.out)):
         print(file)
 
 

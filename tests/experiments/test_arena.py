@@ -213,30 +213,30 @@ def test_seconds_that_cannot_be_compared_are_left_out(results):
 
 
 @pytest.fixture
-def published():
-    """The published configuration ends at 6.0 after 200 s, with another rate at 6.1; the others reach 6.0 earlier."""
+def released():
+    """The released configuration ends at 6.0 after 200 s, with another rate at 6.1; the others reach 6.0 earlier."""
     of = {"released-1e-3": (1.0, 2.0), "released-3e-4": (1.1, 2.0), "adlm-muon-1e-3": (0.5, 1.0)}
     of |= {"adlm-muon-2e-3": (-0.1, 1.0), "mdlm-muon-1e-3": (1.3, 1.0), "ar-12": (-1.0, 0.5)}
     return {key_of(name, 0): made_up(offset, seconds, 0) for name, (offset, seconds) in of.items()}
 
 
-def test_the_seconds_until_the_published_bound_are_those_of_its_best_learning_rate(published):
-    table = "\n".join(markdown(published, {})).split("## How soon")[1]
+def test_the_seconds_until_the_released_bound_are_those_of_its_best_learning_rate(released):
+    table = "\n".join(markdown(released, {})).split("## How soon")[1]
     assert "The bound is 6.0000, of ADLM as released, learning rate 1e-3" in table
     title = "ADLM as released, learning rate 1e-3"
     assert line_of(table, title)[2:] == ["6.0000", "200.0", "1.000"]
     assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
     assert line_of(table, "ADLM, Muon, learning rate 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
     assert line_of(table, "MDLM 12, Muon, learning rate 1e-3")[3:] == ["not reached", ""]
-    assert arena_report.published_bound(published, {}).soonest.row.name == "adlm-muon-2e-3"  # not AR
+    assert arena_report.released_bound(released, {}).soonest.row.name == "adlm-muon-2e-3"  # not AR
     timing = {"adlm-muon-1e-3": {"seconds_per_step": 2.0, "device": "card"}}
-    table = "\n".join(markdown(published, timing)).split("## How soon")[1]
+    table = "\n".join(markdown(released, timing)).split("## How soon")[1]
     assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["150.0", "0.750"]
 
 
-def test_the_published_bound_is_not_compared_with_bounds_on_another_text(published):
+def test_the_released_bound_is_not_compared_with_bounds_on_another_text(released):
     text = {"sha256": "books", "unit": "block", "length": 8}
-    other = {**published, "adlm-muon-1e-3-seed0": {**published["adlm-muon-1e-3-seed0"], "held_out": text}}
+    other = {**released, "adlm-muon-1e-3-seed0": {**released["adlm-muon-1e-3-seed0"], "held_out": text}}
     assert "ADLM, Muon, learning rate 1e-3" not in "\n".join(markdown(other, {})).split("## How soon")[1]
 
 
@@ -251,15 +251,15 @@ def test_other_texts_are_not_compared_silently(results):
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
 
 
-def test_figures_are_drawn_where_there_are_results(results, published, tmp_path):
+def test_figures_are_drawn_where_there_are_results(results, released, tmp_path):
     pytest.importorskip("matplotlib")
-    from arena_figures import plot_groups, plot_published_bound
+    from arena_figures import plot_groups, plot_released_bound
 
     (file,) = plot_groups(results, {}, tmp_path)
     assert file.name == "smoke.svg"
     assert file.read_text().lstrip().startswith("<?xml")
-    assert plot_published_bound(results, {}, tmp_path) == []
-    (file,) = plot_published_bound(published, {}, tmp_path)
+    assert plot_released_bound(results, {}, tmp_path) == []
+    (file,) = plot_released_bound(released, {}, tmp_path)
     assert file.read_text().lstrip().startswith("<?xml")
 
 
