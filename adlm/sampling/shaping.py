@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
+from adlm.diffusion.beliefs import log_softmax
 from adlm.sampling.rng import categorical
 
 
@@ -24,7 +25,7 @@ def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -
     if sampling.temperature == 0:
         return torch.zeros_like(log_beliefs).scatter(-1, log_beliefs.argmax(dim=-1, keepdim=True), 1.0)
     if seen is not None or sampling.temperature != 1:
-        log_beliefs = torch.log_softmax(log_beliefs / sampling.temperature, dim=-1)
+        log_beliefs = log_softmax(log_beliefs / sampling.temperature)
     beliefs = log_beliefs.exp()
     if 0 < sampling.top_k < beliefs.shape[-1]:
         beliefs = top_k(beliefs, sampling.top_k)

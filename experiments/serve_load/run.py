@@ -10,9 +10,9 @@ answers are the ones expected later. Then all clients do the same at once, while
 in the middle, and send bodies that are too large or malformed.
 
 Reported: answers per second, median and 99th percentile of the seconds per request, requests without an answer (lost),
-answers that differ from the one given alone (wrong), refused requests (429), what bad clients got that they should not
-have got (unexpected), and the server's memory. --out is the file for the figures as JSON; --table a Markdown file whose
-lines between the two `serve_load` comments are replaced.
+answers that differ from the one given alone (wrong; the JSON says in what), refused requests (429), what bad clients
+got that they should not have got (unexpected), and the server's memory. --out is the file for the figures as JSON;
+--table a Markdown file whose lines between the two `serve_load` comments are replaced.
 """
 
 import argparse
@@ -83,15 +83,20 @@ class Figures:
 
     seconds: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    """Wrong answers by what differs and by request."""
     memory_mb: list[int] = field(default_factory=list)
 
     def as_dict(self, elapsed: float) -> dict[str, Any]:
         median, last = np.percentile(self.seconds, [50, 99])
-        names = ("lost", "wrong", "refused", "bad_clients", "unexpected")
+        names = ("refused", "bad_clients", "unexpected")
         memory = self.memory_mb
         return {
             "seconds": round(elapsed, 1),
             "answers": len(self.seconds),
+            "lost": self.counts["lost"],
+            "wrong": self.wrong.total(),
+            **({"wrong_answers": dict(self.wrong)} if self.wrong else {}),
             **{name: self.counts[name] for name in names},
             "per_second": round(len(self.seconds) / elapsed, 2),
             "p50_s": round(float(median), 3),
@@ -108,6 +113,13 @@ def answer_of(response: httpx.Response) -> list[Any]:
     if events[-1] != "[DONE]":
         return ["a stream without its end"]
     return [("".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]), None)]
+
+
+def difference_of(answer: list[Any], expected: list[Any]) -> str:
+    """What differs; empty if nothing does."""
+    if answer == expected:
+        return ""
+    return "log-probabilities" if [each[0] for each in answer] == [each[0] for each in expected] else "text"
 
 
 @dataclass
@@ -139,7 +151,8 @@ class Load:
                 counts["lost"] += 1
             else:
                 self.figures.seconds.append(time.monotonic() - begun)
-                counts["wrong"] += answer_of(response) != self.expected[index]
+                if difference := difference_of(answer_of(response), self.expected[index]):
+                    self.figures.wrong[f"{difference} of {json.dumps(self.requests[index])}"] += 1
 
     async def bad_client(self, misbehave: Callable[[], Awaitable[bool]]) -> None:
         """Misbehaves again and again; the result says whether the server did what it should."""
