@@ -251,6 +251,8 @@ class Anchor:
     """Positions in the anchor loss: all, as in the released code, or only masked ones, as in Theorem 4.1."""
     warm_up: bool = True
     """Warm up the anchor weight: min(gamma, fraction of training completed)."""
+    until: Share = 1.0
+    """The fraction of training after which the anchor term is left out; 1, as published, keeps it to the end."""
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,10 @@ def prior_nats(schedule: NoiseSchedule, num_clean: int) -> float:
     return schedule.alpha(torch.ones((), dtype=torch.float64)).item() * math.log(num_clean)
 
 
-def anchor_gamma(gamma: float, progress: float, warm_up: bool = True) -> float:
-    """min(gamma, progress): the weight of the anchor term after a share `progress` of training."""
+def anchor_gamma(gamma: float, progress: float, warm_up: bool = True, until: float = 1.0) -> float | None:
+    """The weight of the anchor term after a fraction `progress` of training; None where the loss has no such term."""
+    if gamma == 0 or progress > until:
+        return None
     return min(gamma, progress) if warm_up else gamma
 
 

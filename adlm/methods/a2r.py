@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.objectives import anchor_gamma
 from adlm.diffusion.times import BatchRng
 from adlm.methods.anchored import Anchored
 from adlm.methods.causal import Causal
@@ -30,15 +29,15 @@ class A2r(Anchored, Causal):
 
     def loss(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
         """Draws no random numbers. The reported perplexity is that of `nats`, which leaves the anchor term out."""
-        vocabulary, anchor = vocabulary_of(self.config), self.config.anchor
+        vocabulary = vocabulary_of(self.config)
         predicted = self.predicted(x, pad)
-        weight, anchor_weights = predicted[:, 1:].float(), None
-        if anchor.gamma > 0:
+        weight, anchor_weights, gamma = predicted[:, 1:].float(), None, self.gamma_at(progress)
+        if gamma is not None:
             anchors = predicted & self.anchors(x, pad)
             anchor_weights = anchors[:, 1:].float()
         scored, anchor_scored = network.score(x[:, :-1], x[:, 1:], weight, anchor_weights, vocabulary.mask_id)
         total, parts = scored.total, {"nll": scored.total.detach()}
-        if anchor_scored is not None:
-            total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
+        if gamma is not None and anchor_scored is not None:
+            total = total + gamma * anchor_scored.total
             parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from adlm.diffusion.objectives import anchor_gamma, anchor_weight
+from adlm.diffusion.objectives import anchor_weight
 from adlm.methods.anchored import Anchored
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
@@ -38,16 +38,16 @@ class Adlm(Anchored, MaskedDiffusion):
         anchor = self.config.anchor
         base = self.weight(noised)
         masked = self.masked_positions(noised.z, pad)
-        weight, anchor_weights = base * masked, None
-        if anchor.gamma > 0:
+        weight, anchor_weights, gamma = base * masked, None, self.gamma_at(progress)
+        if gamma is not None:
             anchors = self.anchors(x, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad)
         )
         total, parts = scored.total, {"nelbo": scored.total.detach()}
-        if anchor_scored is not None:
-            total = total + anchor_gamma(anchor.gamma, progress, anchor.warm_up) * anchor_scored.total
+        if gamma is not None and anchor_scored is not None:
+            total = total + gamma * anchor_scored.total
             parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
 

@@ -1,4 +1,4 @@
-"""What the anchored methods share: the anchor rule of a run. No loss, no networks."""
+"""What the anchored methods share: the anchor rule and the weight of the anchor term. No networks."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics, anchor_rule, no_statistics
+from adlm.diffusion.objectives import anchor_gamma
 from adlm.methods.inputs import vocabulary_of
 
 
@@ -35,3 +36,8 @@ class Anchored:
     def anchors(self, x: Tensor, pad: Tensor | None) -> Tensor:
         """(B, L), True at the anchors of clean ids."""
         return self.anchor_rule(x, pad)
+
+    def gamma_at(self, progress: float) -> float | None:
+        """The weight of the anchor term after a fraction of training; None where the loss has no such term."""
+        anchor = self.config.anchor
+        return anchor_gamma(anchor.gamma, progress, anchor.warm_up, anchor.until)

@@ -282,7 +282,11 @@ def metrics_line(
         line["gradient_norm"] = norm
     if "anchor" in window:
         progress = (counters.step - 1) / train.steps
-        line["gamma"] = anchor_gamma(config.anchor.gamma, progress, config.anchor.warm_up)
+        anchor = config.anchor
+        if (gamma := anchor_gamma(anchor.gamma, progress, anchor.warm_up, anchor.until)) is not None:
+            line["gamma"] = gamma
+        else:  # the term ended since the last line
+            del line["anchor"], line["anchor_share"]
     line["learning_rate"] = learning_rate(train, counters.step - 1)
     line |= {"tokens": counters.tokens, "epoch": counters.epoch, "skipped": counters.skipped}
     if measured is not None:

@@ -208,3 +208,8 @@ def test_remasking_adds_sigma_alpha_over_the_masked_share_to_each_weight_up_to_t
 def test_gamma_warms_up_with_progress_and_then_stays():
     assert [anchor_gamma(3e-3, progress) for progress in (0.0, 1e-3, 3e-3, 0.5, 1.0)] == [0, 1e-3, 3e-3, 3e-3, 3e-3]
     assert anchor_gamma(3e-3, 0.0, warm_up=False) == 3e-3
+
+
+def test_there_is_no_anchor_term_with_gamma_0_or_after_its_end():
+    assert anchor_gamma(0.0, 0.5) is None
+    assert [anchor_gamma(0.1, progress, until=0.3) for progress in (0.2, 0.3, 0.31, 1)] == [0.1, 0.1, None, None]

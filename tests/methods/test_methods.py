@@ -183,6 +183,21 @@ def test_the_adlm_loss_is_the_anelbo_written_out():
     )
 
 
+@pytest.mark.parametrize("name", ["adlm", "a2r"])
+def test_after_its_end_the_anchor_term_is_not_in_the_loss(name):
+    anchored = settings(name, anchor=Anchor(gamma=0.4, warm_up=False, until=0.5))
+    plain = replace(anchored, anchor=Anchor(gamma=0.0))
+    network = random_network(anchored)
+
+    def loss(config, progress):
+        return method_of(config).loss(network, text(), None, progress, batch_rng())
+
+    assert loss(anchored, 0.5).total > loss(plain, 0.5).total
+    ended = loss(anchored, 0.51)
+    assert ended.total == loss(plain, 0.51).total
+    assert "anchor" not in ended.parts
+
+
 def test_in_discrete_time_with_remasking_the_anchor_term_has_the_same_weight():
     """T (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t), for both terms; the released code drops the anchors here."""
     config = settings("adlm", anchor=Anchor(gamma=0.4, tau=1), time=Time(steps=20, sigma=0.3))
