@@ -1,5 +1,6 @@
 """The results of the arena as figures. Reads result files, trains nothing."""
 
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -38,7 +39,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
             for trial in timed:
                 _, seconds, bounds = trial.curve
                 curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
-            figure.supxlabel(notes, fontsize=8)
+            figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
         for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
             axis.set_xlabel(label)
             axis.set_ylabel(BOUND)

@@ -249,6 +249,14 @@ def of_quickstarts() -> Iterator[Row]:
             words = (optimizer, "time.masks=counted", f"time.power={power}")
             yield quick("mdlm", f"{kind}-power-{power}", f"{title} 4e-3, counted masks, t = u^{power}", *words)
     yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, "model.qk_norm=true")
+    for model in ("adlm", "auxiliary"):
+        yield quick(model, "muon-until-0.3", "Muon 4e-3, anchor loss in the first 30% only", MUON, "anchor.until=0.3")
+    yield quick("adlm", "muon-gamma-0", "Muon 4e-3, gamma 0", MUON, "anchor.gamma=0")
+    yield quick("adlm", "muon-masked", "Muon 4e-3, anchor loss at masked positions", MUON, "anchor.positions=masked")
+    plus_input = "model.bridge=hidden-plus-input"
+    yield quick("adlm", "muon-plus-input", "Muon 4e-3, hidden-plus-input bridge", MUON, plus_input)
+    words = (MUON, plus_input, "anchor.gamma=0")
+    yield quick("adlm", "muon-plus-input-gamma-0", "Muon 4e-3, hidden-plus-input bridge, gamma 0", *words)
 
 
 GROUPS = {
@@ -263,6 +271,25 @@ GROUPS = {
             auxiliary("auxiliary-all", "MDLM 12 with auxiliary loss, every token", EVERY_TOKEN, seeds=THREE),
             adlm("adlm-gamma-0", "ADLM, gamma 0", "anchor.gamma=0", seeds=THREE),
             adlm("adlm-random", "ADLM, as many random anchors as tau 5 gives", *RANDOM, seeds=THREE),
+        ),
+        ("mdlm-12", "auxiliary", "adlm"),
+    ),
+    "until": Group(
+        "Does the anchor loss help at the beginning of training only?",
+        SCREENING,
+        (
+            auxiliary(
+                "auxiliary-until-0.3",
+                "MDLM 12 with auxiliary loss in the first 30% of training",
+                "anchor.until=0.3",
+                seeds=THREE,
+            ),
+            adlm("adlm-until-0.3", "ADLM, anchor loss in the first 30% of training", "anchor.until=0.3"),
+            auxiliary(
+                "auxiliary-until-0.15",
+                "MDLM 12 with auxiliary loss in the first 15% of training",
+                "anchor.until=0.15",
+            ),
         ),
         ("mdlm-12", "auxiliary"),
     ),
