@@ -53,13 +53,12 @@ class JoinedRows:
         self._rows.remove(row)
         self._free.append(row.slot)
 
-    def ids(self, row: JoinedRow) -> Tensor:
-        """(L,), with masks where nothing is revealed; the next call overwrites it."""
-        return self._ids[row.slot]
+    def on_cpu(self) -> tuple[Tensor, Tensor]:
+        """(B, L) each: ids, with masks where nothing is revealed, and the probabilities of tokens when they were drawn.
 
-    def chance(self, row: JoinedRow) -> Tensor:
-        """(L,), the probability of each token of a complete row when it was drawn; the next call overwrites it."""
-        return self._chance[row.slot]
+        For all slots at once, because every copy from a GPU waits for it. The next call may overwrite them.
+        """
+        return self._ids.cpu(), self._chance.cpu()
 
     def step(self) -> None:
         """One network call for all rows, each of which has calls left. The network reads free slots too."""

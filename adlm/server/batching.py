@@ -206,10 +206,11 @@ class BatchWorker:
         for frame in self.frames([item.canvas_row for item in items]):
             if all(item.job.cancelled.is_set() for item in items):
                 return
-            for item, ids in zip(items, frame.ids, strict=False):  # the frames of causal models have padding rows
+            all_ids = frame.ids.cpu()
+            for item, ids in zip(items, all_ids, strict=False):  # the frames of causal models have padding rows
                 self._report_prefix(item, ids)
             yield
-        for item, ids, chance in zip(items, frame.ids, frame.chance, strict=False):
+        for item, ids, chance in zip(items, all_ids, frame.chance.cpu(), strict=False):
             _complete(item, ids, chance)
 
     def _sample_joined(self, items: list[Item]) -> Iterator[None]:
@@ -227,11 +228,12 @@ class BatchWorker:
             joined |= {item: rows.join(self._joinable_run(item)) for item in items if item not in joined}
             if joined:
                 rows.step()
+            ids, chance = rows.on_cpu()
             for item, row in list(joined.items()):
                 if row.calls:
-                    self._report_prefix(item, rows.ids(row))
+                    self._report_prefix(item, ids[row.slot])
                 else:
-                    _complete(item, rows.ids(row), rows.chance(row))
+                    _complete(item, ids[row.slot], chance[row.slot])
                     remove(item)
             yield
 

@@ -383,7 +383,7 @@ def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
         raise RuntimeError("secret words")
 
     monkeypatch.setattr("adlm.server.app.plan_completion", fail)
-    with running(models, ServerSettings()) as address, caplog.at_level(logging.INFO, "adlm.server"):
+    with caplog.at_level(logging.INFO, "adlm.server"), running(models, ServerSettings()) as address:
         answer = post(address, {"model": "adlm"})
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"
