@@ -23,6 +23,8 @@ class DenoiserNetwork(nn.Module):
     def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: nn.Linear):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
+        if model.bridge_start == "identity":
+            self.bridge.start_as_identity()
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
         self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
 

@@ -30,6 +30,9 @@ class Bridge(nn.Module):
     adds_input: ClassVar[bool] = False
     """Whether the embedded noisy ids, as the anchor network reads them, are added to the output."""
 
+    def start_as_identity(self) -> None:
+        """Initialize the bridge to pass on what it is given, for model.bridge_start; most cannot, and stay random."""
+
     def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         """The denoiser's input (B, L, d) from the anchor network's final hidden states (B, L, d) and its head."""
         raise NotImplementedError
@@ -51,6 +54,10 @@ class HiddenBridge(Bridge):
         super().__init__()
         layer = nn.Linear(width, width)
         self.weight, self.bias = layer.weight, layer.bias
+
+    def start_as_identity(self) -> None:
+        nn.init.eye_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         return F.linear(hidden, self.weight, self.bias)

@@ -123,6 +123,7 @@ DIFFUSION = ("schedule.eps=0", "model.start=neighbours")
 ANCHORED = (*DIFFUSION, "model.blocks=8", "model.denoiser_blocks=4")
 STRONG = ("anchor.gamma=0.1", "anchor.warm_up=false")
 EVERY_TOKEN = "anchor.rule=all"
+IDENTITY = "model.bridge_start=identity"
 RANDOM = ("anchor.rule=random", "anchor.share=0.828")  # tau 5 gives 82.8% of enwiki2014 at length 256, BPE of 8,192
 
 
@@ -253,6 +254,12 @@ def of_quickstarts() -> Iterator[Row]:
         yield quick(model, "muon-until-0.3", "Muon 4e-3, anchor loss in the first 30% only", MUON, "anchor.until=0.3")
     yield quick("adlm", "muon-gamma-0", "Muon 4e-3, gamma 0", MUON, "anchor.gamma=0")
     yield quick("adlm", "muon-masked", "Muon 4e-3, anchor loss at masked positions", MUON, "anchor.positions=masked")
+    identity = (MUON, IDENTITY)
+    yield quick("adlm", "muon-identity", "Muon 4e-3, bridge starts as the identity", *identity)
+    words = (*identity, "train.learning_rate=8e-3")
+    yield quick("adlm", "muon-identity-8e-3", "Muon 8e-3, bridge starts as the identity", *words)
+    words = (*identity, "train.bridge_rate=0.1")
+    yield quick("adlm", "muon-identity-slow", "Muon 4e-3, bridge starts as the identity, its rate x 0.1", *words)
     plus_input = "model.bridge=hidden-plus-input"
     yield quick("adlm", "muon-plus-input", "Muon 4e-3, hidden-plus-input bridge", MUON, plus_input)
     words = (MUON, plus_input, "anchor.gamma=0")
@@ -304,6 +311,8 @@ GROUPS = {
                 "published bridge and gamma, bridge learning rate x 0.01",
                 "train.bridge_rate=0.01",
             ),
+            adlm("adlm-identity", "ADLM, hidden bridge starts as the identity", IDENTITY, seeds=THREE),
+            adlm("adlm-identity-gamma-0", "hidden bridge starts as the identity, gamma 0", IDENTITY, "anchor.gamma=0"),
             adlm("adlm-logits", "logits bridge, gamma 0.1", "model.bridge=logits"),
             adlm("adlm-mixture", "mixture bridge, gamma 0.1", "model.bridge=mixture"),
             adlm("adlm-plus-input", "hidden-plus-input bridge, gamma 0.1", "model.bridge=hidden-plus-input"),
@@ -370,6 +379,13 @@ GROUPS = {
                 *("model.bridge=logits", "anchor.gamma=3e-3"),
             ),
             a2r("a2r-0.003", "A2R, hidden bridge, gamma 0.003", *HIDDEN_BRIDGE, "anchor.gamma=3e-3"),
+            a2r(
+                "a2r-identity",
+                "A2R, hidden bridge that starts as the identity, gamma 0.1",
+                *HIDDEN_BRIDGE,
+                IDENTITY,
+                "anchor.gamma=0.1",
+            ),
             ar("ar-560", "AR, 12 blocks of 560: parameters of A2R as published", "model.hidden=560"),
             a2r(
                 "a2r-auxiliary",

@@ -29,6 +29,9 @@ READING_ANCHORS_ONLY = ("logits", "hidden", "mixture")
 BRIDGES = (*READING_ANCHORS_ONLY, "hidden-plus-input", "none")
 
 
+STARTS = ("random", "identity")
+
+
 def pair(bridge: str = "logits", **options: object) -> AnchoredTransformer:
     network = AnchoredTransformer(replace(MODEL, bridge=bridge, **options), 12).double()
     return randomized(network).eval()
@@ -146,6 +149,15 @@ def test_tied_heads_keep_their_own_biases_which_both_start_at_the_unigram_freque
     for head in (network.anchor.head, network.denoiser.head):
         torch.testing.assert_close(head.bias.log_softmax(0).detach(), frequencies)
     assert network.denoiser.head.bias is not network.anchor.head.bias
+
+
+@pytest.mark.parametrize("bridge", ["hidden", "hidden-plus-input"])
+def test_a_bridge_that_starts_as_the_identity_passes_the_hidden_states_on(bridge):
+    networks = [AnchoredTransformer(replace(MODEL, bridge=bridge, bridge_start=start), 12) for start in STARTS]
+    hidden = torch.randn(2, 8, MODEL.hidden, generator=seeded())
+    random, identity = (network.denoiser.bridge(hidden, network.anchor.head) for network in networks)
+    assert torch.equal(identity, hidden)
+    assert not torch.allclose(random, hidden)
 
 
 def test_a_second_anchor_head_adds_its_loss_and_changes_nothing_else():
