@@ -196,7 +196,7 @@ class Model:
     bridge: BridgeName = "logits"
     """Input of the denoiser from the anchor network: logits as published; docs/theory.md describes the others."""
     bridge_start: Literal["random", "identity"] = "random"
-    """Initialisation of the bridges hidden and hidden-plus-input: identity passes the hidden states on at first."""
+    """Initialisation of the bridges logits, hidden and hidden-plus-input: identity passes the hidden states on."""
     tie_heads: bool = False
     """Share one output matrix between the heads of the anchor network and the denoiser; each has its own bias."""
     second_anchor_head: Annotated[int, Ge(0), Le(1024)] = 0

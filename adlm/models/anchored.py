@@ -5,9 +5,11 @@ Independent of masking, anchor selection and gamma: the positions to score are p
 Shapes: B sequences, L tokens, d wide, V symbols. `pad` is True at padding.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Model
@@ -24,7 +26,7 @@ class DenoiserNetwork(nn.Module):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
         if model.bridge_start == "identity":
-            self.bridge.start_as_identity()
+            self.bridge.start_as_identity(anchor_head)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
         self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
 
@@ -132,6 +134,24 @@ class AnchoredTransformer(nn.Module):
             _plain_score(hidden.denoiser, self.denoiser.head, x, weight, mask_id),
             _plain_score(hidden.anchor, self.anchor.head, x, anchor_weight, None),
         )
+
+
+@torch.no_grad()
+def start_from_unigram(network: nn.Module, log_probs: Tensor) -> None:
+    """Initialize the bias of every head of a new network so that it predicts exp(log_probs) (V,) for every input.
+
+    The heads' weights start at 0. A head whose bias starts at 0 too learns the unigram frequencies first, through the
+    embedding that all masked positions share; that vector grows, the norms then suppress the differences between
+    positions, and the loss stays at the unigram entropy for long. log(V - 1) is added to each bias, which leaves the
+    softmax unchanged and makes SEDD's scores sum to the required value. The output of a bridge that reads the anchor
+    logits stays what it was.
+    """
+    for name, layer in network.named_modules():
+        if name.rpartition(".")[2] == "head":
+            assert isinstance(layer, Head)
+            layer.bias.copy_(log_probs + math.log(len(log_probs) - 1))
+    if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
+        network.denoiser.bridge.subtract_bias(network.anchor.head)
 
 
 def _plain_score(hidden: Tensor, head: Head, x: Tensor, weight: Tensor, excluded: int | None) -> Scored:

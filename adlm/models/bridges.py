@@ -30,8 +30,11 @@ class Bridge(nn.Module):
     adds_input: ClassVar[bool] = False
     """Whether the embedded noisy ids, as the anchor network reads them, are added to the output."""
 
-    def start_as_identity(self) -> None:
-        """Initialize the bridge to pass on what it is given, for model.bridge_start; most cannot, and stay random."""
+    def start_as_identity(self, head: nn.Linear) -> None:
+        """Initialize the bridge, and if need be the anchor head, to pass the hidden states on; not all bridges can."""
+
+    def subtract_bias(self, head: nn.Linear) -> None:
+        """Undo what a new bias of the anchor head changed in the output, if the bridge reads logits linearly."""
 
     def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         """The denoiser's input (B, L, d) from the anchor network's final hidden states (B, L, d) and its head."""
@@ -55,7 +58,7 @@ class HiddenBridge(Bridge):
         layer = nn.Linear(width, width)
         self.weight, self.bias = layer.weight, layer.bias
 
-    def start_as_identity(self) -> None:
+    def start_as_identity(self, head: nn.Linear) -> None:
         nn.init.eye_(self.weight)
         nn.init.zeros_(self.bias)
 
@@ -102,6 +105,17 @@ class LogitsBridge(Bridge):
         super().__init__()
         layer = nn.Linear(num_symbols, width)
         self.weight, self.bias = layer.weight, layer.bias
+
+    @torch.no_grad()
+    def start_as_identity(self, head: nn.Linear) -> None:
+        """W2 W1 = 1: W1 small and random instead of 0, and W2 its pseudoinverse."""
+        nn.init.normal_(head.weight, std=0.02)
+        self.weight.copy_(torch.linalg.solve(head.weight.T @ head.weight, head.weight.T))
+        nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def subtract_bias(self, head: nn.Linear) -> None:
+        self.bias.sub_(self.weight @ head.bias)
 
     def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
         return F.linear(hidden, self.weight @ head.weight, self.weight @ head.bias + self.bias)

@@ -118,21 +118,6 @@ def nats_at_positions(
     return torch.zeros(where.shape, dtype=nats.dtype, device=where.device).masked_scatter(where, nats)
 
 
-@torch.no_grad()
-def start_from_unigram(network: nn.Module, log_probs: Tensor) -> None:
-    """Initialize the bias of every head of a new network so that it predicts exp(log_probs) (V,) for every input.
-
-    The heads' weights start at 0. A head whose bias starts at 0 too learns the unigram frequencies first, through the
-    embedding that all masked positions share; that vector grows, the norms then suppress the differences between
-    positions, and the loss stays at the unigram entropy for long. log(V - 1) is added to each bias, which leaves the
-    softmax unchanged and makes SEDD's scores sum to the required value.
-    """
-    for name, layer in network.named_modules():
-        if name.rpartition(".")[2] == "head":
-            assert isinstance(layer, Head)
-            layer.bias.copy_(log_probs + math.log(len(log_probs) - 1))
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 from adlm.config.schema import Train
 from adlm.distributed import Processes
 from adlm.methods.method import Method
-from adlm.models.heads import start_from_unigram
+from adlm.models.anchored import start_from_unigram
 from adlm.models.logit_gradients import why_no_triton
 from adlm.models.transformer import Trunk
 from adlm.training.seeds import seed_of

@@ -260,6 +260,9 @@ def of_quickstarts() -> Iterator[Row]:
     yield quick("adlm", "muon-identity-8e-3", "Muon 8e-3, bridge starts as the identity", *words)
     words = (*identity, "train.bridge_rate=0.1")
     yield quick("adlm", "muon-identity-slow", "Muon 4e-3, bridge starts as the identity, its rate x 0.1", *words)
+    logits = "model.bridge=logits"
+    yield quick("adlm", "muon-logits", "Muon 4e-3, logits bridge", MUON, logits)
+    yield quick("adlm", "muon-logits-identity", "Muon 4e-3, logits bridge starts as the identity", *identity, logits)
     plus_input = "model.bridge=hidden-plus-input"
     yield quick("adlm", "muon-plus-input", "Muon 4e-3, hidden-plus-input bridge", MUON, plus_input)
     words = (MUON, plus_input, "anchor.gamma=0")
@@ -314,6 +317,7 @@ GROUPS = {
             adlm("adlm-identity", "ADLM, hidden bridge starts as the identity", IDENTITY, seeds=THREE),
             adlm("adlm-identity-gamma-0", "hidden bridge starts as the identity, gamma 0", IDENTITY, "anchor.gamma=0"),
             adlm("adlm-logits", "logits bridge, gamma 0.1", "model.bridge=logits"),
+            adlm("adlm-logits-identity", "logits bridge starts as the identity", "model.bridge=logits", IDENTITY),
             adlm("adlm-mixture", "mixture bridge, gamma 0.1", "model.bridge=mixture"),
             adlm("adlm-plus-input", "hidden-plus-input bridge, gamma 0.1", "model.bridge=hidden-plus-input"),
         ),
