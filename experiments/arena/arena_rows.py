@@ -173,7 +173,7 @@ POWER = ("time.masks=counted", "time.power=2")
 ADAMW, MUON = "train.optimizer=adamw", "train.optimizer=muon"
 QUICK_MODELS = {
     "mdlm": ("quickstart/mdlm",),
-    "adlm": ("quickstart/adlm",),
+    "adlm": ("quickstart/adlm", "model.bridge_start=random"),
     "auxiliary": ("quickstart/adlm", "model.bridge=none"),
 }
 """Presets and overrides: 3 blocks, 1 + 2 blocks, and 3 blocks with the anchor loss after the first. t is above 0.1."""
@@ -258,6 +258,8 @@ def of_quickstarts() -> Iterator[Row]:
     yield quick("adlm", "muon-identity", "Muon 4e-3, bridge starts as the identity", *identity)
     words = (*identity, "train.learning_rate=8e-3")
     yield quick("adlm", "muon-identity-8e-3", "Muon 8e-3, bridge starts as the identity", *words)
+    words = (*identity, "anchor.gamma=0")
+    yield quick("adlm", "muon-identity-gamma-0", "Muon 4e-3, bridge starts as the identity, gamma 0", *words)
     words = (*identity, "train.bridge_rate=0.1")
     yield quick("adlm", "muon-identity-slow", "Muon 4e-3, bridge starts as the identity, its rate x 0.1", *words)
     logits = "model.bridge=logits"
