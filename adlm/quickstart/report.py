@@ -33,7 +33,7 @@ class BoxTexts:
 
 
 SEED_CAVEAT = (
-    "Each model was trained with one seed, and another seed changes such a bound by about 0.04 (docs/results.md), so "
+    "Each model was trained with one seed, and another seed changes such a bound by about 0.01 (docs/results.md), so "
     "one run of each does not show which method is better."
 )
 
