@@ -249,6 +249,7 @@ def of_quickstarts() -> Iterator[Row]:
         for power in ("1", "1.5", "2"):
             words = (optimizer, "time.masks=counted", f"time.power={power}")
             yield quick("mdlm", f"{kind}-power-{power}", f"{title} 4e-3, counted masks, t = u^{power}", *words)
+    yield quick("mdlm", "muon-wide", "Muon 4e-3, 80 wide: at least the parameters of ADLM", MUON, "model.hidden=80")
     yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, "model.qk_norm=true")
     for model in ("adlm", "auxiliary"):
         yield quick(model, "muon-until-0.3", "Muon 4e-3, anchor loss in the first 30% only", MUON, "anchor.until=0.3")
