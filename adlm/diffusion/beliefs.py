@@ -23,8 +23,8 @@ def clean_log_beliefs(logits: Tensor, mask_id: int) -> Tensor:
 def log_softmax(logits: Tensor) -> Tensor:
     """torch.log_softmax over the last dimension, with the sum in float64.
 
-    A row's result then does not depend on the other rows. In float32 its last bit does on CUDA: the order of summation
-    depends on the alignment of the row in memory, and so on its index where V is not a multiple of 4.
+    A row's result should then not depend on its index. In float32 its last bit can on CUDA, where the order in which
+    PyTorch adds depends on the alignment of the row in memory, and so on its index if V is not a multiple of 4.
     """
     shifted = logits - logits.detach().amax(dim=-1, keepdim=True)
     return shifted - shifted.exp().sum(dim=-1, keepdim=True, dtype=torch.float64).log().to(logits.dtype)
