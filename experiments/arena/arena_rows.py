@@ -177,7 +177,13 @@ QUICK_MODELS = {
     "auxiliary": ("quickstart/adlm", "model.bridge=none"),
 }
 """Presets and overrides: 3 blocks, 1 + 2 blocks, and 3 blocks with the anchor loss after the first. t is above 0.1."""
-MODERN = (MUON, "train.learning_rate=2e-3", "model.qk_norm=true", *POWER)
+COUNTED = ("time.masks=counted", "time.power=1.5")
+MUON_RATES = ("1e-3", "2e-3", "4e-3", "8e-3")
+# As many tokens and validations as the other rows, the same averaging in tokens
+SMALL_BATCH = (
+    *("train.batch_size=64", "train.steps=4000", "train.warm_up_steps=100", "train.ema=0.99875"),
+    *("train.valid_every=50", "train.log_every=50"),
+)
 
 
 def of_rules() -> Iterator[Row]:
@@ -213,10 +219,6 @@ def of_rates() -> Iterator[Row]:
 
 def of_recipes() -> Iterator[Row]:
     """Validated every 25 steps, which takes 3% longer: a good recipe reaches the released bound early."""
-    for rate in ("1e-3", "2e-3", "4e-3"):
-        word, of = f"train.learning_rate={rate}", f"learning rate {rate}"
-        yield adlm(f"adlm-muon-{rate}", f"ADLM, Muon, {of}", MUON, word, OFTEN)
-        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon, {of}", MUON, word, OFTEN)
     yield adlm("adlm-beta2-0.95", "ADLM, AdamW with beta2 0.95", "train.beta2=0.95", OFTEN)
     yield adlm("adlm-beta2-0.99", "ADLM, AdamW with beta2 0.99", "train.beta2=0.99", OFTEN)
     yield adlm("adlm-published-start", "ADLM, published initialisation", "model.start=published", OFTEN)
@@ -226,9 +228,32 @@ def of_recipes() -> Iterator[Row]:
     yield mdlm("mdlm-power-2", "MDLM 12, counted masks, t = u^2", *POWER, OFTEN)
     yield adlm("adlm-t-min", "ADLM, t above 0.1 only (another objective)", "time.t_min=0.1", OFTEN)
     yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", "model.qk_norm=true", OFTEN)
-    yield adlm("adlm-modern", "ADLM, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
-    yield mdlm("mdlm-modern", "MDLM 12, Muon 2e-3, normalised queries and keys, t = u^2", *MODERN, OFTEN)
+    for rate in MUON_RATES:
+        words = (MUON, f"train.learning_rate={rate}")
+        yield mdlm(f"mdlm-muon-{rate}-power-1.5", f"MDLM 12, Muon {rate}, t = u^1.5", *words, *COUNTED, OFTEN)
+        yield mdlm(f"mdlm-muon-{rate}-qk-norm", f"MDLM 12, Muon {rate}, QK norm", *words, "model.qk_norm=true", OFTEN)
+        yield mdlm(f"mdlm-muon-{rate}-64-rows", f"MDLM 12, Muon {rate}, batches of 64 rows", *words, *SMALL_BATCH)
+        words = (*words, IDENTITY)
+        yield adlm(f"adlm-muon-{rate}-64-rows", f"ADLM, Muon {rate}, batches of 64 rows", *words, *SMALL_BATCH)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
+
+
+def of_muon() -> Iterator[Row]:
+    """Each family with several learning rates. The bridge of the pair starts as the identity."""
+    for rate in MUON_RATES:
+        word = (MUON, f"train.learning_rate={rate}", OFTEN)
+        pair = (*word, IDENTITY)
+        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon {rate}", *word, seeds=THREE)
+        yield adlm(f"adlm-muon-{rate}", f"ADLM 8 + 4, Muon {rate}", *pair, seeds=THREE)
+        yield auxiliary(f"auxiliary-muon-{rate}", f"MDLM 12 with auxiliary loss, Muon {rate}", *word, seeds=THREE)
+        title = f"MDLM, 12 blocks of 544: parameters of ADLM, Muon {rate}"
+        yield mdlm(f"mdlm-matched-muon-{rate}", title, "model.hidden=544", *word, seeds=THREE)
+        yield adlm(
+            f"adlm-all-muon-{rate}", f"ADLM, every token an anchor, Muon {rate}", EVERY_TOKEN, *pair, seeds=THREE
+        )
+        for rule in ("rare", "random"):
+            chosen = (f"anchor.rule={rule}", "anchor.share=0.15")
+            yield adlm(f"adlm-{rule}-muon-{rate}", f"ADLM, {rule} 15%, Muon {rate}", *chosen, *pair, seeds=THREE)
 
 
 def quick(model: str, name: str, title: str, *overrides: str) -> Row:
@@ -366,7 +391,15 @@ GROUPS = {
         ("mdlm-12", "adlm"),
     ),
     "rate": Group("Is the learning rate right for each family?", SCREENING, tuple(of_rates()), ("mdlm-12", "adlm")),
-    "recipe": Group("What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("adlm",)),
+    "muon": Group(
+        "With Muon, each family at its better learning rate: does anchoring help?",
+        SCREENING,
+        tuple(of_muon()),
+        ("mdlm-muon-4e-3", "adlm-muon-4e-3"),
+    ),
+    "recipe": Group(
+        "What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("mdlm-12", "adlm")
+    ),
     "a2r": Group(
         "Does anchoring help left to right?",
         CAUSAL,

@@ -29,6 +29,8 @@ TITLES = {
     "scratch-first": "ProsQA, random weights, 24,000 problems",
     "scratch-prosqa": "ProsQA, random weights, 100,000 problems",
     "scratch-prontoqa": "ProntoQA, random weights, 50,000 problems",
+    "muon-prosqa": "ProsQA, random weights, Muon",
+    "muon-prontoqa": "ProntoQA, random weights, Muon",
 }
 PLAIN = ("no-cot", "pause")
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
@@ -97,6 +99,21 @@ GROUPS = {
         "prontoqa/small",
         ("data.problems=50000", "train.batch_size=512"),
         first_epochs=20,
+        epochs=7,
+        data="prontoqa",
+        pretrained=False,
+    ),
+    "muon-prosqa": Group(
+        "prosqa/small",
+        ("train.batch_size=64", "train.optimizer=muon", "train.learning_rate=2e-3"),
+        first_epochs=8,
+        epochs=7,
+        pretrained=False,
+    ),
+    "muon-prontoqa": Group(
+        "prontoqa/small",
+        ("train.batch_size=64", "train.optimizer=muon", "train.learning_rate=2e-3"),
+        first_epochs=8,
         epochs=7,
         data="prontoqa",
         pretrained=False,
@@ -331,7 +348,7 @@ def plot(arguments: argparse.Namespace) -> int:
                 axis.plot(100 * row["accuracy"], height, "o", color="tab:blue", markersize=5)
             if method in paper:
                 axis.plot(paper[method], place, "o", markerfacecolor="none", color="tab:orange", markersize=8)
-        if group.startswith("scratch"):
+        if group.startswith(("scratch", "muon")):
             axis.axvline(50, color="tab:gray", linestyle="--", linewidth=1)
         axis.set_title(TITLES.get(group, group), fontsize=11)
         axis.set_xlabel("% of the test problems solved")

@@ -225,19 +225,19 @@ def test_the_seconds_until_the_released_bound_are_those_of_its_best_learning_rat
     assert "The bound is 6.0000, of ADLM as released, learning rate 1e-3" in table
     title = "ADLM as released, learning rate 1e-3"
     assert line_of(table, title)[2:] == ["6.0000", "200.0", "1.000"]
-    assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
-    assert line_of(table, "ADLM, Muon, learning rate 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
-    assert line_of(table, "MDLM 12, Muon, learning rate 1e-3")[3:] == ["not reached", ""]
+    assert line_of(table, "ADLM 8 + 4, Muon 1e-3")[3:] == ["75.0", "0.375"]  # 6.5 at 50 s, 5.5 at 100 s
+    assert line_of(table, "ADLM 8 + 4, Muon 2e-3")[3:] == ["at most 50.0", "at most 0.250"]
+    assert line_of(table, "MDLM 12, Muon 1e-3")[3:] == ["not reached", ""]
     assert arena_report.released_bound(released, {}).soonest.row.name == "adlm-muon-2e-3"  # not AR
     timing = {"adlm-muon-1e-3": {"seconds_per_step": 2.0, "device": "card"}}
     table = "\n".join(markdown(released, timing)).split("## How soon")[1]
-    assert line_of(table, "ADLM, Muon, learning rate 1e-3")[3:] == ["150.0", "0.750"]
+    assert line_of(table, "ADLM 8 + 4, Muon 1e-3")[3:] == ["150.0", "0.750"]
 
 
 def test_the_released_bound_is_not_compared_with_bounds_on_another_text(released):
     text = {"sha256": "books", "unit": "block", "length": 8}
     other = {**released, "adlm-muon-1e-3-seed0": {**released["adlm-muon-1e-3-seed0"], "held_out": text}}
-    assert "ADLM, Muon, learning rate 1e-3" not in "\n".join(markdown(other, {})).split("## How soon")[1]
+    assert "ADLM 8 + 4, Muon 1e-3" not in "\n".join(markdown(other, {})).split("## How soon")[1]
 
 
 def test_other_texts_are_not_compared_silently(results):
