@@ -5,7 +5,7 @@ Nothing here synchronizes with the GPU.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,61 +41,57 @@ class Muon(AdamW):
                 self._step_matrices(group)
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
+        """Weights of one shape are updated together: few kernels, and one gathering where they are sharded."""
         scale, applied = self.grad_scale, self.found_inf == 0  # type: ignore[attr-defined]
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        directions = []
-        for weight in weights:
-            if weight not in self.state:
-                self.state[weight] = new_moments(self, weight)
-            momentum = self.state[weight]["momentum"]
-            gradient = torch.where(applied, weight.grad / scale, momentum)
-            momentum.lerp_(gradient, 1 - MOMENTUM)
-            directions.append(gradient.lerp_(momentum, MOMENTUM))
         rate = group["lr"] * applied
-        for weight, update in zip(weights, orthogonalized(directions, group["parts"]), strict=True):
-            weight.mul_(1 - rate * group["weight_decay"]).sub_(update * rate)
+        by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for weight in group["params"]:
+            if weight.grad is not None:
+                by_shape[weight.shape].append(weight)
+                if weight not in self.state:
+                    self.state[weight] = new_moments(self, weight)
+        for weights in by_shape.values():
+            momenta = [self.state[weight]["momentum"] for weight in weights]
+            momentum = torch.stack(momenta)
+            gradients = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
+            gradient = torch.where(applied, gradients / scale, momentum)
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            torch._foreach_copy_([_local(each) for each in momenta], _local(momentum).unbind())
+            update = rate * orthogonalized(gradient.lerp_(momentum, MOMENTUM), group["parts"])
+            own = [_local(weight) for weight in weights]
+            torch._foreach_mul_(own, 1 - rate * group["weight_decay"])
+            torch._foreach_sub_(own, _local(update).unbind())
 
 
-def orthogonalized(matrices: Sequence[Tensor], parts: int = 1) -> list[Tensor]:
-    """Each matrix with its singular values replaced by about 1 (0.7 to 1.2), times 0.2 sqrt(max(m, n)).
+def _local(tensor: Tensor) -> Tensor:
+    """This process's shard of a sharded tensor; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    A matrix (parts * m, n) is `parts` matrices, one below the other. Those of one shape are computed together. Sharded
-    ones are gathered first, and every process computes them all.
+
+def orthogonalized(matrices: Tensor, parts: int = 1) -> Tensor:
+    """(N, parts * m, n): each m x n matrix with singular values of about 1 (0.7 to 1.2), times 0.2 sqrt(max(m, n)).
+
+    `parts` matrices are one below the other. Sharded ones are gathered first, and every process computes them all.
     """
-    by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-    for number, matrix in enumerate(matrices):
-        by_shape[matrix.shape].append(number)
-    results: dict[int, Tensor] = {}
-    for shape, numbers in by_shape.items():
-        full = torch.stack([_whole(matrices[number]) for number in numbers]).view(len(numbers), parts, -1, shape[1])
-        updates = 0.2 * math.sqrt(max(full.shape[-2:])) * _nearest_orthogonal(full).view(-1, *shape)
-        results |= dict(zip(numbers, updates.unbind(), strict=True))
-    return [_as_sharded(results[number], matrix) for number, matrix in enumerate(matrices)]
+    whole = matrices.full_tensor() if isinstance(matrices, DTensor) else matrices
+    each = whole.view(len(whole) * parts, -1, whole.shape[-1])
+    update = 0.2 * math.sqrt(max(each.shape[1:])) * _nearest_orthogonal(each).reshape(whole.shape)
+    if isinstance(matrices, DTensor):
+        return distribute_tensor(update, matrices.device_mesh, matrices.placements, src_data_rank=None)
+    return update
 
 
 def _nearest_orthogonal(matrices: Tensor) -> Tensor:
-    """(..., m, n): U V^T of the singular value decomposition U S V^T, approximately, by matrix products alone."""
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    """(N, m, n): U V^T of the singular value decomposition U S V^T, approximately, by matrix products alone."""
+    is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-20)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
     x = x.bfloat16() if x.is_cuda else x
     first, third, fifth = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = x @ x.mT
-        x = first * x + (third * gram + fifth * gram @ gram) @ x
-    result: Tensor = x.mT if is_tall else x
-    return result.to(matrices.dtype)
-
-
-def _whole(matrix: Tensor) -> Tensor:
-    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
-
-
-def _as_sharded(update: Tensor, like: Tensor) -> Tensor:
-    """This process's shard of an update that every process has, where `like` is sharded."""
-    if not isinstance(like, DTensor):
-        return update
-    return distribute_tensor(update, like.device_mesh, like.placements, src_data_rank=None)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth), x, beta=first)
+    return (x.mT if is_tall else x).to(matrices.dtype)
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:

@@ -117,7 +117,7 @@ def matrix(*shape):
 @pytest.mark.parametrize("shape", [(8, 8), (6, 24), (24, 6)])
 def test_orthogonalized_matrices_have_singular_values_near_one_and_keep_their_singular_vectors(shape):
     given = matrix(*shape)
-    [found] = orthogonalized([given])
+    [found] = orthogonalized(given[None])
     found = found / (0.2 * max(shape) ** 0.5)
     assert 0.6 < torch.linalg.svdvals(found).min() <= torch.linalg.svdvals(found).max() < 1.3
     u, _, vt = torch.linalg.svd(given, full_matrices=False)
@@ -125,11 +125,10 @@ def test_orthogonalized_matrices_have_singular_values_near_one_and_keep_their_si
     torch.testing.assert_close(inner, inner.diagonal().diag(), atol=1e-9, rtol=0)
 
 
-def test_stacked_matrices_are_orthogonalized_one_by_one_and_equal_shapes_together():
-    given = [matrix(12, 4), matrix(12, 4).flip(0), matrix(9, 5)]
-    together = orthogonalized(given, parts=3)
-    for whole, found in zip(given, together, strict=True):
-        alone = torch.cat([orthogonalized([part])[0] for part in whole.chunk(3)])
+def test_matrices_are_orthogonalized_one_by_one():
+    given = torch.stack([matrix(12, 4), matrix(12, 4).flip(0)])
+    for whole, found in zip(given, orthogonalized(given, parts=3), strict=True):
+        alone = torch.cat([orthogonalized(part[None])[0] for part in whole.chunk(3)])
         torch.testing.assert_close(found, alone)
 
 
@@ -147,23 +146,26 @@ def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(tiny_config)
 
 
 def test_muon_moves_like_the_one_of_torch():
-    """torch.optim.Muon iterates in bfloat16, so its updates are about 1% off."""
-    network = torch.nn.ModuleDict({"blocks": torch.nn.ModuleDict({"out": torch.nn.Linear(12, 8, bias=False)})})
-    outer = torch.nn.ModuleDict({"trunk": network})
-    weight = network["blocks"]["out"].weight
-    other = torch.nn.Parameter(weight.detach().clone())
-    train = Train(optimizer="muon", learning_rate=0.05, weight_decay=0.3)
-    ours = build_optimizer(outer, train)
-    theirs = torch.optim.Muon([other], lr=0.05, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    for seed in range(4):
-        before = weight.detach().clone()
-        gradient = torch.randn(8, 12, generator=torch.Generator().manual_seed(seed))
-        weight.grad, other.grad = 3 * gradient, gradient.clone()
+    """torch.optim.Muon iterates in bfloat16, so its updates are about 1% off. It updates one matrix after the other."""
+    sizes = ((12, 8), (8, 12), (12, 8))
+    blocks = torch.nn.ModuleList(torch.nn.Linear(*size, bias=False) for size in sizes)
+    weights = [block.weight for block in blocks]
+    others = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    network = torch.nn.ModuleDict({"trunk": torch.nn.ModuleDict({"blocks": blocks})})
+    ours = build_optimizer(network, Train(optimizer="muon", learning_rate=0.05, weight_decay=0.3))
+    theirs = torch.optim.Muon(others, lr=0.05, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    generator = seeded()
+    for _ in range(4):
+        before = [weight.detach().clone() for weight in weights]
+        for weight, other in zip(weights, others, strict=True):
+            gradient = torch.randn(weight.shape, generator=generator)
+            weight.grad, other.grad = 3 * gradient, gradient
         update_weights(ours, torch.tensor(3.0), torch.tensor(True), clip=1.0)
         theirs.step()
-        torch.testing.assert_close(weight, other, atol=0.003, rtol=0)
-        size = (weight.detach() - before).square().mean().sqrt()
-        assert 0.6 < size / (0.05 * 0.2) < 1.5, "AdamW's usual size"
+        for weight, other, old in zip(weights, others, before, strict=True):
+            torch.testing.assert_close(weight, other, atol=0.003, rtol=0)
+            size = (weight.detach() - old).square().mean().sqrt()
+            assert 0.6 < size / (0.05 * 0.2) < 1.5, "AdamW's usual size"
 
 
 def test_muon_of_a_network_without_blocks_of_ours_is_a_user_error():
