@@ -282,6 +282,10 @@ def of_quickstarts() -> Iterator[Row]:
     yield quick("adlm", "muon-masked", "Muon 4e-3, anchor loss at masked positions", MUON, "anchor.positions=masked")
     identity = (MUON, IDENTITY)
     yield quick("adlm", "muon-identity", "Muon 4e-3, bridge starts as the identity", *identity)
+    for rule in ("rare", "random", "frequent"):
+        words = (*identity, f"anchor.rule={rule}", "anchor.share=0.15")
+        yield quick("adlm", f"muon-identity-{rule}", f"Muon 4e-3, identity, {rule} 15%", *words)
+    yield quick("adlm", "muon-identity-all", "Muon 4e-3, identity, every token an anchor", *identity, EVERY_TOKEN)
     words = (*identity, "train.learning_rate=8e-3")
     yield quick("adlm", "muon-identity-8e-3", "Muon 8e-3, bridge starts as the identity", *words)
     words = (*identity, "anchor.gamma=0")
@@ -395,7 +399,7 @@ GROUPS = {
         "With Muon, each family at its better learning rate: does anchoring help?",
         SCREENING,
         tuple(of_muon()),
-        ("mdlm-muon-4e-3", "adlm-muon-4e-3"),
+        ("mdlm-muon-2e-3", "adlm-muon-2e-3"),
     ),
     "recipe": Group(
         "What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("mdlm-12", "adlm")
