@@ -63,7 +63,7 @@ def _print_results(results: list[PerplexityResult], differences: list[Difference
     for result in results:
         table.add_row(
             Text(result.model),
-            Text(f"{result.data} {result.split}"),
+            Text(result.data if Path(result.data).is_file() else f"{result.data} {result.split}"),  # no split
             f"{result.nats:.4f} exact" if result.exact else f"<= {result.nats:.4f}",
             f"{result.bits:.4f}",
             "too large" if result.perplexity is None else _format_number(result.perplexity),

@@ -399,7 +399,7 @@ GROUPS = {
         "With Muon, each family at its better learning rate: does anchoring help?",
         SCREENING,
         tuple(of_muon()),
-        ("mdlm-muon-2e-3", "adlm-muon-2e-3"),
+        ("mdlm-12", "mdlm-muon-2e-3", "adlm-muon-2e-3"),
     ),
     "recipe": Group(
         "What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("mdlm-12", "adlm")

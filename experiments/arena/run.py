@@ -1,5 +1,6 @@
 """The arena: what of ADLM is anchoring, what is deep supervision, what is the bridge. One runner for all its models.
 
+    head -c 170000000 train.txt > enwiki.txt                   # of 200 MB of Wikipedia, articles apart at blank lines
     adlm prepare data.path=enwiki.txt data.boundary=blank tokenizer=bpe-8192 length=256 --out PREPARED
     python experiments/arena/run.py rows                       # models, parameters, overrides
     python experiments/arena/run.py run --data PREPARED --out runs/arena --results RESULTS --seconds 560

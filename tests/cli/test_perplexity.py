@@ -67,6 +67,12 @@ def test_a_file_is_the_same_text_as_its_prepared_form(world, capsys):
     assert abs(by_file["tokens"] - by_folder["tokens"]) < 200
 
 
+def test_a_file_is_printed_without_a_split(world, capsys):
+    assert main(["perplexity", str(world / "adlm"), "--data", str(world / "speech.txt")]) == 0
+    printed = "".join(capsys.readouterr().out.split())
+    assert f"{world}/speech.txt<=" in printed
+
+
 def test_a_result_on_training_text_is_marked(world, tmp_path, capsys):
     model = load_model_folder(world / "mdlm")
     config = replace(model.config, data=replace(model.config.data, prepared=str(world / "prepared")))
