@@ -108,6 +108,8 @@ def run_trials(arguments: argparse.Namespace) -> None:
                 )
 
     arguments.results.mkdir(parents=True, exist_ok=True)
+    if arguments.jobs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # by default each trial would use all CPUs that are idle now
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for worker in [pool.submit(work) for _ in range(arguments.jobs)]:
             worker.result()

@@ -12,6 +12,7 @@ No-CoT and Pause start from one first stage of plain chain of thought, the row `
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -263,6 +264,8 @@ def train(arguments: argparse.Namespace) -> int:
         done,
         lambda: arguments.results.write_text(as_json(results)),
     )
+    if arguments.lanes > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # by default each row would use all CPUs that are idle now
     threads = [threading.Thread(target=lanes.work) for _ in range(arguments.lanes)]
     for thread in threads:
         thread.start()
