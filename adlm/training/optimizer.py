@@ -89,7 +89,7 @@ def _nearest_orthogonal(matrices: Tensor) -> Tensor:
     x = x.bfloat16() if x.is_cuda else x
     first, third, fifth = COEFFICIENTS
     for _ in range(ITERATIONS):
-        gram = x @ x.mT
+        gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth), x, beta=first)
     return (x.mT if is_tall else x).to(matrices.dtype)
 
