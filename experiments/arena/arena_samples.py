@@ -145,7 +145,9 @@ def generation_table(cards: Mapping[str, list[Card]], speeds: Mapping[str, Mappi
     if not cards:
         return
     judges = sorted({_judge(card) for each in cards.values() for card in each})
-    columns = ["model", "sampler", "steps", "calls", "s per 100 texts", *(f"gen-PPL, {judge}" for judge in judges)]
+    num_texts = {_judge(card): card["samples"]["num"] for each in cards.values() for card in each}
+    perplexities = (f"gen-PPL, {judge} ({num_texts[judge]} texts)" for judge in judges)
+    columns = ["model", "sampler", "steps", "calls", "s per 100 texts", *perplexities]
     columns += ["entropy", "distinct-2", "rep-4", "MAUVE"]
     yield "## Generated text\n"
     yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
@@ -164,7 +166,7 @@ def generation_table(cards: Mapping[str, list[Card]], speeds: Mapping[str, Mappi
     if judged:
         yield f"| held-out text | | | | | {' | '.join(_metrics(judged, judges))} |"
     first = next(iter(cards.values()))[0]["samples"]
-    texts = f"{first['num']} texts of {first['made_by']['length']} tokens of each setting, nucleus 0.9"
+    texts = f"Texts of {first['made_by']['length']} tokens, nucleus 0.9"
     batches = {f"{speed['batch']} on {speed['device']}" for speed in speeds.values()}
     yield (
         f"\n{texts}. Seconds: batches of {', '.join(sorted(batches)) or 'unknown size'}, the median of {REPEATS} runs. "

@@ -372,7 +372,7 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     assert capsys.readouterr().out == ""  # the cards are kept
     run(arena, monkeypatch, "table", "--results", results)
     table = capsys.readouterr().out
-    assert "| gen-PPL, smoke-ar-seed0 |" in table
+    assert "| gen-PPL, smoke-ar-seed0 (" in table
     assert float(line_of(table, "held-out text")[5].split(" ± ")[0]) > 1
 
 
@@ -457,8 +457,8 @@ def test_samples_and_their_seconds_are_written_once(arena, tmp_path, monkeypatch
         run(arena, monkeypatch, *chosen, "--num", "4", "--batch", "2")
 
 
-def card(judge: str, perplexity: float, **mauve: float) -> dict:
-    """A metric card of 512 texts, as far as the table reads it."""
+def card(judge: str, perplexity: float, num: int, **mauve: float) -> dict:
+    """A metric card of `num` texts, as far as the table reads it."""
     mean = {"value": 0.5, "stderr": 0.01}
     metrics = {
         "perplexity": {"judge": {"name": f"models/{judge}.gguf"}, "pooled": {"value": perplexity, "stderr": 2.0}},
@@ -467,7 +467,7 @@ def card(judge: str, perplexity: float, **mauve: float) -> dict:
     }
     sampling = {"sampler": "ancestral", "steps": 12}
     made_by = {"model": "runs/smoke-auxiliary-seed0", "length": 32, "sampling": sampling}
-    of = {"file": "samples/smoke-auxiliary-seed0-ancestral-12.jsonl", "num": 512, "made_by": made_by}
+    of = {"file": "samples/smoke-auxiliary-seed0-ancestral-12.jsonl", "num": num, "made_by": made_by}
     reference = {name: {**metric, "pooled": {"value": 9.0, "stderr": 1.0}} for name, metric in metrics.items()}
     sections = {"reference": {}, "reference_judged": reference, **({"mauve": mauve} if mauve else {})}
     return {"card": 1, "samples": of, **metrics, **sections}
@@ -475,14 +475,15 @@ def card(judge: str, perplexity: float, **mauve: float) -> dict:
 
 def test_the_generation_table_has_one_line_per_setting_and_a_column_per_judge(tmp_path):
     (tmp_path / "cards").mkdir()
-    for judge, made in (("smol", card("smol", 200.0, value=0.25, spread=0.02)), ("tiny", card("tiny", 150.0))):
+    mauve = {"value": 0.25, "spread": 0.02}
+    for judge, made in (("smol", card("smol", 200.0, 512, **mauve)), ("tiny", card("tiny", 150.0, 64))):
         (tmp_path / "cards" / f"smoke-auxiliary-seed0-ancestral-12.{judge}.json").write_text(json.dumps(made))
     speed = {"network_calls": 11, "seconds_per_sequence": 0.03, "batch": 128, "device": "card"}
     speeds = {"smoke-auxiliary-seed0-ancestral-12": {**speed, "as_long_as": "smoke-mdlm-seed0 with 16 steps"}}
     table = "\n".join(arena_samples.generation_table(arena_samples.read_cards(tmp_path), speeds))
-    assert "| gen-PPL, smol | gen-PPL, tiny | entropy |" in table
+    assert "| gen-PPL, smol (512 texts) | gen-PPL, tiny (64 texts) | entropy |" in table
     cells = line_of(table, "MDLM with auxiliary loss, seed 0")
     assert cells[2:7] == ["12 (as long as smoke-mdlm-seed0 with 16 steps)", "11", "3.00", "200 ± 2", "150 ± 2"]
     assert cells[-1] == "0.250 ± 0.020"
     assert line_of(table, "held-out text")[5:7] == ["9 ± 1", "9 ± 1"]
-    assert "512 texts of 32 tokens" in table
+    assert "Texts of 32 tokens" in table
