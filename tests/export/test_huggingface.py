@@ -153,17 +153,19 @@ def exported_network(code, config: Config, seed: int = 0):
     return model, method, network
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_without_adlm_the_log_probabilities_are_the_same(folders, without_adlm, name):
-    lm, z, found = adlm.load(folders / name), some_ids(), without_adlm[name]
-    torch.testing.assert_close(found["log_probs"], lm.log_probs(z), atol=1e-5, rtol=0)
-    pad = without_adlm["attention_mask"] == 0
-    logits = lm.network(z, lm.method.conditioning_sigma(z, None, pad), pad)
-    masked = ~pad if name in CAUSAL else (z == MASK) & ~pad
-    logits[..., MASK] = -torch.inf
-    torch.testing.assert_close(found["padded"][masked], logits[masked].log_softmax(dim=-1), atol=1e-5, rtol=0)
-    reads_padding = not torch.allclose(found["padded"][1][masked[1]], found["log_probs"][1][masked[1]])
-    assert reads_padding == (name not in CAUSAL)  # the text of a causal network comes before its padding
+def test_without_adlm_the_log_probabilities_are_the_same(folders, without_adlm):
+    """One test for all models: with a test each, several workers would start the process of `without_adlm`."""
+    z, pad = some_ids(), without_adlm["attention_mask"] == 0
+    for name in MODELS:
+        lm, found = adlm.load(folders / name), without_adlm[name]
+        torch.testing.assert_close(found["log_probs"], lm.log_probs(z), atol=1e-5, rtol=0, msg=name)
+        logits = lm.network(z, lm.method.conditioning_sigma(z, None, pad), pad)
+        masked = ~pad if name in CAUSAL else (z == MASK) & ~pad
+        logits[..., MASK] = -torch.inf
+        expected = logits[masked].log_softmax(dim=-1)
+        torch.testing.assert_close(found["padded"][masked], expected, atol=1e-5, rtol=0, msg=name)
+        reads_padding = not torch.allclose(found["padded"][1][masked[1]], found["log_probs"][1][masked[1]])
+        assert reads_padding == (name not in CAUSAL), name  # the text of a causal network comes before its padding
 
 
 def test_the_tokenizer_needs_no_code(without_adlm):
