@@ -61,9 +61,10 @@ def _print_results(results: list[PerplexityResult], differences: list[Difference
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps numbers and never truncates them
     for result in results:
+        has_splits = not Path(result.data).is_file()
         table.add_row(
             Text(result.model),
-            Text(result.data if Path(result.data).is_file() else f"{result.data} {result.split}"),  # no split
+            Text(f"{result.data} {result.split}" if has_splits else result.data),
             f"{result.nats:.4f} exact" if result.exact else f"<= {result.nats:.4f}",
             f"{result.bits:.4f}",
             "too large" if result.perplexity is None else _format_number(result.perplexity),

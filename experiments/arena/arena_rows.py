@@ -178,7 +178,8 @@ QUICK_MODELS = {
 }
 """Presets and overrides: 3 blocks, 1 + 2 blocks, and 3 blocks with the anchor loss after the first. t is above 0.1."""
 COUNTED = ("time.masks=counted", "time.power=1.5")
-MUON_RATES = ("1e-3", "2e-3", "4e-3", "8e-3")
+QK_NORM = "model.qk_norm=true"
+BEST_MUON = (MUON, "train.learning_rate=2e-3")
 # As many tokens and validations as the other rows, the same averaging in tokens
 SMALL_BATCH = (
     *("train.batch_size=64", "train.steps=4000", "train.warm_up_steps=100", "train.ema=0.99875"),
@@ -227,33 +228,29 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-power-2", "ADLM, counted masks, t = u^2", *POWER, OFTEN)
     yield mdlm("mdlm-power-2", "MDLM 12, counted masks, t = u^2", *POWER, OFTEN)
     yield adlm("adlm-t-min", "ADLM, t above 0.1 only (another objective)", "time.t_min=0.1", OFTEN)
-    yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", "model.qk_norm=true", OFTEN)
-    for rate in MUON_RATES:
-        words = (MUON, f"train.learning_rate={rate}")
-        yield mdlm(f"mdlm-muon-{rate}-power-1.5", f"MDLM 12, Muon {rate}, t = u^1.5", *words, *COUNTED, OFTEN)
-        yield mdlm(f"mdlm-muon-{rate}-qk-norm", f"MDLM 12, Muon {rate}, QK norm", *words, "model.qk_norm=true", OFTEN)
-        yield mdlm(f"mdlm-muon-{rate}-64-rows", f"MDLM 12, Muon {rate}, batches of 64 rows", *words, *SMALL_BATCH)
-        words = (*words, IDENTITY)
-        yield adlm(f"adlm-muon-{rate}-64-rows", f"ADLM, Muon {rate}, batches of 64 rows", *words, *SMALL_BATCH)
+    yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", QK_NORM, OFTEN)
+    yield mdlm("mdlm-muon-power-1.5", "MDLM 12, Muon 2e-3, counted masks, t = u^1.5", *BEST_MUON, *COUNTED, OFTEN)
+    yield mdlm("mdlm-muon-qk-norm", "MDLM 12, Muon 2e-3, normalised queries and keys", *BEST_MUON, QK_NORM, OFTEN)
+    yield mdlm("mdlm-muon-64-rows", "MDLM 12, Muon 2e-3, batches of 64 rows", *BEST_MUON, *SMALL_BATCH)
+    yield adlm("adlm-muon-64-rows", "ADLM, Muon 2e-3, batches of 64 rows", *BEST_MUON, IDENTITY, *SMALL_BATCH)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
 
 
 def of_muon() -> Iterator[Row]:
     """Each family with several learning rates. The bridge of the pair starts as the identity."""
-    for rate in MUON_RATES:
-        word = (MUON, f"train.learning_rate={rate}", OFTEN)
-        pair = (*word, IDENTITY)
-        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon {rate}", *word, seeds=THREE)
-        yield adlm(f"adlm-muon-{rate}", f"ADLM 8 + 4, Muon {rate}", *pair, seeds=THREE)
-        yield auxiliary(f"auxiliary-muon-{rate}", f"MDLM 12 with auxiliary loss, Muon {rate}", *word, seeds=THREE)
-        title = f"MDLM, 12 blocks of 544: parameters of ADLM, Muon {rate}"
-        yield mdlm(f"mdlm-matched-muon-{rate}", title, "model.hidden=544", *word, seeds=THREE)
-        yield adlm(
-            f"adlm-all-muon-{rate}", f"ADLM, every token an anchor, Muon {rate}", EVERY_TOKEN, *pair, seeds=THREE
-        )
-        for rule in ("rare", "random"):
-            chosen = (f"anchor.rule={rule}", "anchor.share=0.15")
-            yield adlm(f"adlm-{rule}-muon-{rate}", f"ADLM, {rule} 15%, Muon {rate}", *chosen, *pair, seeds=THREE)
+    for rate in ("1e-3", "2e-3", "4e-3"):
+        words = (MUON, f"train.learning_rate={rate}", OFTEN)
+        yield mdlm(f"mdlm-muon-{rate}", f"MDLM 12, Muon {rate}", *words, seeds=THREE)
+        yield adlm(f"adlm-muon-{rate}", f"ADLM 8 + 4, Muon {rate}", *words, IDENTITY, seeds=THREE)
+        yield auxiliary(f"auxiliary-muon-{rate}", f"MDLM 12 with auxiliary loss, Muon {rate}", *words, seeds=THREE)
+    title = "MDLM, 12 blocks of 544: parameters of ADLM, Muon 2e-3"
+    yield mdlm("mdlm-matched-muon-2e-3", title, "model.hidden=544", *BEST_MUON, OFTEN, seeds=THREE)
+    pair = (*BEST_MUON, OFTEN, IDENTITY)
+    title = "ADLM, every token an anchor, Muon 2e-3"
+    yield adlm("adlm-all-muon-2e-3", title, EVERY_TOKEN, *pair, seeds=THREE)
+    for rule in ("rare", "random"):
+        chosen = (f"anchor.rule={rule}", "anchor.share=0.15")
+        yield adlm(f"adlm-{rule}-muon-2e-3", f"ADLM, {rule} 15%, Muon 2e-3", *chosen, *pair, seeds=THREE)
 
 
 def quick(model: str, name: str, title: str, *overrides: str) -> Row:
@@ -275,7 +272,7 @@ def of_quickstarts() -> Iterator[Row]:
             words = (optimizer, "time.masks=counted", f"time.power={power}")
             yield quick("mdlm", f"{kind}-power-{power}", f"{title} 4e-3, counted masks, t = u^{power}", *words)
     yield quick("mdlm", "muon-wide", "Muon 4e-3, 80 wide: at least the parameters of ADLM", MUON, "model.hidden=80")
-    yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, "model.qk_norm=true")
+    yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, QK_NORM)
     for model in ("adlm", "auxiliary"):
         yield quick(model, "muon-until-0.3", "Muon 4e-3, anchor loss in the first 30% only", MUON, "anchor.until=0.3")
     yield quick("adlm", "muon-gamma-0", "Muon 4e-3, gamma 0", MUON, "anchor.gamma=0")

@@ -66,6 +66,8 @@ class Row:
     """The row whose model this one starts from."""
 
 
+MUON = ("train.batch_size=64", "train.optimizer=muon", "train.learning_rate=2e-3")
+
 GROUPS = {
     "smollm2-prosqa": Group(
         "prosqa/gpt2",
@@ -106,14 +108,14 @@ GROUPS = {
     ),
     "muon-prosqa": Group(
         "prosqa/small",
-        ("train.batch_size=64", "train.optimizer=muon", "train.learning_rate=2e-3"),
+        MUON,
         first_epochs=8,
         epochs=7,
         pretrained=False,
     ),
     "muon-prontoqa": Group(
         "prontoqa/small",
-        ("train.batch_size=64", "train.optimizer=muon", "train.learning_rate=2e-3"),
+        MUON,
         first_epochs=8,
         epochs=7,
         data="prontoqa",

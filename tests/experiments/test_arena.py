@@ -372,7 +372,7 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     assert capsys.readouterr().out == ""  # the cards are kept
     run(arena, monkeypatch, "table", "--results", results)
     table = capsys.readouterr().out
-    assert "| gen-PPL, smoke-ar-seed0 (" in table
+    assert "| gen-PPL, smoke-ar-seed0 (4 texts) |" in table
     assert float(line_of(table, "held-out text")[5].split(" ± ")[0]) > 1
 
 

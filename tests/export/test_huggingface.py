@@ -158,12 +158,12 @@ def test_without_adlm_the_log_probabilities_are_the_same(folders, without_adlm):
     z, pad = some_ids(), without_adlm["attention_mask"] == 0
     for name in MODELS:
         lm, found = adlm.load(folders / name), without_adlm[name]
-        torch.testing.assert_close(found["log_probs"], lm.log_probs(z), atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(found["log_probs"], lm.log_probs(z), atol=1e-5, rtol=0, msg=f"{name}: {{}}".format)
         logits = lm.network(z, lm.method.conditioning_sigma(z, None, pad), pad)
         masked = ~pad if name in CAUSAL else (z == MASK) & ~pad
         logits[..., MASK] = -torch.inf
         expected = logits[masked].log_softmax(dim=-1)
-        torch.testing.assert_close(found["padded"][masked], expected, atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(found["padded"][masked], expected, atol=1e-5, rtol=0, msg=f"{name}: {{}}".format)
         reads_padding = not torch.allclose(found["padded"][1][masked[1]], found["log_probs"][1][masked[1]])
         assert reads_padding == (name not in CAUSAL), name  # the text of a causal network comes before its padding
 

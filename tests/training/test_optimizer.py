@@ -125,8 +125,9 @@ def test_orthogonalized_matrices_have_singular_values_near_one_and_keep_their_si
     torch.testing.assert_close(inner, inner.diagonal().diag(), atol=1e-9, rtol=0)
 
 
-def test_matrices_are_orthogonalized_one_by_one():
-    given = torch.stack([matrix(12, 4), matrix(12, 4).flip(0)])
+@pytest.mark.parametrize("shape", [(12, 4), (9, 5), (24, 4)])
+def test_matrices_are_orthogonalized_one_by_one(shape):
+    given = torch.stack([matrix(*shape), matrix(*shape).flip(0)])
     for whole, found in zip(given, orthogonalized(given, parts=3), strict=True):
         alone = torch.cat([orthogonalized(part[None])[0] for part in whole.chunk(3)])
         torch.testing.assert_close(found, alone)
