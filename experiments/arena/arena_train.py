@@ -41,14 +41,17 @@ BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
 
 
 def chosen_trials(only: list[str] | None) -> list[Trial]:
-    """The trials that are named, by group, row or key; without names, those of the groups on the common text."""
+    """The trials named by group, row or key, in the order of the names; without names, the groups on the common text."""
     trials = [trial for group in GROUPS for trial in trials_of(group)]
     if only is None:
         return [trial for trial in trials if not GROUPS[trial.group].only_by_name]
-    unknown = set(only) - {name for trial in trials for name in (trial.group, trial.row.name, trial.key)}
-    if unknown:
-        raise UserError(f"--only {' '.join(sorted(unknown))}: no such group, row or trial; `rows` lists them")
-    return [trial for trial in trials if {trial.group, trial.row.name, trial.key} & set(only)]
+    chosen = {}
+    for name in only:
+        named = [trial for trial in trials if name in (trial.group, trial.row.name, trial.key)]
+        if not named:
+            raise UserError(f"--only {name}: no such group, row or trial; `rows` lists them")
+        chosen.update(dict.fromkeys(named))
+    return list(chosen)
 
 
 class Budget:

@@ -13,7 +13,7 @@
 
 The models are in arena_rows.py. `run` trains the next ones that have no result, each by `adlm train`, measures the
 bound on all of PREPARED's held-out rows, and writes one JSON file per trial. It starts none that is not expected to
-end within --seconds; rerun the command to go on. `--only` takes groups, rows and trials (adlm-seed1). --extra
+end within --seconds; rerun the command to go on. `--only` takes groups, rows and trials (adlm-seed1), in order. --extra
 train.steps=4000 applies to all trials, and needs another --results.
 
 Trials that share the device (--jobs) have no comparable seconds. `time` measures a training step of each row with

@@ -269,10 +269,10 @@ def test_work_starts_only_if_it_is_expected_to_end_in_time():
     assert Budget(math.inf).allows(1e9)
 
 
-def test_trials_are_chosen_by_group_row_or_key_and_those_of_other_texts_only_by_name():
+def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_texts_only_by_name():
     assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - {"smoke", "quickstart", "books", "finals"}
-    keys = [trial.key for trial in chosen_trials(["auxiliary", "adlm-seed1"])]
-    assert keys == ["auxiliary-seed0", "adlm-seed1", "auxiliary-seed1", "auxiliary-seed2"]
+    keys = [trial.key for trial in chosen_trials(["auxiliary-seed2", "adlm-seed1", "auxiliary"])]
+    assert keys == ["auxiliary-seed2", "adlm-seed1", "auxiliary-seed0", "auxiliary-seed1"]
     with pytest.raises(UserError, match="--only adml: no such group, row or trial"):
         chosen_trials(["adml"])
 
