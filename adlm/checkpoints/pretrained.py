@@ -8,8 +8,9 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,20 +36,21 @@ def transformers() -> Any:
 
 def load_pretrained(name: str, auto_class: str, what: str, instead: str = "") -> tuple[Any, Any]:
     """Tokenizer and model, in eval mode and float32. `instead` is what an error suggests where there is no network."""
-    source, options = _source(name)
-    with _reading_gguf_once() if options else nullcontext():
-        with _load_errors(name, what, instead):
-            tokenizer = transformers().AutoTokenizer.from_pretrained(source, **options)
-        return tokenizer, load_pretrained_model(name, auto_class, what, instead)
+    with _source(name) as (source, options), _load_errors(name, what, instead):
+        tokenizer = transformers().AutoTokenizer.from_pretrained(source, **options)
+        return tokenizer, _load_model(name, source, options, auto_class, what)
 
 
 def load_pretrained_model(name: str, auto_class: str, what: str, instead: str = "") -> Any:
     """The model, in eval mode and float32."""
-    source, options = _source(name)
-    with _load_errors(name, what, instead):
-        model, info = getattr(transformers(), auto_class).from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
-        )
+    with _source(name) as (source, options), _load_errors(name, what, instead):
+        return _load_model(name, source, options, auto_class, what)
+
+
+def _load_model(name: str, source: str, options: dict[str, str], auto_class: str, what: str) -> Any:
+    model, info = getattr(transformers(), auto_class).from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options
+    )
     missing = sorted(weight for weight in info["missing_keys"] if not weight.startswith("pooler."))
     if missing:
         raise UserError(f"{name} is not {what}: it has no weight {missing[0]}; give another model")
@@ -83,8 +85,12 @@ def _load_errors(name: str, what: str, instead: str) -> Iterator[None]:
         ) from None
 
 
-def _source(name: str) -> tuple[str, dict[str, str]]:
-    """What from_pretrained takes: a name or folder, and the GGUF file in it."""
+@contextmanager
+def _source(name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """What from_pretrained takes: a name or folder, and the GGUF file in it.
+
+    A GGUF file gets a folder of its own: transformers would prefer a tokenizer.json beside it to the file's tokenizer.
+    """
     path = Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -94,12 +100,15 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
                 raise UserError(
                     f"{name} needs the package {package}, which is not installed; try pip install {package}"
                 )
-        return str(path.parent), {"gguf_file": path.name}
+        with TemporaryDirectory() as folder, _reading_gguf_once():
+            (Path(folder) / path.name).symlink_to(path.resolve())
+            yield folder, {"gguf_file": path.name}
+        return
     if not path.is_dir():
         if path.exists() or name.startswith((".", "/", "~")):
             raise UserError(f"{name} is not a folder with a model; give one, or a name on the Hugging Face hub")
         skip_unreachable_hub()
-    return name, {}
+    yield name, {}
 
 
 def num_positions(model: Any) -> int | None:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from adlm.checkpoints.pretrained import load_pretrained
 from adlm.errors import UserError
@@ -80,6 +82,14 @@ def test_weights_and_tokenizer_are_those_of_the_file(written):
     assert tokenizer.decode(ids) == "the path"
     assert len(ids) == len("the path") - 2, "th is one token"
     assert torch.isfinite(model(torch.tensor([ids])).logits).all()
+
+
+def test_a_tokenizer_beside_the_file_is_not_read(written, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(written[0].read_bytes())
+    Tokenizer(WordLevel({"the": 0, "path": 1, "?": 2}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer, _ = load_pretrained(str(path), "AutoModelForCausalLM", "a causal language model")
+    assert tokenizer.vocab_size == 258
 
 
 def test_a_damaged_file_is_a_user_error(written, tmp_path):
