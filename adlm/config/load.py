@@ -39,8 +39,8 @@ def resolve(words: Iterable[str], over: Config | None = None) -> Config:
 
 
 def is_run_preset(word: str) -> bool:
-    """Whether an override is a preset of a complete run, not an option, a file or a preset of one section."""
-    return word in dict(_preset_files()) and word.partition("/")[0] not in options.sections()
+    """Whether an override is a preset of a complete run, not an option, a file, or a preset of some options."""
+    return word in dict(_preset_files()) and "method" in _read_preset(word)
 
 
 def parse_overrides(words: Iterable[str]) -> Raw:

@@ -231,6 +231,7 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", QK_NORM, OFTEN)
     yield mdlm("mdlm-muon-power-1.5", "MDLM 12, Muon 2e-3, counted masks, t = u^1.5", *BEST_MUON, *COUNTED, OFTEN)
     yield mdlm("mdlm-muon-qk-norm", "MDLM 12, Muon 2e-3, normalised queries and keys", *BEST_MUON, QK_NORM, OFTEN)
+    yield mdlm("mdlm-muon-warm-up-25", "MDLM 12, Muon 2e-3, 25 steps of warm-up", *BEST_MUON, OFTEN, "train.warm_up_steps=25")
     yield mdlm("mdlm-muon-64-rows", "MDLM 12, Muon 2e-3, batches of 64 rows", *BEST_MUON, *SMALL_BATCH)
     yield adlm("adlm-muon-64-rows", "ADLM, Muon 2e-3, batches of 64 rows", *BEST_MUON, IDENTITY, *SMALL_BATCH)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
@@ -273,6 +274,12 @@ def of_quickstarts() -> Iterator[Row]:
             yield quick("mdlm", f"{kind}-power-{power}", f"{title} 4e-3, counted masks, t = u^{power}", *words)
     yield quick("mdlm", "muon-wide", "Muon 4e-3, 80 wide: at least the parameters of ADLM", MUON, "model.hidden=80")
     yield quick("mdlm", "muon-qk-norm", "Muon 4e-3, normalised queries and keys", MUON, QK_NORM)
+    for name, title, word in (
+        ("published-start", "published initialisation", "model.start=published"),
+        ("no-unigrams", "output biases start at 0", "train.unigram_start=false"),
+        ("dropout", "dropout 0.1", "model.dropout=0.1"),
+    ):
+        yield quick("mdlm", f"muon-{name}", f"Muon 4e-3, {title}", MUON, word)
     for model in ("adlm", "auxiliary"):
         yield quick(model, "muon-until-0.3", "Muon 4e-3, anchor loss in the first 30% only", MUON, "anchor.until=0.3")
     yield quick("adlm", "muon-gamma-0", "Muon 4e-3, gamma 0", MUON, "anchor.gamma=0")
