@@ -231,7 +231,9 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", QK_NORM, OFTEN)
     yield mdlm("mdlm-muon-power-1.5", "MDLM 12, Muon 2e-3, counted masks, t = u^1.5", *BEST_MUON, *COUNTED, OFTEN)
     yield mdlm("mdlm-muon-qk-norm", "MDLM 12, Muon 2e-3, normalised queries and keys", *BEST_MUON, QK_NORM, OFTEN)
-    yield mdlm("mdlm-muon-warm-up-25", "MDLM 12, Muon 2e-3, 25 steps of warm-up", *BEST_MUON, OFTEN, "train.warm_up_steps=25")
+    yield mdlm(
+        "mdlm-muon-warm-up-25", "MDLM 12, Muon 2e-3, 25 steps of warm-up", *BEST_MUON, OFTEN, "train.warm_up_steps=25"
+    )
     yield mdlm("mdlm-muon-64-rows", "MDLM 12, Muon 2e-3, batches of 64 rows", *BEST_MUON, *SMALL_BATCH)
     yield adlm("adlm-muon-64-rows", "ADLM, Muon 2e-3, batches of 64 rows", *BEST_MUON, IDENTITY, *SMALL_BATCH)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))

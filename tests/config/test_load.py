@@ -7,6 +7,7 @@ import yaml
 
 from adlm.config.load import (
     from_mapping,
+    is_run_preset,
     load_config,
     preset_titles,
     resolve,
@@ -36,6 +37,14 @@ def test_every_preset_resolves_and_survives_a_round_trip(name, tmp_path):
     assert load_config(tmp_path / "config.yaml") == config
     assert from_mapping(yaml.safe_load(to_yaml(config, explain=True))) == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_recipe_is_merged_over_a_run_and_is_no_run_itself():
+    config = resolve(["owt/mdlm", "recipe/modern"])
+    assert (config.method, config.length, config.train.optimizer) == ("mdlm", 1024, "muon")
+    assert is_run_preset("owt/mdlm")
+    assert not is_run_preset("recipe/modern")
+    assert not is_run_preset("model/small")
 
 
 @pytest.mark.parametrize("name", RUNS)
