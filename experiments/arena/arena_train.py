@@ -41,7 +41,7 @@ BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
 
 
 def chosen_trials(only: list[str] | None) -> list[Trial]:
-    """The trials named by group, row or key, in that order; without names, those of the groups on the common text."""
+    """The trials named by group, row or key, in the order of the names; without names, those of the common text."""
     trials = [trial for group in GROUPS for trial in trials_of(group)]
     if only is None:
         return [trial for trial in trials if not GROUPS[trial.group].only_by_name]
