@@ -36,7 +36,7 @@ TITLES = {
 PLAIN = ("no-cot", "pause")
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")
 FIRST = ("first", "first-again")
-"""First stages, by the name of their rows; `first-again` was trained for rows of a later session."""
+"""First stages, by the name of their rows; `first-again` was trained later, for rows that were still missing."""
 REPEATED = ("acot", "cot", "coconut")
 """Methods that are trained with a second seed."""
 
