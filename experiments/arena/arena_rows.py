@@ -180,6 +180,9 @@ QUICK_MODELS = {
 COUNTED = ("time.masks=counted", "time.power=1.5")
 QK_NORM = "model.qk_norm=true"
 BEST_MUON = (MUON, "train.learning_rate=2e-3")
+MODERN = (*BEST_MUON, OFTEN)
+MATCHED = ("model.hidden=544",)  # the parameters of ADLM, with 512
+OF_15 = {rule: (f"anchor.rule={rule}", "anchor.share=0.15") for rule in ("rare", "random")}
 # As many tokens and validations as the other rows, the same averaging in tokens
 SMALL_BATCH = (
     *("train.batch_size=64", "train.steps=4000", "train.warm_up_steps=100", "train.ema=0.99875"),
@@ -247,12 +250,11 @@ def of_muon() -> Iterator[Row]:
         yield adlm(f"adlm-muon-{rate}", f"ADLM 8 + 4, Muon {rate}", *words, IDENTITY, seeds=THREE)
         yield auxiliary(f"auxiliary-muon-{rate}", f"MDLM 12 with auxiliary loss, Muon {rate}", *words, seeds=THREE)
     title = "MDLM, 12 blocks of 544: parameters of ADLM, Muon 2e-3"
-    yield mdlm("mdlm-matched-muon-2e-3", title, "model.hidden=544", *BEST_MUON, OFTEN, seeds=THREE)
-    pair = (*BEST_MUON, OFTEN, IDENTITY)
+    yield mdlm("mdlm-matched-muon-2e-3", title, *MATCHED, *MODERN, seeds=THREE)
+    pair = (*MODERN, IDENTITY)
     title = "ADLM, every token an anchor, Muon 2e-3"
     yield adlm("adlm-all-muon-2e-3", title, EVERY_TOKEN, *pair, seeds=THREE)
-    for rule in ("rare", "random"):
-        chosen = (f"anchor.rule={rule}", "anchor.share=0.15")
+    for rule, chosen in OF_15.items():
         yield adlm(f"adlm-{rule}-muon-2e-3", f"ADLM, {rule} 15%, Muon 2e-3", *chosen, *pair, seeds=THREE)
 
 
@@ -391,7 +393,7 @@ GROUPS = {
         "What do depth, parameters and other methods give?",
         SCREENING,
         (
-            mdlm("mdlm-matched", "MDLM, 12 blocks of 544: parameters of ADLM", "model.hidden=544"),
+            mdlm("mdlm-matched", "MDLM, 12 blocks of 544: parameters of ADLM", *MATCHED),
             mdlm("mdlm-8", "MDLM, 8 blocks", "model.blocks=8"),
             adlm("adlm-tied", "ADLM, heads tied", "model.tie_heads=true"),
             auxiliary("auxiliary-tied", "MDLM 12 with auxiliary loss, heads tied", "model.tie_heads=true"),
@@ -449,21 +451,25 @@ GROUPS = {
         "Is it the same on books? The text is another one than Wikipedia's.",
         SCREENING,
         (
-            mdlm("books-mdlm-12", "books: MDLM, 12 blocks", seeds=THREE),
-            adlm("books-adlm", "books: ADLM 8 + 4, hidden bridge, gamma 0.1, tau 5", seeds=THREE),
-            auxiliary("books-auxiliary", "books: MDLM 12 with the same auxiliary loss after block 8", seeds=THREE),
-            adlm("books-adlm-all", "books: ADLM, every token an anchor", EVERY_TOKEN, seeds=THREE),
+            mdlm("books-mdlm-12", "books: MDLM, 12 blocks", *MODERN, seeds=THREE),
+            adlm("books-adlm", "books: ADLM 8 + 4", *MODERN, IDENTITY, seeds=THREE),
+            auxiliary("books-auxiliary", "books: MDLM 12 with the same auxiliary loss", *MODERN, seeds=THREE),
+            mdlm("books-mdlm-matched", "books: MDLM, 12 blocks of 544", *MATCHED, *MODERN, seeds=THREE),
+            *(
+                adlm(f"books-adlm-{rule}", f"books: ADLM, {rule} 15%", *OF_15[rule], *MODERN, IDENTITY, seeds=THREE)
+                for rule in OF_15
+            ),
         ),
-        ("books-mdlm-12", "books-auxiliary"),
+        ("books-mdlm-12", "books-adlm"),
         only_by_name=True,
     ),
     "finals": Group(
         "Is it the same at the paper's small size, with GPT-2's tokens?",
         FINALS,
         (
-            mdlm("final-mdlm-18", "MDLM, 18 blocks of 768", "model.blocks=18"),
-            adlm("final-adlm", "ADLM 12 + 6 blocks of 768, hidden bridge, gamma 0.1, tau 5", *SMALL),
-            auxiliary("final-auxiliary", "MDLM 18 with the same auxiliary loss after block 12", *SMALL),
+            mdlm("final-mdlm-18", "MDLM, 18 blocks of 768", "model.blocks=18", MUON),
+            adlm("final-adlm", "ADLM 12 + 6 blocks of 768, hidden bridge, gamma 0.1, tau 5", *SMALL, MUON, IDENTITY),
+            auxiliary("final-auxiliary", "MDLM 18 with the same auxiliary loss after block 12", *SMALL, MUON),
             published("final-published", "ADLM 12 + 6, published bridge and gamma: logits, 3e-3 with warm-up", *SMALL),
         ),
         ("final-mdlm-18", "final-auxiliary"),
