@@ -300,6 +300,18 @@ def of_quickstarts() -> Iterator[Row]:
     yield quick("adlm", "muon-identity-gamma-0", "Muon 4e-3, bridge starts as the identity, gamma 0", *words)
     words = (*identity, "train.bridge_rate=0.1")
     yield quick("adlm", "muon-identity-slow", "Muon 4e-3, bridge starts as the identity, its rate x 0.1", *words)
+    short = "train.warm_up_steps=20"
+    yield quick("mdlm", "muon-warm-up-20", "Muon 4e-3, 20 steps of warm-up instead of 60", MUON, short)
+    yield quick("adlm", "muon-identity-warm-up-20", "Muon 4e-3, identity, 20 steps of warm-up", *identity, short)
+    tied = "model.tie_heads=true"
+    yield quick("adlm", "muon-identity-tied", "Muon 4e-3, identity, heads tied", *identity, tied)
+    yield quick("auxiliary", "muon-tied", "Muon 4e-3, heads tied", MUON, tied)
+    for gamma in ("0.003", "0.03", "0.3", "1"):
+        words = (*identity, f"anchor.gamma={gamma}")
+        yield quick("adlm", f"muon-identity-gamma-{gamma}", f"Muon 4e-3, identity, gamma {gamma}", *words)
+    words = (*identity, "model.blocks=2", "model.denoiser_blocks=1")
+    yield quick("adlm", "muon-identity-2+1", "Muon 4e-3, identity, 2 + 1 blocks", *words)
+    yield quick("adlm", "muon-mixture", "Muon 4e-3, mixture bridge", MUON, "model.bridge=mixture")
     logits = "model.bridge=logits"
     yield quick("adlm", "muon-logits", "Muon 4e-3, logits bridge", MUON, logits)
     yield quick("adlm", "muon-logits-identity", "Muon 4e-3, logits bridge starts as the identity", *identity, logits)
