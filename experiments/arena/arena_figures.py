@@ -5,15 +5,18 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from arena_report import Results, Timings, released_bound, trials_with_results, with_seconds
-from arena_rows import GROUPS
+from arena_report import Results, Timings, paired, released_bound, stderr_of, trials_with_results, with_seconds
+from arena_rows import GROUPS, key_of, rows_by_name
 from matplotlib.figure import Figure
 
 BOUND = "nats per token, held-out rows"
 
 
 def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
-    """One SVG per group: validation bounds against tokens and seconds, where they were logged, and those at the end."""
+    """One SVG per group: validation bounds against tokens and seconds, where they were logged; differences at the end.
+
+    The differences are from the same seed of the first row that the group is compared with.
+    """
     files = []
     for name, group in GROUPS.items():
         trials = list(trials_with_results(group, results))
@@ -27,13 +30,17 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(1, 3 if has_curves else 1, squeeze=False)
         *curve_axes, right = axes[0]
-        for row, _, result in trials:
+        first = rows_by_name()[group.against[0]]
+        right.axvline(0, color=colors.get(first.name, "0.3"), linewidth=1)
+        for row, seed, result in trials:
             if curve_axes and (curve := result["curve"]):
                 steps, _, bounds = np.array(curve)[:, :3].T
                 tokens = steps * result["tokens"] / result["steps"] / 1e6
                 curve_axes[0].plot(tokens, bounds, color=colors[row.name], linewidth=1)
-            height = len(names) - names.index(row.name)
-            right.errorbar(result["nats"], height, xerr=result["stderr"], fmt="o", color=colors[row.name], markersize=4)
+            gap = paired(result, results.get(key_of(first.name, seed)))
+            if row != first and gap is not None:
+                height, error = len(names) - names.index(row.name), stderr_of(gap)
+                right.errorbar(gap.nats, height, xerr=error, fmt="o", color=colors[row.name], markersize=4)
         if curve_axes:
             timed, notes = with_seconds(trials, timings)
             for trial in timed:
@@ -43,9 +50,10 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
             axis.set_xlabel(label)
             axis.set_ylabel(BOUND)
-        right.set_xlabel("nats per token at the end, ± one standard error")
+        right.set_xlabel(f"nats per token at the end,\nminus the same seed of: {first.title}")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), list(titles.values()))
+        right.set_ylim(0.5, len(names) + 0.5)
         for axis in axes[0]:
             axis.grid(alpha=0.3)
         figure.suptitle(f"{name}: {group.question}")

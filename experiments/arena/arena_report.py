@@ -126,7 +126,9 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
     trials = list(trials_with_results(group, results))
     for row, seed, result in trials:
         share = "" if result["anchor_share"] is None else f"{result['anchor_share']:.1%}"
-        gaps = [_paired(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against]
+        gaps = [
+            _paired_cell(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against
+        ]
         step = f"{1e3 * timings[row.name]['seconds_per_step']:.1f}" if row.name in timings else ""
         nats = f"{result['nats']:.4f} ± {result['stderr']:.4f}"
         counts = (f"{result['parameters']:,}", f"{result['tokens']:,}")
@@ -139,17 +141,24 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
         yield f"\nMeasured on {sum(result['document_tokens']):,} tokens in {num} {unit}s. ± is one standard error.\n"
 
 
-def _paired(ours: Result, theirs: Result | None) -> str:
+def _paired_cell(ours: Result, theirs: Result | None) -> str:
     """The paired difference; empty without the other result."""
     if theirs is None:
         return ""
     if ours["held_out"] != theirs["held_out"]:
         return "other text"
+    gap = paired(ours, theirs)
+    return "not paired" if gap is None else f"{gap.nats:+.4f} ± {stderr_of(gap):.4f}"
+
+
+def paired(ours: Result, theirs: Result | None) -> Estimate | None:
+    """The paired difference; None without the other result, or if the two have not the same rows or replicates."""
+    if theirs is None or ours["held_out"] != theirs["held_out"]:
+        return None
     try:
-        gap = difference(nats_of(ours), nats_of(theirs))
+        return difference(nats_of(ours), nats_of(theirs))
     except UserError:  # other --samples, or documents of which a causal model predicts no token
-        return "not paired"
-    return f"{gap.nats:+.4f} ± {stderr_of(gap):.4f}"
+        return None
 
 
 def _over_seeds(group: Group, results: Results) -> Iterator[str]:

@@ -234,9 +234,9 @@ def of_recipes() -> Iterator[Row]:
     yield adlm("adlm-qk-norm", "ADLM, normalised queries and keys", QK_NORM, OFTEN)
     yield mdlm("mdlm-muon-power-1.5", "MDLM 12, Muon 2e-3, counted masks, t = u^1.5", *BEST_MUON, *COUNTED, OFTEN)
     yield mdlm("mdlm-muon-qk-norm", "MDLM 12, Muon 2e-3, normalised queries and keys", *BEST_MUON, QK_NORM, OFTEN)
-    yield mdlm(
-        "mdlm-muon-warm-up-25", "MDLM 12, Muon 2e-3, 25 steps of warm-up", *BEST_MUON, OFTEN, "train.warm_up_steps=25"
-    )
+    short = (*MODERN, "train.warm_up_steps=25")
+    yield mdlm("mdlm-muon-warm-up-25", "MDLM 12, Muon 2e-3, 25 steps of warm-up", *short, seeds=THREE)
+    yield adlm("adlm-muon-warm-up-25", "ADLM, Muon 2e-3, 25 steps of warm-up", *short, IDENTITY, seeds=THREE)
     yield mdlm("mdlm-muon-64-rows", "MDLM 12, Muon 2e-3, batches of 64 rows", *BEST_MUON, *SMALL_BATCH)
     yield adlm("adlm-muon-64-rows", "ADLM, Muon 2e-3, batches of 64 rows", *BEST_MUON, IDENTITY, *SMALL_BATCH)
     yield from (released(rate) for rate in ("3e-4", "1e-3", "2e-3"))
@@ -251,6 +251,7 @@ def of_muon() -> Iterator[Row]:
         yield auxiliary(f"auxiliary-muon-{rate}", f"MDLM 12 with auxiliary loss, Muon {rate}", *words, seeds=THREE)
     title = "MDLM, 12 blocks of 544: parameters of ADLM, Muon 2e-3"
     yield mdlm("mdlm-matched-muon-2e-3", title, *MATCHED, *MODERN, seeds=THREE)
+    yield mdlm("mdlm-14-muon-2e-3", "MDLM, 14 blocks, Muon 2e-3", "model.blocks=14", *MODERN, seeds=THREE)
     pair = (*MODERN, IDENTITY)
     title = "ADLM, every token an anchor, Muon 2e-3"
     yield adlm("adlm-all-muon-2e-3", title, EVERY_TOKEN, *pair, seeds=THREE)
@@ -419,10 +420,13 @@ GROUPS = {
         "With Muon, each family at its better learning rate: does anchoring help?",
         SCREENING,
         tuple(of_muon()),
-        ("mdlm-12", "mdlm-muon-2e-3", "adlm-muon-2e-3"),
+        ("mdlm-muon-2e-3", "adlm-muon-2e-3"),
     ),
     "recipe": Group(
-        "What lowers the bound per second without changing it?", SCREENING, tuple(of_recipes()), ("mdlm-12", "adlm")
+        "What lowers the bound per second without changing it?",
+        SCREENING,
+        tuple(of_recipes()),
+        ("mdlm-12", "mdlm-muon-2e-3"),
     ),
     "a2r": Group(
         "Does anchoring help left to right?",

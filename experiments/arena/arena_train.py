@@ -34,8 +34,10 @@ MARGIN = 1.1
 """A trial or timing is expected to take this many times as long as the longest one so far."""
 TIMING_SECONDS = 60.0
 """Expected seconds of the first timing: most of it is compilation."""
-SAME_WORK = ("train.seed=", "train.learning_rate=", "train.beta2=", "train.valid_every=")
+SAME_WORK = ("train.seed=", "train.learning_rate=", "train.beta2=", "train.valid_every=", "train.warm_up_steps=")
 """Options that do not change the work of a training step."""
+IDLE = 0.15
+"""A timing is reported as doubtful if the GPU computed nothing in more than this fraction of it: the host was slow."""
 BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
 """Rules that need statistics of the text; timed as random anchors of the same share."""
 
@@ -215,13 +217,13 @@ def remove_large_files(run: Path) -> None:
 def time_rows(arguments: argparse.Namespace) -> None:
     """Time a training step of every row, one after the other; rows with the same work share a timing."""
     timings = read_timings(arguments.results)
-    measured = {tuple(timing["work"]): timing for timing in timings.values()}
+    measured = {tuple(same_work(timing["work"])): timing for timing in timings.values()}
     budget, longest, failed = Budget(arguments.seconds), 0.0, list[str]()
     commit = arguments.commit or current_commit()
     for trial in {trial.row.name: trial for trial in chosen_trials(arguments.only)}.values():
         name, work = trial.row.name, work_of(trial, arguments.extra)
         if name in timings:
-            if timings[name]["work"] != work:
+            if same_work(timings[name]["work"]) != work:
                 raise UserError(f"--results {arguments.results} has a timing of {name} with other overrides")
             continue
         if tuple(work) not in measured:
@@ -241,25 +243,32 @@ def time_rows(arguments: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{name}.json", json.dumps(timing, indent=1) + "\n")
         print(f"{name}: {1e3 * timing['seconds_per_step']:.2f} ms a step, {timing['tokens_per_second']:,} tokens/s")
+        busy = timing.get("busy_seconds_per_step")
+        if busy is not None and busy < (1 - IDLE) * timing["seconds_per_step"]:
+            print(f"  doubtful: the GPU computed for {1e3 * busy:.2f} ms of it and waited for the host; time it again")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
 def work_of(trial: Trial, extra: list[str]) -> list[str]:
     """The overrides that determine the work of a training step."""
-    words = [word for word in trial.overrides(extra) if not word.startswith(SAME_WORK)]
-    return ["anchor.rule=random" if word in BY_STATISTICS else word for word in words] + [
-        f"tokenizer={trial.tokenizer}"
-    ]
+    words = ["anchor.rule=random" if word in BY_STATISTICS else word for word in trial.overrides(extra)]
+    return same_work([*words, f"tokenizer={trial.tokenizer}"])
+
+
+def same_work(words: list[str]) -> list[str]:
+    return [word for word in words if not word.startswith(SAME_WORK)]
 
 
 def time_step(work: list[str]) -> dict[str, Any]:
     """`adlm bench train`: the median of 20 steps on random tokens, without validation and reading of data."""
     batch = resolve(work).train.batch_size
-    speed = json.loads(adlm("bench", "train", *work, "--batch", str(batch), "--json"))
+    speed = json.loads(adlm("bench", "train", *work, "--batch", str(batch), "--profile", "--json"))
+    kernels = [milliseconds for kind, milliseconds in speed["profile"] if kind != "idle"]
     return {
         "work": work,
         "seconds_per_step": speed["milliseconds"] / 1e3,
+        "busy_seconds_per_step": sum(kernels) / 1e3,
         "tokens_per_second": round(speed["tokens_per_second"]),
         "memory_gib": None if speed["peak_gib"] is None else round(speed["peak_gib"], 2),
         "compiled": speed["compiled"],

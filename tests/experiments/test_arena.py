@@ -85,11 +85,15 @@ def test_every_trial_is_a_valid_config_and_every_comparison_is_between_rows_of_o
         ("adlm-tied", "adlm", {"model.tie_heads"}),
         ("adlm-published-slow", "adlm-published", {"train.bridge_rate"}),
         ("a2r-auxiliary", "a2r-0.1", {"model.bridge"}),
-        ("books-adlm", "adlm", set()),
-        ("final-auxiliary", "final-adlm", {"model.bridge"}),
+        ("auxiliary-muon-2e-3", "adlm-muon-2e-3", {"model.bridge", "model.bridge_start"}),
+        ("adlm-random-muon-2e-3", "adlm-rare-muon-2e-3", {"anchor.rule"}),
+        ("mdlm-matched-muon-2e-3", "mdlm-muon-2e-3", {"model.hidden"}),
+        ("books-adlm", "adlm-muon-2e-3", set()),
+        ("books-adlm-random", "books-adlm-rare", {"anchor.rule"}),
+        ("final-auxiliary", "final-adlm", {"model.bridge", "model.bridge_start"}),
     ],
 )
-def test_a_control_differs_from_its_model_in_one_option(control, model, changed):
+def test_a_control_differs_from_its_model_in_what_it_controls(control, model, changed):
     assert differing(control, model) == changed
 
 
@@ -413,9 +417,20 @@ def test_rows_share_a_timing_only_if_their_steps_do_the_same_work():
         return work_of(trial_of(name), [])
 
     assert work("adlm-muon-1e-3") == work("adlm-muon-4e-3")
+    assert work("mdlm-muon-warm-up-25") == work("mdlm-muon-2e-3")
     assert work("adlm-rare-0.15") == work("adlm-frequent-0.15") == work("adlm-random-0.15")  # as many anchors
     names = ["adlm", "mdlm-12", "auxiliary", "adlm-muon-1e-3", "adlm-rare-0.15", "adlm-rare-0.3", "adlm-gamma-0"]
     assert len({tuple(work(name)) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(("busy", "doubtful"), [(0.09, False), (0.05, True)])
+def test_a_timing_is_doubtful_if_the_gpu_waited_for_the_host(
+    arena, tmp_path, monkeypatch, capsys, busy: float, doubtful: bool
+):
+    timing = {"work": work_of(trial_of("smoke-mdlm"), []), "tokens_per_second": 1, "seconds_per_step": 0.1}
+    monkeypatch.setattr(arena_train, "time_step", lambda work: timing | {"busy_seconds_per_step": busy})
+    run(arena, monkeypatch, "time", "--results", tmp_path, "--only", "smoke-mdlm")
+    assert ("doubtful: the GPU computed for 50.00 ms" in capsys.readouterr().out) == doubtful
 
 
 def test_a_slower_model_also_samples_with_the_steps_that_take_the_seconds_of_the_faster(
