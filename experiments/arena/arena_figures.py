@@ -5,7 +5,17 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from arena_report import Results, Timings, paired, released_bound, stderr_of, trials_with_results, with_seconds
+from arena_report import (
+    Floats,
+    Result,
+    Results,
+    Timings,
+    paired,
+    released_bound,
+    stderr_of,
+    trials_with_results,
+    with_seconds,
+)
 from arena_rows import GROUPS, key_of, rows_by_name
 from matplotlib.figure import Figure
 
@@ -13,9 +23,10 @@ BOUND = "nats per token, held-out rows"
 
 
 def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
-    """One SVG per group: validation bounds against tokens and seconds, where they were logged; differences at the end.
+    """One SVG per group: differences during training, validation bounds against seconds, differences at the end.
 
-    The differences are from the same seed of the first row that the group is compared with.
+    The differences are from the same seed of the first row that the group is compared with. During training they are
+    of validation bounds, where these were logged, from a fifth of the steps on: before, they are far larger.
     """
     files = []
     for name, group in GROUPS.items():
@@ -33,24 +44,26 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         first = rows_by_name()[group.against[0]]
         right.axvline(0, color=colors.get(first.name, "0.3"), linewidth=1)
         for row, seed, result in trials:
-            if curve_axes and (curve := result["curve"]):
-                steps, _, bounds = np.array(curve)[:, :3].T
+            reference = results.get(key_of(first.name, seed))
+            gap = paired(result, reference)
+            if row == first or gap is None or reference is None:
+                continue
+            if curve_axes:
+                steps, gaps = curve_difference(result, reference)
                 tokens = steps * result["tokens"] / result["steps"] / 1e6
-                curve_axes[0].plot(tokens, bounds, color=colors[row.name], linewidth=1)
-            gap = paired(result, results.get(key_of(first.name, seed)))
-            if row != first and gap is not None:
-                height, error = len(names) - names.index(row.name), stderr_of(gap)
-                right.errorbar(gap.nats, height, xerr=error, fmt="o", color=colors[row.name], markersize=4)
+                curve_axes[0].plot(tokens, gaps, color=colors[row.name], linewidth=1)
+            height, error = len(names) - names.index(row.name), stderr_of(gap)
+            right.errorbar(gap.nats, height, xerr=error, fmt="o", color=colors[row.name], markersize=4)
         if curve_axes:
             timed, notes = with_seconds(trials, timings)
             for trial in timed:
                 _, seconds, bounds = trial.curve
                 curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
             figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
-        for axis, label in zip(curve_axes, ("million tokens", "seconds of training steps"), strict=False):
-            axis.set_xlabel(label)
-            axis.set_ylabel(BOUND)
-        right.set_xlabel(f"nats per token at the end,\nminus the same seed of: {first.title}")
+            curve_axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
+            curve_axes[0].set(xlabel="million tokens", ylabel=f"{BOUND}, minus: {first.title}")
+            curve_axes[1].set(xlabel="seconds of training steps", ylabel=BOUND)
+        right.set_xlabel(f"nats per token at the end, minus: {first.title}")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), list(titles.values()))
         right.set_ylim(0.5, len(names) + 0.5)
@@ -60,6 +73,13 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         files.append(out / f"{name}.svg")
         figure.savefig(files[-1])
     return files
+
+
+def curve_difference(ours: Result, theirs: Result) -> tuple[Floats, Floats]:
+    """Steps at which both were validated, from a fifth of our steps on, and the differences of the bounds."""
+    others = {step: bound for step, _, bound, _ in theirs["curve"]}
+    common = [point for point in ours["curve"] if point[0] in others and 5 * point[0] >= ours["steps"]]
+    return np.array([point[0] for point in common]), np.array([point[2] - others[point[0]] for point in common])
 
 
 def plot_released_bound(results: Results, timings: Timings, out: Path) -> list[Path]:

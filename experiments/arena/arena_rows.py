@@ -417,7 +417,7 @@ GROUPS = {
     ),
     "rate": Group("Is the learning rate right for each family?", SCREENING, tuple(of_rates()), ("mdlm-12", "adlm")),
     "muon": Group(
-        "With Muon, each family at its better learning rate: does anchoring help?",
+        "Does anchoring help with Muon?",
         SCREENING,
         tuple(of_muon()),
         ("mdlm-muon-2e-3", "adlm-muon-2e-3"),
