@@ -21,7 +21,9 @@ SCREENING = (
     *("train.valid_every=100", "train.valid_rows=512", "train.checkpoint_every=1000000", "train.keep=1"),
     *("train.sample_every=0", "train.samples=1", "sampling.steps=16"),
 )
-# As many tokens, with a rate that decays
+# 81.9M tokens: fewer than 330 MB of Wikipedia and books have
+ONCE = (*SCREENING, "train.steps=1250")
+# As many tokens as SCREENING, with a rate that decays
 CAUSAL = (
     *("data.packing=packed", "length=256", "model.dropout=0", "train.unigram_start=true"),
     *("train.steps=1000", "train.batch_size=256", "train.learning_rate=1e-3", "train.warm_up_steps=100"),
@@ -477,6 +479,18 @@ GROUPS = {
             ),
         ),
         ("books-mdlm-12", "books-adlm"),
+        only_by_name=True,
+    ),
+    "once": Group(
+        "Do the anchored models stay ahead on a text that is not repeated? Wikipedia and books in one text.",
+        ONCE,
+        (
+            mdlm("once-mdlm-12", "once: MDLM, 12 blocks", *MODERN, seeds=THREE),
+            auxiliary("once-auxiliary", "once: MDLM 12 with the same auxiliary loss", *MODERN, seeds=THREE),
+            adlm("once-adlm", "once: ADLM 8 + 4", *MODERN, IDENTITY, seeds=THREE),
+            mdlm("once-mdlm-matched", "once: MDLM, 12 blocks of 544", *MATCHED, *MODERN, seeds=THREE),
+        ),
+        ("once-mdlm-12", "once-adlm"),
         only_by_name=True,
     ),
     "finals": Group(

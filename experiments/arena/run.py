@@ -23,7 +23,7 @@ trials the host may be slower, and a step is slower then.
 `samples` generates texts with trained models in --out, `judge` measures them, there or on another machine with the
 files in OUT/samples (arena_samples.py).
 
-Four groups run only if they are named: `books` on another text, `finals` on a text prepared with tokenizer=gpt2,
+Five groups run only if they are named: `books` and `once` on other texts, `finals` on one prepared with tokenizer=gpt2,
 `quickstart` on that of `adlm prepare quickstart/mdlm`, on one core a trial in two minutes (CUDA_VISIBLE_DEVICES=), and
 `smoke` on any text prepared with tokenizer=bytes, on a CPU in less than a minute. `run` refuses a text with another
 vocabulary than a group needs, and another text than that of the results it would be compared with. The results so far
