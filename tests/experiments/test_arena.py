@@ -255,6 +255,17 @@ def test_other_texts_are_not_compared_silently(results):
     assert line_of(table, "MDLM with auxiliary loss", 0)[-1] == "not paired"
 
 
+def test_curves_are_compared_at_the_steps_that_both_have():
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    from arena_figures import curve_difference
+
+    first, second = made_up(0.5, 1, 0), made_up(0, 1, 0)
+    second["curve"] = [[10, 10, 7.0, 0.01], [50, 50, 6.25, 0.01], [75, 75, 5.5, 0.01]]
+    first["curve"] = [[10, 10, 7.5, 0.01], *first["curve"]]  # 10 is within the first fifth of 100 steps
+    steps, gaps = curve_difference(first, second)
+    assert (steps.tolist(), gaps.tolist()) == ([50], [0.25])
+
+
 def test_figures_are_drawn_where_there_are_results(results, released, tmp_path):
     pytest.importorskip("matplotlib")
     from arena_figures import plot_groups, plot_released_bound
@@ -274,7 +285,8 @@ def test_work_starts_only_if_it_is_expected_to_end_in_time():
 
 
 def test_trials_are_chosen_by_group_row_or_key_in_that_order_and_those_of_other_texts_only_by_name():
-    assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - {"smoke", "quickstart", "books", "finals"}
+    others = {"smoke", "quickstart", "books", "once", "finals"}
+    assert {trial.group for trial in chosen_trials(None)} == GROUPS.keys() - others
     keys = [trial.key for trial in chosen_trials(["auxiliary-seed2", "adlm-seed1", "auxiliary"])]
     assert keys == ["auxiliary-seed2", "adlm-seed1", "auxiliary-seed0", "auxiliary-seed1"]
     with pytest.raises(UserError, match="--only adml: no such group, row or trial"):
