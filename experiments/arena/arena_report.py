@@ -213,7 +213,7 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
         return [], f"Seconds of different devices are not compared: {', '.join(devices)}."
     notes = [f"Seconds of training steps on {', '.join(devices)}, without compilation and validation"] if timed else []
     if timed and not own:
-        notes[0] += ": steps times the seconds of a step measured alone on the device (`time`)"
+        notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
     if own:
         notes.append(f"Not timed, by the seconds of trials that ran alone: {'; '.join(own)}")
     if left_out:
