@@ -24,6 +24,8 @@ from adlm.training.step import MicroBatch, StepReport, count_tokens, new_train_s
 from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
+WARM_UP_SECONDS = 10.0
+"""On a GPU, of steps after compilation: the compiler's worker processes, which may still be starting, slow the host."""
 PROFILED_STEPS = 3
 
 # Categories of kernels: a kernel belongs to the first one that has a substring of its name.
@@ -95,6 +97,9 @@ def measure_training(
     for _ in range(WARM_UP_STEPS):
         step()
     if device.type == "cuda":
+        warm_at = time.perf_counter() + WARM_UP_SECONDS * compiled
+        while time.perf_counter() < warm_at:
+            step()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(_time_steps(step, steps, device))
