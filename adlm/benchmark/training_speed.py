@@ -25,7 +25,8 @@ from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
 WARM_UP_SECONDS = 10.0
-"""On a GPU, of steps after compilation: the compiler's worker processes, which may still be starting, slow the host."""
+"""Of steps on a GPU after compilation. A precaution: in processes that found compiled code in the cache and measured at
+once, the host took up to 2.4 times as long as in those that had compiled it first."""
 PROFILED_STEPS = 3
 
 # Categories of kernels: a kernel belongs to the first one that has a substring of its name.

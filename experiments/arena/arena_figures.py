@@ -37,7 +37,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         names = list(titles)
         colors = dict(zip(names, matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(names))), strict=True))
         has_curves = any(len(result["curve"]) > 1 for _, _, result in trials)  # not with train.valid_every=0
-        size = (17 if has_curves else 8, 0.2 * len(names) + (3.5 if has_curves else 1.5))
+        size = (17 if has_curves else 8, max(0.2 * len(names) + (3.5 if has_curves else 1.5), 5 * has_curves))
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(1, 3 if has_curves else 1, squeeze=False)
         *curve_axes, right = axes[0]
@@ -61,7 +61,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
                 curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
             figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
             curve_axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
-            curve_axes[0].set(xlabel="million tokens", ylabel=f"{BOUND}, minus: {first.title}")
+            curve_axes[0].set(xlabel="million tokens", ylabel=f"{BOUND},\nminus: {first.title}")
             curve_axes[1].set(xlabel="seconds of training steps", ylabel=BOUND)
         right.set_xlabel(f"nats per token at the end, minus: {first.title}")
         right.yaxis.tick_right()

@@ -24,6 +24,8 @@ Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 Timings = Mapping[str, Mapping[str, Any]]
 """By row."""
+IDLE = 0.1
+"""A timing is doubtful if the GPU computed nothing in more than this fraction of it; 0.01 to 0.05 is usual."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ def read_results(folder: Path) -> dict[str, Result]:
 def read_timings(folder: Path) -> dict[str, Mapping[str, Any]]:
     """The timings of a training step, by row."""
     return {path.stem: json.loads(path.read_text()) for path in sorted((folder / "seconds").glob("*.json"))}
+
+
+def waited_for_host(timing: Mapping[str, Any]) -> bool:
+    """Whether the timing is doubtful. The GPU's computing time is not: it hardly depends on the host."""
+    busy = timing.get("busy_seconds_per_step")
+    return busy is not None and busy < (1 - IDLE) * timing["seconds_per_step"]
+
+
+def step_seconds(timing: Mapping[str, Any]) -> float:
+    """Seconds of a step measured alone; of a doubtful timing, those in which the GPU computed."""
+    return float(timing["busy_seconds_per_step" if waited_for_host(timing) else "seconds_per_step"])
 
 
 def nats_as_json(nats: Nats) -> dict[str, Any]:
@@ -129,7 +142,7 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
         gaps = [
             _paired_cell(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against
         ]
-        step = f"{1e3 * timings[row.name]['seconds_per_step']:.1f}" if row.name in timings else ""
+        step = f"{1e3 * step_seconds(timings[row.name]):.1f}" if row.name in timings else ""
         nats = f"{result['nats']:.4f} ± {result['stderr']:.4f}"
         counts = (f"{result['parameters']:,}", f"{result['tokens']:,}")
         cells = (row.title, str(seed), *counts, step, share, nats, *gaps)
@@ -191,13 +204,14 @@ def _mean_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
 def seconds_per_step(row: Row, result: Result, timings: Timings) -> float | None:
     """Of the row's timing, else of the trial itself if nothing ran beside it, else None."""
     if row.name in timings:
-        return float(timings[row.name]["seconds_per_step"])
+        return step_seconds(timings[row.name])
     return result["train_seconds"] / result["steps"] if result["jobs"] == 1 else None
 
 
 def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) -> tuple[list[TimedTrial], str]:
     """The trials with a curve and comparable seconds, and a note on the seconds and on what is left out."""
-    timed, own, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None](), dict[str, None]()
+    timed, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None]()
+    own, computing = dict[str, None](), dict[str, None]()
     for row, seed, result in trials:
         seconds = seconds_per_step(row, result, timings)
         if not result["curve"]:
@@ -208,12 +222,16 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
         timed.append(TimedTrial(row, seed, result, seconds))
         if row.name not in timings:
             own[row.title] = None
+        elif waited_for_host(timings[row.name]):
+            computing[row.title] = None
         devices[timings.get(row.name, result)["device"]] = None
     if len(devices) > 1:
         return [], f"Seconds of different devices are not compared: {', '.join(devices)}."
     notes = [f"Seconds of training steps on {', '.join(devices)}, without compilation and validation"] if timed else []
     if timed and not own:
         notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
+    if computing:
+        notes.append(f"Only the time in which the GPU computed, as it waited for the host: {'; '.join(computing)}")
     if own:
         notes.append(f"Not timed, by the seconds of trials that ran alone: {'; '.join(own)}")
     if left_out:

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from arena_report import Results, nats_as_json, read_results, read_timings, stderr_of, trials_with_results
+from arena_report import (
+    Results,
+    nats_as_json,
+    read_results,
+    read_timings,
+    stderr_of,
+    trials_with_results,
+    waited_for_host,
+)
 from arena_rows import GROUPS, TOKENIZERS, Trial, key_of, trials_of
 
 from adlm import load
@@ -36,8 +44,6 @@ TIMING_SECONDS = 60.0
 """Expected seconds of the first timing: most of it is compilation."""
 SAME_WORK = ("train.seed=", "train.learning_rate=", "train.beta2=", "train.valid_every=", "train.warm_up_steps=")
 """Options that do not change the work of a training step."""
-IDLE = 0.15
-"""A timing is reported as doubtful if the GPU computed nothing in more than this fraction of it: the host was slow."""
 BY_STATISTICS = ("anchor.rule=rare", "anchor.rule=frequent")
 """Rules that need statistics of the text; timed as random anchors of the same share."""
 
@@ -243,9 +249,9 @@ def time_rows(arguments: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{name}.json", json.dumps(timing, indent=1) + "\n")
         print(f"{name}: {1e3 * timing['seconds_per_step']:.2f} ms a step, {timing['tokens_per_second']:,} tokens/s")
-        busy = timing.get("busy_seconds_per_step")
-        if busy is not None and busy < (1 - IDLE) * timing["seconds_per_step"]:
-            print(f"  doubtful: the GPU computed for {1e3 * busy:.2f} ms of it and waited for the host; time it again")
+        if waited_for_host(timing):
+            busy = 1e3 * timing["busy_seconds_per_step"]
+            print(f"  doubtful: the GPU computed for {busy:.2f} ms of it and waited for the host; time it again")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

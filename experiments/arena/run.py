@@ -17,8 +17,8 @@ end within --seconds; rerun the command to go on. `--only` takes groups, rows an
 train.steps=4000 applies to all trials, and needs another --results.
 
 Trials that share the device (--jobs) have no comparable seconds. `time` measures a training step of each row with
-nothing beside it (RESULTS/seconds), and the tables multiply it by the steps; run it alone, before `run`: after hours of
-trials the host may be slower, and a step is slower then.
+nothing beside it (RESULTS/seconds), and the tables multiply it by the steps. It also records how long the GPU computes;
+where that is much shorter the host was slow, and the tables use the computing time instead and name these rows.
 
 `samples` generates texts with trained models in --out, `judge` measures them, there or on another machine with the
 files in OUT/samples (arena_samples.py).
