@@ -25,8 +25,8 @@ from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
 WARM_UP_SECONDS = 10.0
-"""Of steps on a GPU after compilation. A precaution: in processes that found compiled code in the cache and measured at
-once, the host took up to 2.4 times as long as in those that had compiled it first."""
+"""Of steps on a GPU after compilation. A precaution: measured at once, a step took up to 2.4 times as long as the GPU
+computed in processes that found compiled code in the cache, and at most 1.05 times in those that had compiled it."""
 PROFILED_STEPS = 3
 
 # Categories of kernels: a kernel belongs to the first one that has a substring of its name.

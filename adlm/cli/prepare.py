@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -227,11 +228,12 @@ def _print_examples(
         frequent.append(f" {share:.1%}  ", style="dim")
     console.print(frequent)
     legend = Text("special tokens ", style="bold magenta")
-    legend.append(f"anchors ({rule_in_words})", style="bold yellow")
+    braces = console.color_system is None or console.no_color
+    legend.append(f"{'{anchors}' if braces else 'anchors'} ({rule_in_words})", style="bold yellow")
     console.print(legend)
     for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
-        console.print(_highlight(rows, row, prepared, rule))
+        console.print(_highlight(rows, row, prepared, rule, braces))
 
 
 def _format_statistics(statistics: "Statistics", rule_in_words: str) -> str:
@@ -244,8 +246,9 @@ def _format_statistics(statistics: "Statistics", rule_in_words: str) -> str:
     )
 
 
-def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule") -> Text:
-    """The first tokens of a row, with special tokens and anchors highlighted."""
+def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:
+    """The first tokens of a row, with special tokens and anchors highlighted; with `braces`, which need no colours,
+    neighbouring anchors are also enclosed in a pair of them."""
     from adlm.data.rows.statistics import anchors_in
 
     vocabulary = prepared.tokenizer.vocabulary
@@ -256,9 +259,16 @@ def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule") -> 
     text = ids[~pad]
     beginning = text.tolist()[:NUM_SHOWN_TOKENS]
     tokens = _decode_each(prepared.tokenizer, beginning)
-    for index, token, is_anchor in zip(beginning, tokens, anchors[~pad][:NUM_SHOWN_TOKENS], strict=True):
-        style = "bold magenta" if index in special else "bold yellow" if is_anchor else ""
-        highlighted.append(printable(token), style=style)
+    shown = [*zip(beginning, tokens, anchors[~pad][:NUM_SHOWN_TOKENS], strict=True)]
+    for is_anchor, run in groupby(shown, lambda entry: bool(entry[2]) and entry[0] not in special):
+        parts = [(printable(token), "bold magenta" if index in special else "") for index, token, _ in run]
+        if is_anchor:
+            anchors_in_run = "".join(part for part, _ in parts)
+            word = anchors_in_run.lstrip(" ")
+            space = anchors_in_run[: len(anchors_in_run) - len(word)]
+            parts = [(space, ""), (f"{{{word}}}" if braces else word, "bold yellow")]
+        for part, style in parts:
+            highlighted.append(part, style=style)
     if len(text) > NUM_SHOWN_TOKENS:
         highlighted.append(f" ... {len(text) - NUM_SHOWN_TOKENS} more", style="dim")
     if pad.any():

@@ -62,7 +62,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
             figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
             curve_axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
             curve_axes[0].set(xlabel="million tokens", ylabel=f"{BOUND},\nminus: {first.title}")
-            curve_axes[1].set(xlabel="seconds of training steps", ylabel=BOUND)
+            curve_axes[1].set(xlabel="seconds", ylabel=BOUND)
         right.set_xlabel(f"nats per token at the end, minus: {first.title}")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), list(titles.values()))

@@ -70,14 +70,9 @@ def read_timings(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def waited_for_host(timing: Mapping[str, Any]) -> bool:
-    """Whether the timing is doubtful. The GPU's computing time is not: it hardly depends on the host."""
+    """Whether the timing is doubtful. Its computing time is not: that hardly depends on the host."""
     busy = timing.get("busy_seconds_per_step")
     return busy is not None and busy < (1 - IDLE) * timing["seconds_per_step"]
-
-
-def step_seconds(timing: Mapping[str, Any]) -> float:
-    """Seconds of a step measured alone; of a doubtful timing, those in which the GPU computed."""
-    return float(timing["busy_seconds_per_step" if waited_for_host(timing) else "seconds_per_step"])
 
 
 def nats_as_json(nats: Nats) -> dict[str, Any]:
@@ -142,7 +137,7 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
         gaps = [
             _paired_cell(result, results.get(key_of(name, seed))) if name != row.name else "" for name in group.against
         ]
-        step = f"{1e3 * step_seconds(timings[row.name]):.1f}" if row.name in timings else ""
+        step = _step_cell(timings[row.name]) if row.name in timings else ""
         nats = f"{result['nats']:.4f} ± {result['stderr']:.4f}"
         counts = (f"{result['parameters']:,}", f"{result['tokens']:,}")
         cells = (row.title, str(seed), *counts, step, share, nats, *gaps)
@@ -152,6 +147,13 @@ def _at_equal_tokens(group: Group, results: Results, timings: Timings) -> Iterat
         num = len(result["document_tokens"])
         unit = result["held_out"]["unit"]
         yield f"\nMeasured on {sum(result['document_tokens']):,} tokens in {num} {unit}s. ± is one standard error.\n"
+
+
+def _step_cell(timing: Mapping[str, Any]) -> str:
+    """Milliseconds of a step; of a doubtful timing those in which the GPU computed."""
+    if waited_for_host(timing):
+        return f"GPU {1e3 * timing['busy_seconds_per_step']:.1f}"
+    return f"{1e3 * timing['seconds_per_step']:.1f}"
 
 
 def _paired_cell(ours: Result, theirs: Result | None) -> str:
@@ -201,41 +203,42 @@ def _mean_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     return f"{gaps.mean():+.4f}{error}"
 
 
-def seconds_per_step(row: Row, result: Result, timings: Timings) -> float | None:
-    """Of the row's timing, else of the trial itself if nothing ran beside it, else None."""
-    if row.name in timings:
-        return step_seconds(timings[row.name])
-    return result["train_seconds"] / result["steps"] if result["jobs"] == 1 else None
-
-
 def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) -> tuple[list[TimedTrial], str]:
-    """The trials with a curve and comparable seconds, and a note on the seconds and on what is left out."""
-    timed, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None]()
-    own, computing = dict[str, None](), dict[str, None]()
+    """The trials with a curve and comparable seconds, and a note on the seconds and on what is left out.
+
+    Seconds of a step are those of the row's timing, else of the trial itself if nothing ran beside it. If timings are
+    doubtful, all are the seconds in which the GPU computed; where these were not recorded, doubtful rows are left out.
+    """
+    trials = [trial for trial in trials if trial[2]["curve"]]
+    known = {row.name: timings[row.name] for row, _, _ in trials if row.name in timings}
+    doubtful = {row.title: row.name for row, _, _ in trials if row.name in known and waited_for_host(known[row.name])}
+    by_computing = bool(doubtful) and all("busy_seconds_per_step" in timing for timing in known.values())
+    timed, own, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None](), dict[str, None]()
     for row, seed, result in trials:
-        seconds = seconds_per_step(row, result, timings)
-        if not result["curve"]:
-            continue
-        if seconds is None:
+        if row.name in known and (by_computing or row.title not in doubtful):
+            seconds = known[row.name]["busy_seconds_per_step" if by_computing else "seconds_per_step"]
+        elif row.name not in known and result["jobs"] == 1 and not by_computing:
+            seconds = result["train_seconds"] / result["steps"]
+            own[row.title] = None
+        else:
             left_out[row.title] = None
             continue
-        timed.append(TimedTrial(row, seed, result, seconds))
-        if row.name not in timings:
-            own[row.title] = None
-        elif waited_for_host(timings[row.name]):
-            computing[row.title] = None
-        devices[timings.get(row.name, result)["device"]] = None
+        timed.append(TimedTrial(row, seed, result, float(seconds)))
+        devices[known.get(row.name, result)["device"]] = None
     if len(devices) > 1:
         return [], f"Seconds of different devices are not compared: {', '.join(devices)}."
-    notes = [f"Seconds of training steps on {', '.join(devices)}, without compilation and validation"] if timed else []
+    notes = []
+    if timed:
+        kind = "GPU computing" if by_computing else "training steps"
+        notes.append(f"Seconds of {kind} on {', '.join(devices)}, without compilation and validation")
     if timed and not own:
         notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
-    if computing:
-        notes.append(f"Only the time in which the GPU computed, as it waited for the host: {'; '.join(computing)}")
+    if by_computing:
+        notes.append(f"Not of whole steps, because the GPU waited for the host in the timing of: {'; '.join(doubtful)}")
     if own:
         notes.append(f"Not timed, by the seconds of trials that ran alone: {'; '.join(own)}")
     if left_out:
-        notes.append(f"Left out, because trials shared the device and are not timed: {'; '.join(left_out)}")
+        notes.append(f"Left out, because trials shared the device and have no good timing: {'; '.join(left_out)}")
     return timed, "".join(f"{note}. " for note in notes).strip()
 
 
@@ -252,7 +255,7 @@ def _at_equal_seconds(group: Group, results: Results, timings: Timings) -> Itera
             nats.setdefault(trial.row.name, {})[trial.seed] = float(np.interp(seconds, times, bounds))
             step = float(np.interp(seconds, times, steps))
             tokens.setdefault(trial.row.name, []).append(step * trial.result["tokens"] / trial.result["steps"])
-        yield f"After {seconds:.1f} s of training, by linear interpolation of the validation bounds:\n"
+        yield f"After {seconds:.1f} s, by linear interpolation of the validation bounds:\n"
         yield _header("model", "seeds", "tokens", "nats per token", *(f"minus {name}" for name in group.against))
         for name, title in {trial.row.name: trial.row.title for trial in trials}.items():
             gaps = [_mean_gap(nats[name], nats.get(other, {})) if other != name else "" for other in group.against]

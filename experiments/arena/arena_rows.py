@@ -31,7 +31,7 @@ CAUSAL = (
     *("train.valid_every=0", "train.sample_every=0", "train.samples=1", "train.keep=1"),
 )
 # The paper's small size. 128 rows x 512 tokens = 65,536 tokens a step; 800 steps are 52.4M tokens, 1.4 epochs of
-# 170 MB of Wikipedia: 2.5 to 3 minutes on an H200. The learning rate decays over the last 40%.
+# 170 MB of Wikipedia: 2.5 to 3 minutes on an H200. The learning rate falls to 0 over the last 280 steps.
 FINALS = (
     *("data.packing=packed", "length=512", "model.hidden=768", "model.heads=12", "model.dropout=0"),
     *("train.steps=800", "train.batch_size=128", "train.learning_rate=1e-3", "train.warm_up_steps=100"),
@@ -183,6 +183,7 @@ COUNTED = ("time.masks=counted", "time.power=1.5")
 QK_NORM = "model.qk_norm=true"
 BEST_MUON = (MUON, "train.learning_rate=2e-3")
 MODERN = (*BEST_MUON, OFTEN)
+DECAY = (*MODERN, "train.decay=trapezoid")
 MATCHED = ("model.hidden=544",)  # the parameters of ADLM, with 512
 OF_15 = {rule: (f"anchor.rule={rule}", "anchor.share=0.15") for rule in ("rare", "random")}
 # As many tokens and validations as the other rows, the same averaging in tokens
@@ -423,6 +424,17 @@ GROUPS = {
         SCREENING,
         tuple(of_muon()),
         ("mdlm-muon-2e-3", "adlm-muon-2e-3"),
+    ),
+    "decay": Group(
+        "Is it the same with a learning rate that falls to 0, as in the finals?",
+        SCREENING,
+        (
+            mdlm("mdlm-muon-decay", "MDLM 12, Muon 2e-3, decay", *DECAY, seeds=THREE),
+            adlm("adlm-muon-decay", "ADLM 8 + 4, Muon 2e-3, decay", *DECAY, IDENTITY, seeds=THREE),
+            auxiliary("auxiliary-muon-decay", "MDLM 12 with auxiliary loss, Muon 2e-3, decay", *DECAY, seeds=THREE),
+            mdlm("mdlm-14-muon-decay", "MDLM, 14 blocks, Muon 2e-3, decay", "model.blocks=14", *DECAY, seeds=THREE),
+        ),
+        ("mdlm-muon-decay", "adlm-muon-decay"),
     ),
     "recipe": Group(
         "What lowers the bound per second without changing it?",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,9 +45,14 @@ def test_a_table_is_printed_and_inspect_shows_rows_and_anchors(text, tmp_path, c
     assert "train" in capsys.readouterr().out
     assert main(["prepare", "--out", str(tmp_path / "out"), "--inspect"]) == 0
     out = capsys.readouterr().out
-    assert "anchors (at most 5 times in the row)" in out
+    assert "{anchors} (at most 5 times in the row)" in out
     assert "<|endoftext|>" in out
-    assert prose(40, seed=0)[:20] in out
+    row = next(line for line in out.splitlines() if line.startswith("<|endoftext|>"))
+    assert prose(40, seed=0)[:20] in row.replace("{", "").replace("}", "")
+    for anchors in re.findall(r"\{(.*?)\}", row):  # neighbours in one pair
+        assert anchors
+        assert all(row.removeprefix("<|endoftext|>").count(letter) <= 5 for letter in anchors)
+    assert "{" in row
     seen = prepared_report(capsys, "--out", tmp_path / "out", "--inspect", "anchor.tau=0")["statistics"]["train"]
     assert seen["anchors"] == 0.0
     assert (
@@ -72,7 +78,7 @@ def test_inspect_separates_words_and_escapes_control_characters(tmp_path, capsys
     place = ["--out", str(tmp_path / "out")]
     assert main(["prepare", f"data.path={tmp_path / 'a.txt'}", f"tokenizer={tmp_path / 'vocab.txt'}", *place]) == 0
     assert main(["prepare", *place, "--inspect"]) == 0
-    assert "[CLS] good days good [SEP]" in capsys.readouterr().out
+    assert "[CLS] {good days good} [SEP]" in capsys.readouterr().out
     (tmp_path / "b.txt").write_text("red \x1b[31m alert \x07 \u202e")
     place = ["--out", str(tmp_path / "steering")]
     assert main(["prepare", f"data.path={tmp_path / 'b.txt'}", "tokenizer=bytes", *place, "--inspect"]) == 0

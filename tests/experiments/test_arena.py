@@ -185,7 +185,7 @@ def test_the_table_pairs_trials_of_the_same_seed_and_shows_the_spread_over_seeds
 def test_at_equal_seconds_bounds_are_interpolated_where_the_fastest_trial_ends(results):
     """MDLM ends after 100 s; the other is then at its step 50."""
     table = "\n".join(markdown(results, {}))
-    assert "After 100.0 s of training" in table
+    assert "After 100.0 s, by linear" in table
     _, _, tokens, nats, gap = line_of(table, "MDLM with auxiliary loss", 3)
     assert (tokens, nats) == ("1,000", "5.7500")
     assert gap == f"{(5.75 - 5 + 5.75 - 5.01) / 2:+.4f} ± 0.0050"
@@ -198,22 +198,25 @@ def test_timings_replace_the_seconds_of_trials_that_shared_the_device(results):
     timing = {"seconds_per_step": 0.4, "device": "card"}
     shared = {key: {**result, "jobs": 3} for key, result in results.items()}
     timed = "\n".join(markdown(shared, {"smoke-mdlm": {**timing, "seconds_per_step": 0.5}, "smoke-auxiliary": timing}))
-    assert "After 40.0 s of training" in timed
+    assert "After 40.0 s, by linear" in timed
     assert line_of(timed, "MDLM", 3)[2:4] == ["1,600", f"{(5.4 + 5.41) / 2:.4f}"]
     assert "measured alone on the device (the files in seconds/)" in timed
     assert line_of(timed, "MDLM", 0)[4] == "500.0"
 
 
-def test_of_a_doubtful_timing_only_the_time_in_which_the_gpu_computed_is_used(results):
-    busy = {"busy_seconds_per_step": 0.48}
-    timings = {
-        "smoke-mdlm": {"seconds_per_step": 0.5, "device": "card", **busy},
-        "smoke-auxiliary": {"seconds_per_step": 1.0, "device": "card", **busy},
-    }
+def test_beside_a_doubtful_timing_all_seconds_are_those_in_which_the_gpu_computed(results):
+    """Of both steps the GPU computes for 0.4 s, so both end after 40 s."""
+    timing = {"seconds_per_step": 0.42, "busy_seconds_per_step": 0.4, "device": "card"}
+    timings = {"smoke-mdlm": timing, "smoke-auxiliary": timing | {"seconds_per_step": 1.0}}
     table = "\n".join(markdown(results, timings))
-    assert line_of(table, "MDLM", 0)[4] == "500.0"
-    assert line_of(table, "MDLM with auxiliary loss", 0)[4] == "480.0"
-    assert "Only the time in which the GPU computed, as it waited for the host: MDLM with auxiliary loss." in table
+    assert line_of(table, "MDLM", 0)[4] == "420.0"
+    assert line_of(table, "MDLM with auxiliary loss", 0)[4] == "GPU 400.0"
+    assert "After 40.0 s, by linear" in table
+    assert line_of(table, "MDLM with auxiliary loss", 3)[2] == "2,000"
+    assert "because the GPU waited for the host in the timing of: MDLM with auxiliary loss." in table
+    del timing["busy_seconds_per_step"]
+    table = "\n".join(markdown(results, timings | {"smoke-mdlm": timing}))
+    assert "no good timing: MDLM with auxiliary loss." in table
 
 
 def test_seconds_that_cannot_be_compared_are_left_out(results):
@@ -221,7 +224,7 @@ def test_seconds_that_cannot_be_compared_are_left_out(results):
     shared = {key: {**result, "jobs": 1 if "mdlm" in key else 2} for key, result in results.items()}
     table = "\n".join(markdown(shared, {}))
     assert line_of(table, "MDLM", 3)[2] == "2,000"  # its trials ran alone
-    assert "Left out, because trials shared the device and are not timed: MDLM with auxiliary loss." in table
+    assert "Left out, because trials shared the device and have no good timing: MDLM with auxiliary loss." in table
     assert "Not timed, by the seconds of trials that ran alone: MDLM." in table
     other = "\n".join(markdown(results, {"smoke-mdlm": {**timing, "device": "other card"}}))
     assert "Seconds of different devices are not compared: other card, card." in other
@@ -382,7 +385,7 @@ def test_the_smoke_group_runs_and_fills_table_and_figure(arena, prepared, tmp_pa
     run(arena, monkeypatch, "table", "--results", results)
     table = capsys.readouterr().out
     assert line_of(table, "AR")[1] == "0"
-    assert "Left out, because trials shared the device and are not timed: MDLM; MDLM with auxiliary loss" in table
+    assert "Left out, because trials shared the device and have no good timing: MDLM; MDLM with auxiliary loss" in table
     run(arena, monkeypatch, "plot", "--results", results, "--out", tmp_path / "figures")
     assert (tmp_path / "figures" / "smoke.svg").is_file()
 
