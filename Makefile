@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 test: $(READY)  ## the tests (those that need a GPU or the golden folder skip, and say so); SLOW=1 adds the exhaustive ones
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal $(if $(SLOW),-m "slow or not slow")
+	$(VENV)/bin/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist worksteal $(if $(SLOW),-m "slow or not slow")
 
 lint: $(READY)  ## style and types
 	$(VENV)/bin/ruff check .

@@ -169,7 +169,7 @@ def sandbox(tmp_path_factory):
     return folder
 
 
-REPLACEABLE = {"card.json", "figures.json"}  # written by adlm, which may replace them
+REPLACEABLE = {"card.json", "figures.json", "empty"}  # written by adlm, which may replace them, or without content
 
 
 def manifest(folder):
