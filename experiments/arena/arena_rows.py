@@ -307,6 +307,9 @@ def of_quickstarts() -> Iterator[Row]:
     short = "train.warm_up_steps=20"
     yield quick("mdlm", "muon-warm-up-20", "Muon 4e-3, 20 steps of warm-up instead of 60", MUON, short)
     yield quick("adlm", "muon-identity-warm-up-20", "Muon 4e-3, identity, 20 steps of warm-up", *identity, short)
+    constant = "train.decay=constant"
+    yield quick("mdlm", "muon-constant", "Muon 4e-3, constant rate", MUON, constant)
+    yield quick("adlm", "muon-identity-constant", "Muon 4e-3, identity, constant rate", *identity, constant)
     tied = "model.tie_heads=true"
     yield quick("adlm", "muon-identity-tied", "Muon 4e-3, identity, heads tied", *identity, tied)
     yield quick("auxiliary", "muon-tied", "Muon 4e-3, heads tied", MUON, tied)
