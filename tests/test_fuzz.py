@@ -239,6 +239,7 @@ def check(words, folder):
         assert code != 2 or re.search("^adlm: .", errors, re.MULTILINE)
         after = manifest(folder)
         assert [name for name in before if before[name] != after.get(name)] == []
+        assert all((folder / name).is_file() for name in REPLACEABLE)
     finally:
         torch.set_grad_enabled(True)  # an interrupt inside the exit of torch.no_grad() leaves it off in this process
         restore(folder, before)

@@ -261,14 +261,14 @@ def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", bra
     tokens = _decode_each(prepared.tokenizer, beginning)
     shown = [*zip(beginning, tokens, anchors[~pad][:NUM_SHOWN_TOKENS], strict=True)]
     for is_anchor, run in groupby(shown, lambda entry: bool(entry[2]) and entry[0] not in special):
-        parts = [(printable(token), "bold magenta" if index in special else "") for index, token, _ in run]
-        if is_anchor:
-            anchors_in_run = "".join(part for part, _ in parts)
-            word = anchors_in_run.lstrip(" ")
-            space = anchors_in_run[: len(anchors_in_run) - len(word)]
-            parts = [(space, ""), (f"{{{word}}}" if braces else word, "bold yellow")]
-        for part, style in parts:
-            highlighted.append(part, style=style)
+        if not is_anchor:
+            for index, token, _ in run:
+                highlighted.append(printable(token), style="bold magenta" if index in special else "")
+            continue
+        neighbours = "".join(printable(token) for _, token, _ in run)
+        word = neighbours.lstrip(" ")
+        highlighted.append(" " * (len(neighbours) - len(word)))
+        highlighted.append(f"{{{word}}}" if braces else word, style="bold yellow")
     if len(text) > NUM_SHOWN_TOKENS:
         highlighted.append(f" ... {len(text) - NUM_SHOWN_TOKENS} more", style="dim")
     if pad.any():

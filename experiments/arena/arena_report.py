@@ -211,11 +211,11 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
     """
     trials = [trial for trial in trials if trial[2]["curve"]]
     known = {row.name: timings[row.name] for row, _, _ in trials if row.name in timings}
-    doubtful = {row.title: row.name for row, _, _ in trials if row.name in known and waited_for_host(known[row.name])}
+    doubtful = {row.name: row.title for row, _, _ in trials if row.name in known and waited_for_host(known[row.name])}
     by_computing = bool(doubtful) and all("busy_seconds_per_step" in timing for timing in known.values())
     timed, own, left_out, devices = list[TimedTrial](), dict[str, None](), dict[str, None](), dict[str, None]()
     for row, seed, result in trials:
-        if row.name in known and (by_computing or row.title not in doubtful):
+        if row.name in known and (by_computing or row.name not in doubtful):
             seconds = known[row.name]["busy_seconds_per_step" if by_computing else "seconds_per_step"]
         elif row.name not in known and result["jobs"] == 1 and not by_computing:
             seconds = result["train_seconds"] / result["steps"]
@@ -234,7 +234,8 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
     if timed and not own:
         notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
     if by_computing:
-        notes.append(f"Not of whole steps, because the GPU waited for the host in the timing of: {'; '.join(doubtful)}")
+        titles = "; ".join(doubtful.values())
+        notes.append(f"Not of whole steps, because the GPU waited for the host in the timing of: {titles}")
     if own:
         notes.append(f"Not timed, by the seconds of trials that ran alone: {'; '.join(own)}")
     if left_out:

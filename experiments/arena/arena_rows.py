@@ -518,7 +518,8 @@ GROUPS = {
             auxiliary(
                 "final-auxiliary",
                 "MDLM 18 with the same auxiliary loss after block 12",
-                *(*SMALL, *BEST_MUON),
+                *SMALL,
+                *BEST_MUON,
                 seeds=THREE,
             ),
             mdlm("final-mdlm-18-1e-3", "MDLM, 18 blocks, 1e-3", "model.blocks=18", MUON),

@@ -18,7 +18,7 @@ train.steps=4000 applies to all trials, and needs another --results.
 
 Trials that share the device (--jobs) have no comparable seconds. `time` measures a training step of each row with
 nothing beside it (RESULTS/seconds), and the tables multiply it by the steps. It also records how long the GPU computes;
-where that is much shorter the host was slow, and the tables use the computing time instead and name these rows.
+where that is much shorter the host was slow, and a table with such a row compares the computing times of all its rows.
 
 `samples` generates texts with trained models in --out, `judge` measures them, there or on another machine with the
 files in OUT/samples (arena_samples.py).
