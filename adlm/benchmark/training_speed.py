@@ -24,9 +24,6 @@ from adlm.training.step import MicroBatch, StepReport, count_tokens, new_train_s
 from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
-WARM_UP_SECONDS = 10.0
-"""Of steps on a GPU after compilation. A precaution: measured at once, a step took up to 2.4 times as long as the GPU
-computed in processes that found compiled code in the cache, and at most 1.05 times in those that had compiled it."""
 PROFILED_STEPS = 3
 
 # Categories of kernels: a kernel belongs to the first one that has a substring of its name.
@@ -98,9 +95,6 @@ def measure_training(
     for _ in range(WARM_UP_STEPS):
         step()
     if device.type == "cuda":
-        warm_at = time.perf_counter() + WARM_UP_SECONDS * compiled
-        while time.perf_counter() < warm_at:
-            step()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(_time_steps(step, steps, device))

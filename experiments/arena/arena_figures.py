@@ -23,7 +23,7 @@ BOUND = "nats per token, held-out rows"
 
 
 def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
-    """One SVG per group: differences during training, validation bounds against seconds, differences at the end.
+    """One SVG per group: differences during training, bounds against seconds if timed, differences at the end.
 
     The differences are from the same seed of the first row that the group is compared with. During training they are
     of validation bounds, where these were logged, from a fifth of the steps on: before, they are far larger.
@@ -37,10 +37,12 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         names = list(titles)
         colors = dict(zip(names, matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(names))), strict=True))
         has_curves = any(len(result["curve"]) > 1 for _, _, result in trials)  # not with train.valid_every=0
-        size = (17 if has_curves else 8, max(0.2 * len(names) + (3.5 if has_curves else 1.5), 5 * has_curves))
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(1, 3 if has_curves else 1, squeeze=False)
-        *curve_axes, right = axes[0]
+        timed, notes = with_seconds(trials, timings) if has_curves else ([], "")
+        num_panels = 1 + has_curves + bool(timed)
+        height = max(0.2 * len(names) + (3.5 if has_curves else 1.5), 5 * has_curves)
+        figure = Figure(figsize=(3.5 + 4.5 * num_panels, height), layout="constrained")
+        axes = figure.subplots(1, num_panels, squeeze=False)[0]
+        right = axes[-1]
         first = rows_by_name()[group.against[0]]
         right.axvline(0, color=colors.get(first.name, "0.3"), linewidth=1)
         for row, seed, result in trials:
@@ -48,26 +50,26 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
             gap = paired(result, reference)
             if row == first or gap is None or reference is None:
                 continue
-            if curve_axes:
+            if has_curves:
                 steps, gaps = curve_difference(result, reference)
                 tokens = steps * result["tokens"] / result["steps"] / 1e6
-                curve_axes[0].plot(tokens, gaps, color=colors[row.name], linewidth=1)
-            height, error = len(names) - names.index(row.name), stderr_of(gap)
-            right.errorbar(gap.nats, height, xerr=error, fmt="o", color=colors[row.name], markersize=4)
-        if curve_axes:
-            timed, notes = with_seconds(trials, timings)
-            for trial in timed:
-                _, seconds, bounds = trial.curve
-                curve_axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
-            figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
-            curve_axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
-            curve_axes[0].set(xlabel="million tokens", ylabel=f"{BOUND},\nminus: {first.title}")
-            curve_axes[1].set(xlabel="seconds", ylabel=BOUND)
+                axes[0].plot(tokens, gaps, color=colors[row.name], linewidth=1)
+            place, error = len(names) - names.index(row.name), stderr_of(gap)
+            right.errorbar(gap.nats, place, xerr=error, fmt="o", color=colors[row.name], markersize=4)
+        if has_curves:
+            axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
+            axes[0].set(xlabel="million tokens", ylabel=f"{BOUND},\nminus: {first.title}")
+            figure.supxlabel(textwrap.fill(notes, 75 * num_panels), fontsize=8)
+        for trial in timed:
+            _, seconds, bounds = trial.curve
+            axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
+            axes[1].set(xlabel="seconds", ylabel=BOUND)
         right.set_xlabel(f"nats per token at the end, minus: {first.title}")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), list(titles.values()))
         right.set_ylim(0.5, len(names) + 0.5)
-        for axis in axes[0]:
+        right.locator_params(axis="x", nbins=6)
+        for axis in axes:
             axis.grid(alpha=0.3)
         figure.suptitle(f"{name}: {group.question}")
         files.append(out / f"{name}.svg")

@@ -522,6 +522,13 @@ GROUPS = {
                 *BEST_MUON,
                 seeds=THREE,
             ),
+            mdlm(
+                "final-mdlm-18-954-steps",
+                "MDLM, 18 blocks, 954 steps: GPU seconds of ADLM",
+                "model.blocks=18",
+                *BEST_MUON,
+                "train.steps=954",
+            ),
             mdlm("final-mdlm-18-1e-3", "MDLM, 18 blocks, 1e-3", "model.blocks=18", MUON),
             adlm("final-adlm-1e-3", "ADLM 12 + 6, 1e-3", *SMALL, MUON, IDENTITY),
             mdlm("final-mdlm-24-1e-3", "MDLM, 24 blocks, 1e-3", "model.blocks=24", MUON),
