@@ -20,6 +20,7 @@ from arena_rows import GROUPS, key_of, rows_by_name
 from matplotlib.figure import Figure
 
 BOUND = "nats per token, held-out rows"
+matplotlib.rcParams["svg.hashsalt"] = "arena"  # with no date, the same results give the same file
 
 
 def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
@@ -59,11 +60,12 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
         if has_curves:
             axes[0].axhline(0, color=colors.get(first.name, "0.3"), linewidth=1)
             axes[0].set(xlabel="million tokens", ylabel=f"{BOUND},\nminus: {first.title}")
-            figure.supxlabel(textwrap.fill(notes, 75 * num_panels), fontsize=8)
-        for trial in timed:
-            _, seconds, bounds = trial.curve
-            axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
+        if timed:
+            for trial in timed:
+                _, seconds, bounds = trial.curve
+                axes[1].plot(seconds, bounds, color=colors[trial.row.name], linewidth=1)
             axes[1].set(xlabel="seconds", ylabel=BOUND)
+            figure.supxlabel(textwrap.fill(notes, 230), fontsize=8)
         right.set_xlabel(f"nats per token at the end, minus: {first.title}")
         right.yaxis.tick_right()
         right.set_yticks(range(len(names), 0, -1), list(titles.values()))
@@ -73,7 +75,7 @@ def plot_groups(results: Results, timings: Timings, out: Path) -> list[Path]:
             axis.grid(alpha=0.3)
         figure.suptitle(f"{name}: {group.question}")
         files.append(out / f"{name}.svg")
-        figure.savefig(files[-1])
+        figure.savefig(files[-1], metadata={"Date": None})
     return files
 
 
@@ -107,5 +109,5 @@ def plot_released_bound(results: Results, timings: Timings, out: Path) -> list[P
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=8)
     figure.suptitle("How soon is the released configuration's bound reached? Grey: all other models")
-    figure.savefig(out / "released-bound.svg")
+    figure.savefig(out / "released-bound.svg", metadata={"Date": None})
     return [out / "released-bound.svg"]
