@@ -28,7 +28,7 @@ SHORT = (
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("stride", mostly_slow((37, 23), 37))
+@pytest.mark.parametrize("stride", mostly_slow((73, 23), 73))
 def test_training_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, stride: int) -> None:
     words = ["train", *SMALL, *SHORT, f"data.prepared={corpus(tmp_path, lines=100)}", "train.samples=1"]
     command = [*words, "--out", str(tmp_path / "out" / "run")]
@@ -43,7 +43,7 @@ def own_text(folder: Path) -> list[str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("stride", mostly_slow((61, 47), 61))
+@pytest.mark.parametrize("stride", mostly_slow((97, 47), 97))
 def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to_the_same_files(
     tmp_path: Path, stride: int
 ) -> None:
