@@ -16,6 +16,7 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
+LIKE_A_HOLE = re.compile(r"\[\s*mask\s*\*?\s*-?\d*\s*\]", re.IGNORECASE)
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
 
@@ -54,6 +55,13 @@ def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
         ids += [tokenizer.vocabulary.mask_id] * num
         start = hole.end()
     return ids + _encode_known(text[start:], tokenizer)
+
+
+def check_holes(text: str) -> None:
+    """UserError if something in the text looks like a hole and is none, such as [mask] or [MASK * 2]."""
+    for found in LIKE_A_HOLE.finditer(text):
+        if not HOLE.fullmatch(found[0]):
+            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve")
 
 
 def num_masks(text: str) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.canvas import MAX_HOLE as LONGEST_HOLE
-from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
+from adlm.canvas import Canvas, check_holes, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.exported import download_model, is_hub_name, load_exported
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
@@ -265,7 +265,9 @@ class LanguageModel:
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
-        rows = [encode_canvas(text, self._require_tokenizer()) for text in _check_texts("texts", texts)]
+        for text in _check_texts("texts", texts):
+            check_holes(text)
+        rows = [encode_canvas(text, self._require_tokenizer()) for text in texts]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         prefixes = [self.bos_prefix(row) for row in rows]

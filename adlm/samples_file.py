@@ -100,8 +100,9 @@ class Samples:
                 yield sample
 
 
-def read_samples(path: Path) -> Samples:
+def read_samples(path: str | Path) -> Samples:
     """Open a samples file for reading; an incomplete last line is ignored."""
+    path = Path(path)
     with opened(path) as file:
         _, first = next(_complete_lines(file, path), (0, None))
     return Samples(path, _parse_provenance(first, path))

@@ -1,9 +1,11 @@
 """Canvases: text with masks."""
 
+import re
+
 import pytest
 import torch
 
-from adlm.canvas import encode_canvas, make_canvas
+from adlm.canvas import check_holes, encode_canvas, make_canvas
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer, train_bpe
 
@@ -37,6 +39,16 @@ def test_a_hole_without_masks_is_a_user_error(text):
 
 def test_malformed_holes_are_text():
     assert MASK not in encode_canvas("[mask] [MASK*] [MASK*-1] [MASK *2]", BYTES)
+
+
+@pytest.mark.parametrize("text", ["[mask]", "[MASK * 2]", "[MASK*]", "[ MASK ]", "[MASK*-1]", "[Mask*3]"])
+def test_what_looks_like_a_hole_is_refused(text):
+    with pytest.raises(UserError, match=rf"{re.escape(text)} is not a hole; write \[MASK\] for one token"):
+        check_holes(f"a [MASK*2] and {text}")
+
+
+def test_holes_and_other_brackets_are_not_refused():
+    check_holes("[MASK] [MASK*12] [masked] [unmask] [1] mask")
 
 
 def test_shorter_rows_are_padded_at_the_end():

@@ -83,7 +83,7 @@ def test_a_file_can_be_resumed_with_other_facts_about_the_model_but_not_with_ano
     path = tmp_path / "samples.jsonl"
     write(path, num=5)
     write(path, replace(MADE_BY, about={"parameters": 12, "tokens_trained": 40}))
-    assert read_samples(path).made_by == MADE_BY
+    assert read_samples(str(path)).made_by == MADE_BY
     with pytest.raises(UserError, match="with other settings: tokenizer_sha256 abcd -> ef01"):
         write(path, replace(MADE_BY, tokenizer_sha256="ef01"))
 

@@ -20,6 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         run_harness(with_defaults(arguments.forwarded))
+    except BrokenPipeError:  # the reader of the output has closed it
+        raise
     except ConnectionError as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{reason}; the data of this task is not on this machine, so it needs a network") from None

@@ -60,7 +60,7 @@ EXAMPLES = {
     "start": "adlm quickstart --out runs/quickstart",
     "data and training": "adlm train own data.path='texts/*.txt'",
     "evaluate": "adlm perplexity runs/own --data runs/own/data",
-    "generate": 'adlm sample runs/own --prompt "The " --watch',
+    "generate": 'adlm sample runs/own --prompt "The" --watch',
     "exchange": "adlm export runs/own --to hf --out exported/own",
     "check": "adlm bench train owt/adlm --batch 32",
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 from adlm import __version__
 from adlm.config.load import validate
+from adlm.data.sources.text_files import files_at
 from adlm.errors import UserError
 from adlm.evaluation.generation.draw_samples import tokenizer_of
 from adlm.evaluation.model_summary import ModelSummary, summarize_model
@@ -146,7 +147,9 @@ def _row_key(text: TextSet) -> tuple[str, str, int]:
 def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySettings, nats: Nats) -> PerplexityResult:
     estimate: Estimate = summarize(nats)
     about = summarize_model(model, lm)
-    trained_on_it = text.split == "train" and about.trained_on in (text.name, text.corpus)
+    trained_on_it = text.split == "train" and (
+        about.trained_on in (text.name, text.corpus) or bool(_files(lm.config.data.path) & _files(text.name))
+    )
     return PerplexityResult(
         model=model,
         method=lm.config.method,
@@ -179,6 +182,14 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
             *[LOW_FREEDOM] * (estimate.monte_carlo is not None and estimate.freedom < MIN_FREEDOM),
         ),
     )
+
+
+def _files(pattern: str) -> set[Path]:
+    """The text files that a path, a folder or a glob names; none if it names something else."""
+    try:
+        return {file.resolve() for file in files_at(pattern)} if pattern else set()
+    except UserError:
+        return set()
 
 
 def with_tokenizer(lm: LanguageModel, name: str | None, model: str) -> LanguageModel:

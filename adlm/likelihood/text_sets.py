@@ -3,6 +3,7 @@
 Shapes: rows of L ids.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -130,9 +131,9 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
             note = f"a stand-in for {name} ({stand_in.name}), each paragraph a document: {INCOMPARABLE}"
             return Data(path=str(stand_in), held_out=0.0, boundary="blank"), "train", (note,)
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
-    if not name or not Path(name).exists():
+    if not name or not (Path(name).exists() or glob.glob(name, recursive=True)):
         raise UserError(
-            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file or prepared folder"
+            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file, a folder or a glob"
             f"{suggestion(name, [*CORPORA, 'zero-shot'])}"
         )
     return Data(path=name, held_out=0.0, root=root), split or "train", ()

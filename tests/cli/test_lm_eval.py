@@ -1,5 +1,6 @@
 """Tests of `adlm lm-eval`: tasks end to end, without a network; user errors are one line with exit code 2."""
 
+import argparse
 import json
 import sys
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import pytest
 from small_models import small_model
 
-from adlm.cli.lm_eval import with_defaults
+from adlm.cli.lm_eval import run, with_defaults
 from adlm.cli.main import main
 
 TASK = """
@@ -144,3 +145,12 @@ def test_without_the_harness_the_error_has_the_command_that_installs_it(capsys, 
 )
 def test_defaults_are_added_to_runs_of_our_models_only(given, added):
     assert with_defaults(given) == [*given, *added]
+
+
+def test_a_closed_pipe_is_not_taken_for_a_missing_network(monkeypatch):
+    def run_harness(arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("adlm.harness.run_harness", run_harness)
+    with pytest.raises(BrokenPipeError):
+        run(argparse.Namespace(forwarded=["ls", "tasks"]))

@@ -82,6 +82,19 @@ def test_a_result_on_training_text_is_marked(world, tmp_path, capsys):
     assert other["notes"] == []
 
 
+@pytest.mark.parametrize("trained_on", ["*.txt", "speech.txt", "."])
+def test_a_result_on_files_of_the_training_text_is_marked(world, tmp_path, capsys, trained_on):
+    model = load_model_folder(world / "mdlm")
+    config = replace(model.config, data=replace(model.config.data, path=str(world / trained_on)))
+    save_model_folder(replace(model, config=config), tmp_path / "learnt")
+    (tmp_path / "other.txt").write_text("another text\n" * 20)
+    data = (world / "speech.txt", world / "sp*.txt", tmp_path / "other.txt")
+    same, by_glob, other = results(capsys, tmp_path / "learnt", "--data", *data, "--max-tokens", "100")["figures"]
+    assert by_glob["nats"] == same["nats"]
+    for figure, marked in ((same, 1), (by_glob, 1), (other, 0)):
+        assert sum("was trained on this split" in note for note in figure["notes"]) == marked
+
+
 def test_models_on_the_same_draws_are_compared(world, capsys):
     found = results(capsys, world / "adlm", world / "mdlm", world / "ar", "--data", world / "prepared")
     adlm, mdlm, ar = found["figures"]

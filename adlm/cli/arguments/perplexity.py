@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="DATA",
-        help="corpus names (adlm prepare --list), files, prepared folders, or zero-shot: the paper's seven corpora\n"
-        f"({', '.join(ZERO_SHOT)})",
+        help="corpus names (adlm prepare --list), files, folders of texts, globs in quotes, prepared folders,\n"
+        f"or zero-shot: the paper's seven corpora ({', '.join(ZERO_SHOT)})",
     )
     add(
         "--estimator",

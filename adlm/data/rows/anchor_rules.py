@@ -55,13 +55,17 @@ def no_statistics() -> SymbolStatistics:
 
 
 def anchor_rule(anchor: Anchor, num_symbols: int, statistics: GetStatistics = no_statistics) -> AnchorRule:
-    """The rule that the options name; UserError if one of another package does not give booleans (B, L)."""
+    """The rule that the options name.
+
+    One of another package always gets the padding, all False where there is none, and UserError tells if it does not
+    give booleans (B, L).
+    """
     rule: AnchorRule = ANCHOR_RULES[anchor.rule](anchor, num_symbols, statistics)
     if anchor.rule in ANCHOR_RULES.built_in:
         return rule
 
     def checked_rule(x: Tensor, pad: Tensor | None) -> Tensor:
-        anchors = rule(x, pad)
+        anchors = rule(x, torch.zeros_like(x, dtype=torch.bool) if pad is None else pad)
         if not isinstance(anchors, Tensor) or anchors.dtype != torch.bool or anchors.shape != x.shape:
             given = f"{anchors.dtype} {tuple(anchors.shape)}" if isinstance(anchors, Tensor) else type(anchors).__name__
             raise UserError(

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from adlm import __version__
-from adlm.canvas import encode_canvas
 from adlm.config.load import parse_overrides
 from adlm.config.schema import ETA, Sampling
 from adlm.distributed import device_name
@@ -76,9 +75,10 @@ def check_request(lm: LanguageModel, request: SampleRequest) -> None:
         if getattr(request, name) < 1:
             raise UserError(f"--{name} {getattr(request, name)} must be at least 1")
     for text in request.canvases:
-        if lm.mask_id not in encode_canvas(text, tokenizer_of(lm)):
+        canvas = lm.canvas([text])
+        if lm.mask_id not in canvas.ids:
             raise UserError(f"{text!r} has no masks to fill in; write [MASK] for one token, [MASK*12] for twelve")
-        lm.run_sampler(lm.canvas([text]), request.sampling, request.seed)
+        lm.run_sampler(canvas, request.sampling, request.seed)
 
 
 def sample_batch(

@@ -82,6 +82,13 @@ def test_a_rule_that_needs_statistics_says_so():
             anchor_rule(Anchor(rule=rule), 10)
 
 
+def test_a_rule_of_another_package_always_gets_the_padding(monkeypatch):
+    monkeypatch.setitem(ANCHOR_RULES._registered, "mine", lambda anchor, num_symbols, statistics: lambda x, pad: ~pad)
+    rule = anchor_rule(Anchor(rule="mine"), 10)
+    assert rule(X, None).all()
+    assert torch.equal(rule(X, PAD), ~PAD)
+
+
 @pytest.mark.parametrize(
     ("result", "given"),
     [(X, r"torch.int64 \(2, 8\)"), (PAD[0], r"torch.bool \(8,\)"), ([True], "list"), (None, "NoneType")],
