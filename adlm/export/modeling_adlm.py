@@ -69,9 +69,11 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     def _mask_id(self) -> int:
         return int(self.config.mask_token_id)
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _check_ids(self, ids: Tensor, labels: Tensor | None = None) -> None:
         if ids.ndim != 2 or ids.shape[1] > self.config.length:
             raise ValueError(f"ids have shape {tuple(ids.shape)}, not (B, L) with L at most {self.config.length}")
+        if labels is not None and labels.shape != ids.shape:
+            raise ValueError(f"labels have shape {tuple(labels.shape)}, not that of the ids, {tuple(ids.shape)}")
 
     def _weighted_nats(
         self,
@@ -98,7 +100,7 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """(B, L), True at the anchors of clean ids."""
         if anchor.rule not in ANCHOR_RULES_OF_IDS:
             raise ValueError(
-                f"anchor rule {anchor.rule!r} needs statistics of the training text; for training here, set "
+                f"anchor rule {anchor.rule!r} needs statistics of the training text or another package; for training here, set "
                 "config.anchor['rule'] = 'count', or config.anchor['gamma'] = 0 to train without anchors"
             )
         return ANCHOR_RULES_OF_IDS[anchor.rule](anchor, self.config.vocab_size, no_statistics)(x, pad)
@@ -139,7 +141,7 @@ class AdlmForMaskedLM(AdlmPreTrainedModel):
         `labels` are then the same ids, or -100 at tokens that are given and never masked, such as a prompt. No logits
         are returned. If `input_ids` contain masks, the loss is the mean cross-entropy of the labels at the masks.
         """
-        self._check_ids(input_ids)
+        self._check_ids(input_ids, labels)
         pad = padding_of(attention_mask)
         masked = input_ids == self._mask_id
         if labels is not None and not masked.any():
@@ -199,6 +201,9 @@ class AdlmForMaskedLM(AdlmPreTrainedModel):
         without it, `num` rows of `length` masks (default: the model's length) are filled. The random numbers are drawn
         on the generator's device. A step without a reveal needs no network call.
         """
+        for name, value in (("num", num), ("length", length), ("steps", steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if input_ids is None:
             input_ids = torch.full((1, length or self.config.length), self._mask_id)
         rows = input_ids[None] if input_ids.ndim == 1 else input_ids
@@ -274,7 +279,7 @@ class AdlmForCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[mis
         With `labels`, the input_ids or -100 where a token is not predicted, `loss` is the training objective in nats
         per predicted token; the first token of a row is given. Then no logits are returned.
         """
-        self._check_ids(input_ids)
+        self._check_ids(input_ids, labels)
         pad = padding_of(attention_mask)
         if labels is not None:
             return CausalLMOutput(loss=self._training_loss(input_ids, labels, pad))

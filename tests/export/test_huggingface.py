@@ -276,6 +276,8 @@ def test_tokens_with_label_minus_100_are_given_and_not_counted(code):
     assert model(x, labels=torch.full_like(x, -100)).loss == 0
     with pytest.raises(ValueError, match="labels must be the input_ids"):
         model(x, labels=x.roll(1, dims=1))
+    with pytest.raises(ValueError, match=r"labels have shape \(\d+, 3\), not that of the ids"):
+        model(x, labels=x[:, :3])
 
 
 def test_masks_of_the_caller_are_scored_by_the_plain_cross_entropy(code):
@@ -394,6 +396,9 @@ def test_given_tokens_stay_and_a_seed_gives_the_same_sample(code):
     assert model.training
     with pytest.raises(ValueError, match="at most 8"):
         model.sample(length=9)
+    for name in ("num", "length", "steps"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+            model.sample(**{name: 0})
 
 
 # The command
