@@ -98,9 +98,8 @@ def _format_settings(results: list[PerplexityResult]) -> Iterator[str]:
     """The evaluation settings; where they differ between results, prefixed by the models and texts they apply to."""
     by_settings: dict[str, list[PerplexityResult]] = {}
     for result in results:
-        estimator = (
-            f"estimator {result.estimator}, {result.samples} replicate{'s' * (result.samples != 1)}, seed {result.seed}"
-        )
+        replicates = f"{result.samples} replicate{'s' * (result.samples != 1)}"
+        estimator = f"estimator {result.estimator}, {replicates}, seed {result.seed}"
         rows = f"rows of {result.length:,} tokens, {result.packing}"
         tokenizer = f"tokenizer {result.tokenizer} (sha256 {result.tokenizer_sha256[:8]})"
         settings = f"{'exact' if result.exact else estimator}; {rows}; {tokenizer}"
