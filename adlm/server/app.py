@@ -21,7 +21,14 @@ from adlm.language_model import NO_TOKENIZER, LanguageModel
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import CompletionPlan, Limits, plan_completion
 from adlm.server.completion_request import CompletionRequest
-from adlm.server.errors_json import ERROR_RESPONSES, ApiError, error_response, validation_error
+from adlm.server.errors_json import (
+    ERROR_RESPONSES,
+    ApiError,
+    error_response,
+    invalid_json,
+    user_error,
+    validation_error,
+)
 from adlm.server.jobs import Job, RowUpdate
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
@@ -96,7 +103,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
         try:
             plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
         except UserError as error:
-            raise ApiError(400, str(error)) from None
+            raise user_error(error) from None
         request.state.log_fields.update(
             model=worker.name,
             rows=len(plan.rows),
@@ -240,6 +247,8 @@ def _report_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):  # of the JSON parser, wrapped by FastAPI
+            return error_response(invalid_json())
         return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
 
     make_schema = app.openapi

@@ -1,17 +1,18 @@
 """From a completion request to canvas rows, and from sampled ids to the text of a choice. Independent of HTTP."""
 
 import math
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.canvas import encode_canvas, num_masks
+from adlm.canvas import MAX_HOLE, encode_canvas, num_masks
 from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, SamplingOptions
 from adlm.sampling.samplers import sampler_of
-from adlm.server.completion_request import CompletionRequest
+from adlm.server.completion_request import CompletionRequest, RequestError
 from adlm.server.jobs import CanvasRow
 from adlm.tokens import Tokenizer
 
@@ -61,15 +62,22 @@ class Choice:
         return text[: len(text) - self._num_held_back(text)], None
 
     def logprobs(self, ids: Sequence[int], chance: Sequence[float]) -> dict[str, Any]:
-        """OpenAI's `logprobs` of the returned text, as far as it is made of tokens: up to eos, not cut at `stop`."""
+        """OpenAI's `logprobs` of the tokens that begin in the returned text, which may end at eos or at a stop text.
+
+        A token that continues a character begins where the character does.
+        """
+        text, _ = self.text(ids, complete=True)
         ids, _ = self._until_eos(ids)
+        whole = self._decode(ids)
         positions = [i for i in range(self.first, min(len(ids), self.end)) if ids[i] not in self.tokenizer.special_ids]
-        offsets = [len(self._decode(ids[:position])) for position in positions]
+        offsets = {position: _num_equal(self._decode(ids[:position]), whole) for position in positions}
+        if text != whole:  # cut at a stop text
+            offsets = {position: offset for position, offset in offsets.items() if offset < len(text)}
         return {
-            "tokens": [self.tokenizer.decode([ids[position]]) for position in positions],
-            "token_logprobs": [math.log(max(chance[position], SMALLEST_CHANCE)) for position in positions],
+            "tokens": [self.tokenizer.decode([ids[position]]) for position in offsets],
+            "token_logprobs": [math.log(max(chance[position], SMALLEST_CHANCE)) for position in offsets],
             "top_logprobs": None,
-            "text_offset": offsets,
+            "text_offset": list(offsets.values()),
         }
 
     def _until_eos(self, ids: Sequence[int]) -> tuple[Sequence[int], bool]:
@@ -99,6 +107,12 @@ class Choice:
         return max(ends, default=0)
 
 
+def _num_equal(first: str, second: str) -> int:
+    """Length of the longest common prefix."""
+    shorter = min(len(first), len(second))
+    return next((i for i in range(shorter) if first[i] != second[i]), shorter)
+
+
 @dataclass(frozen=True)
 class CompletionPlan:
     """A checked request: its rows and how their texts are made."""
@@ -116,13 +130,19 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
     """The rows of a request. Everything about it is checked here; wrong requests are user errors."""
     num_rows = len(request.prompts) * request.n
     if num_rows > limits.rows:
-        raise UserError(f"{num_rows} completions (prompts times n) are more than {limits.rows}; send several requests")
+        raise RequestError(
+            f"{num_rows} completions (prompts times n) are more than {limits.rows}; send several requests",
+            "prompt" if len(request.prompts) > limits.rows else "n",
+        )
     sampling = _sampling(lm, request, limits)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     made = [_choice(lm, prompt, request) for prompt in request.prompts]
     rows = [CanvasRow(tuple(ids), start, seed, 0, sampling) for _, ids, start in made]
-    for row in rows:
-        row.check(lm)
+    try:
+        for row in rows:
+            row.check(lm)
+    except UserError as error:  # about the sampler, or about given tokens after a mask
+        raise _request_error(error, "suffix" if request.suffix else "prompt") from None
     return CompletionPlan(
         rows=[
             CanvasRow(row.ids, row.start, seed, number * request.n + index, sampling)
@@ -143,10 +163,20 @@ def _sampling(lm: LanguageModel, request: CompletionRequest, limits: Limits) -> 
     try:
         sampling = lm.sampling(**options)
     except UserError as error:
-        raise UserError(str(error).replace("sampling.", "")) from None  # fields of a request have no section
+        raise _request_error(error, None) from None
     if sampling.steps > limits.steps:
-        raise UserError(f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps")
+        raise RequestError(
+            f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps", "steps"
+        )
     return sampling
+
+
+def _request_error(error: UserError, param: str | None) -> RequestError:
+    """The error about the sampling option that its message begins with, if any, else about `param`."""
+    option = re.match(r"sampling\.(\w+)", str(error))
+    if option is not None:
+        param = option[1] if option[1] in CompletionRequest.model_fields else None
+    return RequestError(str(error).replace("sampling.", ""), param)  # fields of a request have no section
 
 
 def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple[Choice, list[int], int]:
@@ -156,19 +186,30 @@ def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple
     has_holes = num_masks(prompt) > 0
     if has_holes and (suffix or request.max_tokens is not None):
         name = "suffix" if suffix else "max_tokens"
-        raise UserError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out")
+        raise RequestError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", name)
     if num_masks(suffix):
-        raise UserError("suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt")
+        raise RequestError(
+            "suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix"
+        )
     num = num_masks(prompt) if has_holes else request.max_tokens or DEFAULT_MAX_TOKENS
     if num > lm.config.length:
-        raise UserError(f"{num} tokens to fill in are more than the model's length {lm.config.length}; give fewer")
-    ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
+        # num_masks does not count larger holes exactly
+        amount = f"more than {MAX_HOLE:,}" if has_holes and num > MAX_HOLE else num
+        raise RequestError(
+            f"{amount} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
+            "prompt" if has_holes else "max_tokens",
+        )
+    try:
+        ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
+    except UserError as error:
+        raise RequestError(error, None if suffix else "prompt") from None
     prefix = lm.bos_prefix(ids)
     ids = prefix + ids
     if len(ids) > lm.config.length:
-        raise UserError(
+        raise RequestError(
             f"prompt, suffix and completion have {len(ids)} tokens, and the model's length is {lm.config.length}; "
-            "shorten the prompt or lower max_tokens"
+            "shorten the prompt or lower max_tokens",
+            "prompt" if has_holes else None,
         )
     first = len(prefix) if has_holes else ids.index(lm.mask_id)
     end = len(ids) if has_holes else first + num

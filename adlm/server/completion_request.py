@@ -4,11 +4,21 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from adlm.errors import UserError
+
 Text: TypeAlias = Annotated[str, Field(strict=True)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
 
 MAX_PROMPTS = 128
+
+
+class RequestError(UserError):
+    """A wrong request. `param` is the field that the message is about, None if it is about several."""
+
+    def __init__(self, message: object, param: str | None):
+        super().__init__(message)
+        self.param = param
 
 
 class StreamOptions(BaseModel):

@@ -6,7 +6,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from adlm.config.options import suggestion
-from adlm.errors import printable
+from adlm.errors import UserError, printable
+from adlm.server.completion_request import RequestError
 
 TYPES = {
     401: "authentication_error",
@@ -54,13 +55,22 @@ def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.as_json(), error.status, dict(error.headers or {}))
 
 
+def user_error(error: UserError) -> ApiError:
+    """Status 400 with the message, and with the field where the error names one."""
+    return ApiError(400, str(error), error.param if isinstance(error, RequestError) else None)
+
+
+def invalid_json() -> ApiError:
+    return ApiError(400, "the body is not valid JSON")
+
+
 def validation_error(problems: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> ApiError:
     """The first problem of a body that does not match its schema of these fields, in one line without the value."""
     problem = problems[0]
     place = [str(part) for part in problem["loc"][1:]]
     name = place[0] if place else None
     if problem["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON")
+        return invalid_json()
     if name is None:
         return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
     if problem["type"] == "extra_forbidden":

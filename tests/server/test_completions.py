@@ -17,8 +17,9 @@ from running_server import PATIENCE, get, metrics, running, wait_until  # noqa: 
 
 from adlm.sampling.joining import JoinedRows  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
-from adlm.server.completion import Limits  # noqa: E402
+from adlm.server.completion import Choice, Limits  # noqa: E402
 from adlm.server.monitoring import JsonFormatter  # noqa: E402
+from adlm.tokens import load_tokenizer, train_bpe  # noqa: E402
 
 LIMITS = Limits(rows=24, steps=64, body_bytes=10_000)
 
@@ -135,6 +136,45 @@ def test_a_stop_text_ends_the_text(client, stream):
     assert choices[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_end_at_the_stop_text(client, stream):
+    named = {"model": "adlm", "prompt": "Hi", "max_tokens": 30, "seed": 7, "logprobs": 0}
+    whole = client.completions.create(**named).choices[0]
+    middle = next(i for i in range(10, 30) if whole.text[i].isascii() and whole.text.index(whole.text[i : i + 2]) == i)
+    answer = client.completions.create(**named, stop=whole.text[middle : middle + 2], stream=stream)
+    choices = [piece.choices[0] for piece in answer] if stream else answer.choices
+    logprobs, num = choices[-1].logprobs, sum(offset < middle for offset in whole.logprobs.text_offset)
+    assert 0 < num < 30
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert getattr(logprobs, name) == getattr(whole.logprobs, name)[:num]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [
+        ("w", "hello ", ["hello", " world"]),
+        (" ", "hello", ["hello"]),
+        ("h", "", []),
+        ("x", "hello world", ["hello", " world"]),
+    ],
+)
+def test_a_token_in_which_the_stop_text_begins_is_kept_if_it_begins_before(stop, text, tokens):
+    tokenizer = train_bpe(["hello world"] * 100, 300)
+    ids = tokenizer.encode("hello world")
+    choice = Choice(tokenizer, 0, len(ids), len(ids), ends_at_eos=True, drops_space=False, stops=[stop])
+    assert choice.text(ids, complete=True)[0] == text
+    assert choice.logprobs(ids, [0.5] * len(ids))["tokens"] == tokens
+
+
+def test_all_tokens_of_a_character_before_the_stop_text_are_kept():
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer.encode("é.a")
+    choice = Choice(tokenizer, 0, len(ids), len(ids), ends_at_eos=True, drops_space=False, stops=["."])
+    logprobs = choice.logprobs(ids, [0.5] * len(ids))
+    assert logprobs["text_offset"] == [0, 0]  # both bytes of the first character
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 2
+
+
 def test_logprobs_are_those_of_the_draws(client, models):
     done = client.completions.create(model="ar", prompt="Hello", max_tokens=6, seed=1, logprobs=0).choices[0]
     *_, frame = models["ar"].watch("Hello[MASK*6]", seed=1)
@@ -175,8 +215,9 @@ def test_concurrent_requests_share_network_calls(models, gate):
 WRONG = [
     (b"", 400, "JSON object"),
     (b"{", 400, "not valid JSON"),
-    (b"[" * 9000, 400, ""),
-    (b"\xff\xfe", 400, ""),
+    (b"[" * 9000, 400, "not valid JSON"),
+    (b"\xff\xfe", 400, "not valid JSON"),
+    (b'{"model": "adlm", "prompt": "\xff"}', 400, "the body is not valid JSON"),
     (b'{"model": "adlm", "seed": ' + b"9" * 5000 + b"}", 400, ""),
     (b'{"model": "adlm", "temperature": NaN}', 400, "temperature"),
     (b'{"model": "adlm", "prompt": "\\ud800"}', 400, "surrogate"),
@@ -192,7 +233,9 @@ WRONG = [
     ({"model": "adlm", "max_tokens": 10**18}, 400, "the model's length 64"),
     ({"model": "adlm", "max_tokens": True}, 400, "max_tokens"),
     ({"model": "adlm", "prompt": "x" * 60}, 400, "the model's length is 64"),
-    ({"model": "adlm", "prompt": "[MASK*999999]" * 500}, 400, "tokens to fill in"),
+    ({"model": "adlm", "prompt": "[MASK*999999]" * 500}, 400, "more than 1,000,000 tokens to fill in"),
+    ({"model": "adlm", "prompt": "[MASK*999999999999]"}, 400, "more than 1,000,000 tokens to fill in"),
+    ({"model": "adlm", "prompt": "[MASK*65]"}, 400, "65 tokens to fill in are too many for the model's length 64"),
     ({"model": "adlm", "prompt": "[MASK*0]"}, 400, ""),
     ({"model": "adlm", "prompt": "[MASK*2]", "suffix": "x"}, 400, "suffix cannot be combined"),
     ({"model": "adlm", "prompt": "[MASK*2]", "max_tokens": 2}, 400, "max_tokens cannot be combined"),

@@ -34,3 +34,43 @@ def test_a_wrong_request_is_answered_with_what_to_write_instead(address, path, b
     found = answer.json()["error"]["message"]
     assert message in found
     assert "sampling." not in found, "options of the config are not fields of a request"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"temperature": -1}, "temperature"),
+        ("completions", {"temperature": 2e300}, "temperature"),
+        ("completions", {"steps": 2000}, "steps"),
+        ("completions", {"steps": 10**7}, "steps"),
+        ("completions", {"sampler": "foo"}, "sampler"),
+        ("completions", {"model": "ar", "sampler": "remdm-cap"}, "sampler"),
+        ("completions", {"n": 17}, "n"),
+        ("completions", {"prompt": ["a"] * 17}, "prompt"),
+        ("completions", {"prompt": "[MASK]", "suffix": "x"}, "suffix"),
+        ("completions", {"prompt": "[MASK]", "max_tokens": 2}, "max_tokens"),
+        ("completions", {"suffix": "[MASK]"}, "suffix"),
+        ("completions", {"model": "ar", "suffix": "x"}, "suffix"),
+        ("completions", {"max_tokens": 65}, "max_tokens"),
+        ("completions", {"prompt": "[MASK*65]"}, "prompt"),
+        ("completions", {"prompt": "[MASK*0]"}, "prompt"),
+        ("completions", {"prompt": "x" * 60}, None),  # prompt, suffix and max_tokens together
+        ("trace", {"text": "no hole"}, "text"),
+        ("trace", {"text": "[MASK*65]"}, "text"),
+        ("trace", {"text": "[MASK]", "sampler": "foo"}, "sampler"),
+        ("bound", {"text": "[MASK]"}, "text"),
+        ("bound", {"text": "x" * 100}, "text"),
+    ],
+    ids=str,
+)
+def test_an_error_about_one_field_names_it_as_param(address, path, body, param):
+    answer = httpx.post(f"{address}/v1/{path}", json={"model": "adlm", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"prompt": "\xff"}', b"[" * 200_000, b'{"a":' * 150_000])
+def test_a_body_that_cannot_be_parsed_is_not_valid_json(address, body):
+    answer = httpx.post(f"{address}/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "the body is not valid JSON"

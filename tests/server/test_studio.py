@@ -299,7 +299,7 @@ def clear_refusals(tab, num, status):
     ("text", "message"),
     [
         ("no hole at all", "The text has no hole; write [MASK] for one token, or [MASK*4] for four."),
-        ("[MASK*10000]", "10000 tokens to fill in are more than the model's length 64; give fewer."),
+        ("[MASK*10000]", "10000 tokens to fill in are too many for the model's length 64; give fewer."),
     ],
 )
 def test_a_refused_request_is_one_sentence_on_the_page(tab, address, text, message):

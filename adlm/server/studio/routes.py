@@ -17,7 +17,7 @@ from adlm import __version__
 from adlm.errors import UserError
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import Limits
-from adlm.server.errors_json import ERROR_RESPONSES, ApiError
+from adlm.server.errors_json import ERROR_RESPONSES, ApiError, user_error
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.studio.studio_run import describe_model, plan_bound, plan_trace
 from adlm.server.submission import EventStream, RunningTask, respond_unless_gone
@@ -106,7 +106,7 @@ def studio_router(
         try:
             plan, work = await asyncio.to_thread(plan_trace, worker, body, limits)
         except UserError as error:
-            raise ApiError(400, str(error)) from None
+            raise user_error(error) from None
         request.state.log_fields.update(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
@@ -120,7 +120,7 @@ def studio_router(
         try:
             row, work = await asyncio.to_thread(plan_bound, worker, body)
         except UserError as error:
-            raise ApiError(400, str(error)) from None
+            raise user_error(error) from None
         request.state.log_fields.update(model=worker.name, prompt_tokens=row.x.shape[1])
         task = RunningTask(worker, work, time.monotonic() + timeout)
         return await respond_unless_gone(request, _bound(worker.name, task))

@@ -18,7 +18,7 @@ from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Frame
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import CompletionPlan, Limits, plan_completion
-from adlm.server.completion_request import CompletionRequest
+from adlm.server.completion_request import CompletionRequest, RequestError
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.trace.recording import TraceInfo, pieces_to_dict, trace_events
 from adlm.trace.token_text import token_bytes
@@ -48,9 +48,12 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
     It samples the same row as a completion of the same text, options and seed, and so the same tokens.
     """
     if not num_masks(request.text):
-        raise UserError("the text has no hole; write [MASK] for one token, or [MASK*4] for four")
+        raise RequestError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
     options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
-    plan = plan_completion(worker.lm, CompletionRequest(prompt=request.text, **options), limits)
+    try:
+        plan = plan_completion(worker.lm, CompletionRequest(prompt=request.text, **options), limits)
+    except RequestError as error:
+        raise RequestError(error, "text" if error.param == "prompt" else error.param) from None
     [row] = plan.rows
     info = TraceInfo(worker.name, row.sampling.sampler, row.sampling.steps, plan.seed)
 
@@ -67,8 +70,11 @@ def plan_bound(worker: BatchWorker, request: BoundRequest) -> tuple[TokenRow, Wo
     lm = worker.lm
     assert lm.tokenizer is not None, "checked when the model was loaded"
     if num_masks(request.text):
-        raise UserError("the text has holes; fill them in before its bound is computed")
-    row = token_row(lm.method, request.text, lm.tokenizer)
+        raise RequestError("the text has holes; fill them in before its bound is computed", "text")
+    try:
+        row = token_row(lm.method, request.text, lm.tokenizer)
+    except UserError as error:
+        raise RequestError(error, "text") from None
 
     def work() -> Iterator[Any]:
         drawn = []
