@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.canvas import MAX_HOLE, encode_canvas, num_masks
+from adlm.canvas import MAX_HOLE, check_holes, encode_canvas, num_masks
 from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, SamplingOptions
@@ -200,6 +200,8 @@ def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple
             "prompt" if has_holes else "max_tokens",
         )
     try:
+        if has_holes:
+            check_holes(prompt)
         ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
     except UserError as error:
         raise RequestError(error, None if suffix else "prompt") from None

@@ -54,6 +54,7 @@ def test_a_wrong_request_is_answered_with_what_to_write_instead(address, path, b
         ("completions", {"max_tokens": 65}, "max_tokens"),
         ("completions", {"prompt": "[MASK*65]"}, "prompt"),
         ("completions", {"prompt": "[MASK*0]"}, "prompt"),
+        ("completions", {"prompt": "[MASK] [mask]"}, "prompt"),
         ("completions", {"prompt": "x" * 60}, None),  # prompt, suffix and max_tokens together
         ("trace", {"text": "no hole"}, "text"),
         ("trace", {"text": "[MASK*65]"}, "text"),
