@@ -133,7 +133,8 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
     if not name or not (Path(name).exists() or glob.glob(name, recursive=True)):
         raise UserError(
-            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file, a folder or a glob"
+            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file or folder, nor a glob that "
+            "matches one"
             f"{suggestion(name, [*CORPORA, 'zero-shot'])}"
         )
     return Data(path=name, held_out=0.0, root=root), split or "train", ()
