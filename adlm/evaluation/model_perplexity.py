@@ -177,7 +177,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         about=about,
         notes=(
             *text.notes,
-            *[f"{model} was trained on this split, so nothing here was held out"] * trained_on_it,
+            *[f"{model} was trained on this text or a part of it: not a held-out result"] * trained_on_it,
             *[BOS_EOS_COUNTED] * text.packing.endswith("-published"),
             *[LOW_FREEDOM] * (estimate.monte_carlo is not None and estimate.freedom < MIN_FREEDOM),
         ),

@@ -78,7 +78,7 @@ def test_a_result_on_training_text_is_marked(world, tmp_path, capsys):
     config = replace(model.config, data=replace(model.config.data, prepared=str(world / "prepared")))
     save_model_folder(replace(model, config=config), tmp_path / "learnt")
     own, other = results(capsys, tmp_path / "learnt", world / "mdlm", "--data", world / "prepared")["figures"]
-    assert own["notes"] == [f"{tmp_path}/learnt was trained on this split, so nothing here was held out"]
+    assert own["notes"] == [f"{tmp_path}/learnt was trained on this text or a part of it: not a held-out result"]
     assert other["notes"] == []
 
 
@@ -92,7 +92,7 @@ def test_a_result_on_files_of_the_training_text_is_marked(world, tmp_path, capsy
     same, by_glob, other = results(capsys, tmp_path / "learnt", "--data", *data, "--max-tokens", "100")["figures"]
     assert by_glob["nats"] == same["nats"]
     for figure, marked in ((same, 1), (by_glob, 1), (other, 0)):
-        assert sum("was trained on this split" in note for note in figure["notes"]) == marked
+        assert sum("was trained on this text" in note for note in figure["notes"]) == marked
 
 
 def test_models_on_the_same_draws_are_compared(world, capsys):
