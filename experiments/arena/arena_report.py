@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from arena_rows import GROUPS, Group, Row, key_of, rows_by_name
 from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
 
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Estimate, Nats, difference
@@ -191,16 +192,18 @@ def _over_seeds(group: Group, results: Results) -> Iterator[str]:
         gaps = [_mean_gap(nats[row.name], nats[name]) if name != row.name else "" for name in group.against]
         cells = (row.title, str(len(values)), f"{np.mean(values):.4f}", f"{np.std(values, ddof=1):.4f}", *gaps)
         yield f"| {' | '.join(cells)} |"
-    yield "\n± is the standard error of the mean over pairs of seeds.\n"
+    yield "\n± is the standard error of the mean over pairs of seeds; p is of a two-sided t-test that the mean is 0.\n"
 
 
 def _mean_gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
-    """The mean difference over the seeds that both have, with its standard error if there are several."""
+    """The mean difference over the seeds that both have; of several, its standard error and the p-value of a t-test."""
     gaps = np.array([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
     if not len(gaps):
         return ""
-    error = f" ± {gaps.std(ddof=1) / math.sqrt(len(gaps)):.4f}" if len(gaps) > 1 else ""
-    return f"{gaps.mean():+.4f}{error}"
+    if len(gaps) == 1:
+        return f"{gaps.mean():+.4f}"
+    test = ttest_1samp(gaps, 0)
+    return f"{gaps.mean():+.4f} ± {gaps.std(ddof=1) / math.sqrt(len(gaps)):.4f} (p = {test.pvalue:.2g})"
 
 
 def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) -> tuple[list[TimedTrial], str]:
