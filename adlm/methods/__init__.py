@@ -2,10 +2,14 @@
 
 from adlm.config.load import validate
 from adlm.config.schema import Config
+from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.registry import METHODS
 
 
 def method_of(config: Config) -> Method:
     """The method that a Config names; the Config is validated."""
-    return METHODS[config.method](validate(config))  # type: ignore[no-any-return]
+    method, config = METHODS[config.method], validate(config)
+    if config.time.noise_option and not method.any_order:
+        raise UserError(f"{config.time.noise_option} is for adlm and mdlm, not for {config.method}; leave it out")
+    return method(config)  # type: ignore[no-any-return]

@@ -30,7 +30,6 @@ class D3pm(MaskedDiffusion):
     samplers: ClassVar[Sequence[str] | None] = ("ancestral",)  # the others need beliefs without mass on the mask
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.config.time.steps == 0:
             raise UserError(
                 "time.steps 0 is continuous time, and d3pm is a method of discrete steps; try time.steps=1000"

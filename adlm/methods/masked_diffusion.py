@@ -19,7 +19,6 @@ from adlm.diffusion.masking import mask_counted, mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importance_weight
-from adlm.errors import UserError
 from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
@@ -69,11 +68,6 @@ class MaskedDiffusion:
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
     auto_class: ClassVar[str | None] = None
-
-    def __post_init__(self) -> None:
-        option = self.config.time.noise_option
-        if option and not self.any_order:
-            raise UserError(f"{option} is for adlm and mdlm, not for {self.config.method}; leave it out")
 
     def build(self) -> nn.Module:
         return Transformer(self.config.model, vocabulary_of(self.config).size)

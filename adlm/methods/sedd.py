@@ -33,7 +33,6 @@ class Sedd(MaskedDiffusion):
     any_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.config.time.steps:
             raise UserError(
                 f"time.steps {self.config.time.steps} is discrete time, and sedd is a method of continuous time; "

@@ -752,8 +752,21 @@ def test_a_text_of_one_token_is_valid(name):
         ),
         (Config(method="sedd", time=Time(masks="counted")), "time.masks counted is for adlm and mdlm, not for sedd"),
         (Config(method="sedd", time=Time(power=2.0)), "time.power 2.0 is for adlm and mdlm, not for sedd"),
+        (Config(method="ar", time=Time(masks="counted")), "time.masks counted is for adlm and mdlm, not for ar"),
+        (Config(method="a2r", time=Time(power=2.0)), "time.power 2.0 is for adlm and mdlm, not for a2r"),
     ],
-    ids=["tau", "dropout", "d3pm steps", "sedd steps", "sedd noise", "d3pm start", "sedd masks", "sedd power"],
+    ids=[
+        "tau",
+        "dropout",
+        "d3pm steps",
+        "sedd steps",
+        "sedd noise",
+        "d3pm start",
+        "sedd masks",
+        "sedd power",
+        "ar",
+        "a2r",
+    ],
 )
 def test_a_config_made_in_python_is_checked_like_one_from_a_file(config, sentence):
     with pytest.raises(UserError, match=sentence):
