@@ -19,15 +19,13 @@ from adlm.canvas import Canvas, check_holes, encode_canvas, hole_between, make_c
 from adlm.checkpoints.exported import download_model, is_hub_name, load_exported
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
-    BOX,
-    BOX_FOLDER,
     CONFIG,
     ModelFolder,
     load_model_folder,
     network_of,
 )
 from adlm.checkpoints.published import read_checkpoint, to_model_folder
-from adlm.config.load import validate_sampling
+from adlm.config.load import BOX, BOX_FOLDER, validate_sampling
 from adlm.config.options import suggestion
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.rows.packing import padding_id, row_boundaries

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from adlm.config.load import BOX, BOX_FOLDER
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
 from adlm.files import read_bytes, read_json, write_file
@@ -240,7 +241,7 @@ def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:
             f"tokenizer {name} is trained by `adlm prepare`, so there is none to load yet; run `adlm prepare "
             f"tokenizer={name} ...` first and set data.prepared"
         )
-    path = Path(name)
+    path = BOX_FOLDER if name == BOX else Path(name)
     local = Path(os.environ.get("ADLM_DATA", "")) / "tokenizers" / name
     if not path.exists() and os.environ.get("ADLM_DATA") and local.is_dir():
         path = local

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import adlm
-from adlm.checkpoints.model_folder import BOX_FOLDER
 from adlm.cli.main import main
+from adlm.config.load import BOX_FOLDER
 from adlm.models.transformer import num_parameters
 
 SENTENCE = "The old man looked at the sea and said nothing."

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from adlm.config.load import load_config, save_config
 from adlm.config.schema import Config
@@ -27,8 +27,6 @@ from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"
 ARCHITECTURE = "config.json"
-BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
-"""Name and folder of the small model that the package holds, the model in the box."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MIN_WEIGHTS_PER_BLOCK = 6
 
@@ -131,6 +129,13 @@ def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
             f"fit: there are {len(weights)} weights, and a block has at least {MIN_WEIGHTS_PER_BLOCK}"
         )
     network: Any = on_meta(method.build)
+    check_fit(network, weights, config)
+    network.load_state_dict(dict(weights), assign=True)
+    return network.eval().requires_grad_(False)
+
+
+def check_fit(network: nn.Module, weights: Mapping[str, Tensor], config: Config) -> None:
+    """User errors for weights that the network lacks, has in addition, or has in another shape."""
     expected = network.state_dict()
     for name in sorted(expected.keys() ^ weights.keys()):
         problem = "is missing" if name in expected else "is unexpected"
@@ -138,5 +143,3 @@ def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
     for name, value in expected.items():
         if value.shape != weights[name].shape:
             raise UserError(f"weight {name} has shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}")
-    network.load_state_dict(dict(weights), assign=True)
-    return network.eval().requires_grad_(False)

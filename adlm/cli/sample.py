@@ -12,9 +12,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from adlm.canvas import encode_canvas, hole_between
-from adlm.checkpoints.model_folder import BOX
 from adlm.cli.console import Console, Progress
 from adlm.cli.streams import write_error
+from adlm.config.load import BOX
 from adlm.distributed import device_of
 from adlm.errors import TEXT, UserError, printable
 from adlm.evaluation.generation.draw_samples import (

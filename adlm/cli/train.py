@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -73,7 +74,7 @@ def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: 
     finally:
         reporter.close()
     if is_rank_zero:
-        text = json.dumps(_report(outcome)) if as_json else _format_outcome(outcome)
+        text = json.dumps(_report(outcome)) if as_json else _format_outcome(outcome, reporter.rows, config)
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
@@ -128,7 +129,8 @@ def _report(outcome: "TrainOutcome") -> dict[str, Any]:
     }
 
 
-def _format_outcome(outcome: "TrainOutcome") -> str:
+def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
+    """`rows` says which held-out rows the bound is of."""
     counters, measured = outcome.counters, outcome.measured
     if outcome.signal:
         name = signal.Signals(outcome.signal).name
@@ -141,10 +143,21 @@ def _format_outcome(outcome: "TrainOutcome") -> str:
     if measured is not None:
         error = f" ± {measured.stderr:.4f}" if measured.rows > 1 else ""
         quantity = "exact loss" if outcome.exact else "upper bound on the loss"
-        text += f"\n{quantity} of {measured.tokens:,} held-out tokens: {measured.nats:.4f}{error} nats per token"
+        tokens = f"{measured.tokens:,} held-out tokens ({rows})"
+        text += f"\n{quantity} of {tokens}: {measured.nats:.4f}{error} nats per token"
         if measured.accuracy is not None:
             text += f"\nsolved {measured.accuracy:.1%} of {measured.rows} held-out problems"
-    return text
+    commands = [f"adlm reason eval {outcome.folder}"] if config.reason is not None else _next_commands(outcome, config)
+    return "\n".join([text, "next:", *(f"  {command}" for command in commands)])
+
+
+def _next_commands(outcome: "TrainOutcome", config: Config) -> list[str]:
+    """What one types after training on text: a text, the bound on all held-out rows, a longer run."""
+    run, data = shlex.quote(str(outcome.folder)), config.data.prepared or str(outcome.folder / "data")
+    commands = [f'adlm sample {run} --prompt "The" --watch']
+    if outcome.measured is not None and not config.data.streaming:
+        commands.append(f"adlm perplexity {run} --data {shlex.quote(data)}")
+    return [*commands, f"adlm train --out {run} train.steps={2 * config.train.steps}"]
 
 
 class TrainReporter:
@@ -156,6 +169,8 @@ class TrainReporter:
         self.progress: Progress | None = None
         self.start_time, self.start_step = 0.0, 0
         self.exact = False
+        self.rows = ""
+        """Which of the held-out rows are used for validation."""
 
     def info(self, message: str) -> None:
         if self.progress is not None:
@@ -164,7 +179,7 @@ class TrainReporter:
             self.console.print(message, style="yellow", soft_wrap=True)
 
     def start(self, start: "RunStart") -> None:
-        self.exact, self.start_step = start.exact, start.step
+        self.exact, self.start_step, self.rows = start.exact, start.step, describe_held_out(start)
         self.info(describe_start(start, self.config))
         if start.step == self.config.train.steps:
             self.info(f"all {start.step:,} steps are done; a larger train.steps trains the run longer")
@@ -199,8 +214,15 @@ def describe_start(start: "RunStart", config: Config) -> str:
             f"{start.num_rows:,} {rows} from {start.num_tokens:,} tokens of text, "
             f"{passes:.2g} epochs in {train.steps:,} steps of {train.batch_size} rows"
         )
-    held_out = f"{start.num_held_out:,} rows held out" if start.num_held_out else "no rows held out"
+    held_out = f"validation on {describe_held_out(start)}" if start.num_held_out else "no rows held out"
     return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
+
+
+def describe_held_out(start: "RunStart") -> str:
+    """Which rows the held-out bounds of a run are of; `adlm perplexity` measures all of them."""
+    if start.num_held_out == start.num_held_out_in_all:
+        return f"all {start.num_held_out:,} held-out rows"
+    return f"{start.num_held_out:,} of {start.num_held_out_in_all:,} held-out rows"
 
 
 def format_metrics(line: "MetricsLine", steps: int, exact: bool, left: str = "") -> str:

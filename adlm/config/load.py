@@ -1,7 +1,7 @@
 """Resolves presets and overrides into one validated Config, and writes it as YAML. Does not interpret the options.
 
 Overrides are applied from left to right: a word without `=` is a preset or a .yaml file merged over the previous ones,
-`section=name` merges a preset of that section, `a.b=c` sets one option.
+`section=name` merges a preset of that section, `a.b=c` sets one option, `init=MODEL` sets the options of a model.
 """
 
 import dataclasses
@@ -28,6 +28,9 @@ Raw = dict[str, Any]
 LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed at about 300,000 bytes a second
 
 PRESETS = files("adlm") / "presets"
+BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
+"""Name and folder of the small model that the package holds, the model in the box."""
+INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
 _CONFIG = TypeAdapter(Config)
 
@@ -86,10 +89,29 @@ def _parse_override(word: str) -> Raw:
         if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in options.descriptions():
             return {option: {"name": value}}
         return {option: _read_preset(f"{option}/{value}")}
+    if option == "init" and value:
+        return _init_options(value)
     if option == "data" and "/" in value:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
     plain = value if option in options.string_options() else _parse_yaml(value, origin=f"{option}={value}")
     return _nested(option.split("."), plain)
+
+
+def _init_options(model: str) -> Raw:
+    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune."""
+    folder = init_folder(model)
+    config = to_mapping(load_config(folder / "config.yaml"))
+    own = {"init": model, "tokenizer": BOX if model == BOX else str(folder)}
+    return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
+
+
+def init_folder(model: str) -> Path:
+    """The model folder that the option `init` names; a user error if there is none."""
+    path = BOX_FOLDER if model == BOX else Path(model)
+    for folder in (path / "model", path):
+        if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
+            return folder
+    raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:

@@ -312,7 +312,7 @@ class Train:
     valid_rows: Count = 512
     """Maximum number of held-out rows per evaluation; the rows and random numbers are the same every time."""
     sample_every: CountOrZero = 5_000
-    """Steps between files of sampled texts in the run's samples/; one is also written at the end; 0 is the end only."""
+    """Steps between files of sampled texts in the run's samples/; one is also written at the end; 0 writes none."""
     samples: Annotated[int, Ge(1), Le(1024)] = 2
     """Number of texts in each of these files."""
     checkpoint_every: Count = 1_000
@@ -442,7 +442,9 @@ class Config:
     method: MethodName = "adlm"
     """Training objective and network architecture."""
     tokenizer: str = "gpt2"
-    """A name, tokenizer.json, folder, vocab.txt, text8, bytes, or bpe-SIZE for a BPE trained on the text."""
+    """A name, tokenizer.json, folder, vocab.txt, text8, bytes, box, or bpe-SIZE for a BPE trained on the text."""
+    init: str = ""
+    """Model to start from: box, a run or a model folder; `init=MODEL` also sets the options of its network."""
     length: Annotated[int, Ge(2), Le(2**24)] = 1024
     """Tokens per row, L; at least 2, so that tokens have context."""
     vocabulary: Vocabulary | None = None

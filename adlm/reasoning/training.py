@@ -169,7 +169,11 @@ class ReasoningTask:
     def num_held_out(self) -> int:
         return len(self.held_out)
 
-    def build_state(self, processes: Processes, report: Report) -> TrainState:
+    @property
+    def num_held_out_in_all(self) -> int:
+        return len(self.held_out)
+
+    def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
         train = self.config.train
         network = self.base.network.to(processes.device)
         if train.precision == "float64":

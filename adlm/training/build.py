@@ -2,13 +2,14 @@
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
+from adlm.checkpoints.model_folder import check_fit
 from adlm.config.schema import Train
 from adlm.distributed import Processes
 from adlm.methods.method import Method
@@ -26,17 +27,24 @@ OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": 
 
 
 def build_train_state(
-    method: Method, processes: Processes, report: Callable[[str], None], log_frequencies: Tensor | None = None
+    method: Method,
+    processes: Processes,
+    report: Callable[[str], None],
+    log_frequencies: Tensor | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> TrainState:
     """A new network, initialized identically on every process and for any number of them, then sharded.
 
-    The output heads start at `log_frequencies` (V,), if given.
+    The output heads start at `log_frequencies` (V,), if given; `weights`, if given, replace the initial ones.
     """
     train = method.config.train
     torch.manual_seed(seed_of(train.seed, "weights"))
     network = method.build()
     if log_frequencies is not None:
         start_from_unigram(network, log_frequencies)
+    if weights is not None:
+        check_fit(network, weights, method.config)
+        network.load_state_dict(weights)
     network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()

@@ -66,6 +66,8 @@ class TrainingData:
     """Of the training text, before it is cut into rows; None for a stream."""
     num_held_out: int
     """Rows used for validation; 0 if nothing is held out."""
+    num_held_out_in_all: int
+    """Rows held out; for a stream those that are read, at most `train.valid_rows`."""
     read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
     """x and pad of the held-out rows [start, stop)."""
 
@@ -143,6 +145,7 @@ def open_training_data(
         len(rows),
         num_tokens,
         num_held_out,
+        0 if held_out is None else len(held_out),
         read_held_out,
     )
 
@@ -231,4 +234,5 @@ def _open_stream(config: Config, processes: Processes) -> TrainingData:
         return torch.cat([row.x for row in rows]), torch.cat(pads) if pads else None
 
     fingerprint = hashlib.sha256(json.dumps(source_recipe(source), sort_keys=True).encode()).hexdigest()
-    return TrainingData(resolved, tokenizer, stream, fingerprint, None, None, len(held_out), read_held_out)
+    num_held_out = len(held_out)
+    return TrainingData(resolved, tokenizer, stream, fingerprint, None, None, num_held_out, num_held_out, read_held_out)

@@ -8,10 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
+from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, replace_model_folder
+from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.rows.loader import Batches
 from adlm.distributed import Processes
+from adlm.errors import UserError
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.anchored import Anchored
@@ -53,7 +55,14 @@ class Task(Protocol):
         """Rows used for validation; 0 if nothing is held out."""
         ...
 
-    def build_state(self, processes: Processes, report: Report) -> TrainState: ...
+    @property
+    def num_held_out_in_all(self) -> int:
+        """Rows held out, of which `train.valid_rows` are used at most."""
+        ...
+
+    def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
+        """The state before the first step; of a run that `resumes`, its weights are replaced by the checkpoint's."""
+        ...
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult: ...
 
@@ -71,13 +80,25 @@ OpenTask = Callable[[Config, RunFolder, Processes, Report], Task]
 class TextTask(TrainingData):
     """Language modelling: rows of text, and any method."""
 
-    def build_state(self, processes: Processes, report: Report) -> TrainState:
+    def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
         statistics = functools.cache(lambda: training_statistics(self, processes))
         method = method_of(self.config)
         if isinstance(method, Anchored):
             method = method.with_statistics(statistics)
         frequencies = log_frequencies(statistics().counts) if self.config.train.unigram_start else None
-        return build_train_state(method, processes, report, frequencies)
+        weights = None if resumes or not self.config.init else self._initial_weights()
+        return build_train_state(method, processes, report, frequencies, weights)
+
+    def _initial_weights(self) -> dict[str, Tensor]:
+        """The weights of the model `init`, whose tokenizer must be that of the prepared text."""
+        init = self.config.init
+        model = load_model_folder(init_folder(init))
+        if model.tokenizer is not None and model.tokenizer.sha256 != self.tokenizer.sha256:
+            raise UserError(
+                f"init {init} has another tokenizer than the prepared text; leave out data.prepared and tokenizer=, or "
+                f"prepare the text with `adlm prepare init={init} ...`"
+            )
+        return model.weights
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         _, size = micro_batch_shape(self.config.train, processes.num_ranks)

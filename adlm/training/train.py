@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from adlm.config.schema import Config
+from adlm.config.schema import Config, Train
 from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
@@ -60,6 +60,7 @@ class RunStart:
     num_tokens: int | None
     num_held_out: int
     """Rows used for validation."""
+    num_held_out_in_all: int
     step: int
     """Steps already done: 0 for a new run."""
     exact: bool
@@ -136,11 +137,13 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
             if latest is not None:
                 run_folder.check_fingerprint(run, task.fingerprint)
                 run_folder.check_steps(run, config, latest.counters.step)
-            state = task.build_state(processes, report)
+            state = task.build_state(processes, report, resumes=latest is not None)
             counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
                 for change in changes:
                     report(change)
+                if previous is not None and (note := _rate_change(config.train, previous["train"], counters.step)):
+                    report(note)
                 run_folder.save_run(run, config, task.fingerprint)
                 if latest is not None:
                     checkpoint.set_damaged_aside(latest)
@@ -196,6 +199,19 @@ def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Ma
     return None if saved is None else run_folder.config_as_json(saved)
 
 
+def _rate_change(train: Train, previous: Mapping[str, Any], step: int) -> str:
+    """A note if more steps than before raise the learning rate again, which had decayed; else empty."""
+    if step == 0 or previous["steps"] >= train.steps:
+        return ""
+    before, now = learning_rate(replace(train, steps=previous["steps"]), step - 1), learning_rate(train, step)
+    if now <= before:
+        return ""
+    return (
+        f"the learning rate had decayed to {before:.2g} and starts anew at {now:.2g} (train.decay {train.decay} of "
+        f"{train.steps:,} steps), so the held-out bound may rise before it falls"
+    )
+
+
 def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Callable[[str], None]) -> Counters:
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
@@ -249,6 +265,7 @@ def _run_start(context: TrainContext, step: int) -> RunStart:
         task.num_rows,
         task.num_tokens,
         task.num_held_out,
+        task.num_held_out_in_all,
         step,
         context.state.method.exact,
     )
@@ -336,7 +353,7 @@ def _validate_and_checkpoint(
         if context.logger is not None:
             context.logger.write(metrics_line(counters, context.config, measured, timings))
         counters = replace(counters, window={})
-    if is_last or _is_multiple(step, train.sample_every):
+    if (is_last and train.sample_every) or _is_multiple(step, train.sample_every):
         with state.with_ema():
             context.task.write_samples(state, context.run.samples, step, context.processes)
     if is_last or _is_multiple(step, train.checkpoint_every):

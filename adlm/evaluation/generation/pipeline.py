@@ -14,7 +14,7 @@ import torch
 
 from adlm import __version__, distributed
 from adlm.checkpoints.exported import is_exported
-from adlm.checkpoints.model_folder import BOX
+from adlm.config.load import BOX
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.evaluation.generation.cache import Arrays, json_sha256
