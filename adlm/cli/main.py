@@ -58,7 +58,7 @@ GROUPS = {
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 EXAMPLES = {
     "start": "adlm quickstart --out runs/quickstart",
-    "data and training": "adlm train own data.path='texts/*.txt'",
+    "data and training": "adlm train own init=box data.path='texts/*.txt'",
     "evaluate": "adlm perplexity runs/own --data runs/own/data",
     "generate": 'adlm sample runs/own --prompt "The" --watch',
     "exchange": "adlm export runs/own --to hf --out exported/own",
@@ -68,7 +68,7 @@ FIRST_STEPS = """anchored diffusion language models
 
   adlm sample --prompt "The old man"         write with the model in the box
   adlm quickstart                            train a first model, in minutes
-  adlm train own data.path='texts/*.txt'     train on your text, into runs/own
+  adlm train own init=box data.path='texts/*.txt'   train on your text, into runs/own
 
 adlm --help lists all commands
 """

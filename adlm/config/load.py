@@ -50,7 +50,7 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     """The options that the overrides of a command set, without defaults and not yet validated."""
     raw: Raw = {}
     run_preset = ""  # the preset that sets `method`; a second one would inherit options of the first
-    for word in words:
+    for word in _with_init_after_presets(list(words)):
         override = _parse_override(word)
         if "=" not in word and "method" in override:
             if run_preset:
@@ -60,6 +60,13 @@ def parse_overrides(words: Iterable[str]) -> Raw:
             run_preset = word
         raw = merge(_without_source(raw, override), override)
     return raw
+
+
+def _with_init_after_presets(words: list[str]) -> list[str]:
+    """The words with `init=MODEL` directly after the last preset, so that options given before it hold too."""
+    others = [word for word in words if not word.startswith("init=")]
+    end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
+    return [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]
 
 
 def _without_source(raw: Raw, override: Raw) -> Raw:

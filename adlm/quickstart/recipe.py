@@ -35,7 +35,7 @@ from adlm.training.train import Reporter, train
 from adlm.version import code_commit
 
 METHODS = ("adlm", "mdlm")
-ROWS, REPLICATES = 4096, 2  # held-out rows, evenly spread, and Monte Carlo replicates of the reported bounds
+ROWS, REPLICATES = 4096, 2  # held-out rows, as many as `train.valid_rows`, and replicates of the reported bounds
 SAMPLES, STEPS, TOP_P = 3, 64, 0.9
 INFILLING_TOKENS = 4096  # held-out tokens that are searched for a sentence to infill
 BOX_CANVAS = 'The old man looked at the[MASK*4] and said to his[MASK*2], "I[MASK*8]."'

@@ -71,7 +71,8 @@ predictions of its two networks.</p>
 <div class="card table"><table>{_table(report)}</table></div>
 <p class="note">The two networks have the same width and depth and were trained for the same number of steps; ADLM has
 an anchor network in addition to its denoiser. Nats per token are upper bounds on the loss on {report.held_out_tokens:,}
-held-out tokens, with standard errors over documents and Monte Carlo. Perplexity is their exponential. Lower is better.
+held-out tokens, with standard errors over documents (if there are several) and Monte Carlo. Perplexity is their
+exponential. Lower is better.
 {_baselines(report)}</p>
 </section>
 <section>
@@ -113,11 +114,16 @@ def _chart(report: QuickstartReport, curves: Mapping[str, Lines]) -> str:
     """Two drawings of the same curves; the style sheet shows the one that fits the screen."""
     levels = {"unigrams": report.unigram_nats, "bigrams": report.bigram_nats}
     wide, narrow = (draw_loss_chart(curves, levels, *size) for size in (WIDE, NARROW))
+    measured = {line["valid_tokens"] for lines in curves.values() for line in lines if line.get("valid_tokens")}
+    same = measured <= {report.held_out_tokens}
+    tokens = "the same tokens as in" if same else f"{' and '.join(f'{n:,}' for n in sorted(measured))} of the tokens of"
     return (
         '<ul class="legend"><li class="adlm">ADLM, held out</li><li class="mdlm">MDLM, held out</li>'
         '<li class="faint">the same in training</li></ul>'
         + wide.replace('class="chart"', 'class="chart wide"', 1)
         + narrow.replace('class="chart"', 'class="chart narrow"', 1)
+        + f'<p class="note">Held-out points are bounds on {tokens} the figures above, with one Monte Carlo replicate '
+        "instead of two.</p>"
     )
 
 

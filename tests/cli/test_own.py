@@ -1,6 +1,7 @@
 """Tests of `adlm train own`: one command from text files to a model, on a CPU, without other options."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_own_and_quickstart_use_the_same_training_config():
     assert quickstart["data"].pop("name") == "sotu"
     for recipe in (own, quickstart):
         recipe.pop("sampling")
-        for option in ("warm_up_steps", "samples"):
+        for option in ("warm_up_steps", "samples", "sample_every", "valid_every", "valid_rows"):
             recipe["train"].pop(option)
     assert own == quickstart
 
@@ -93,6 +94,24 @@ def test_overrides_without_a_preset_extend_a_finished_run(tmp_path, capsys):
     assert [line["step"] for line in logged(out)] == [2, 4, 6, 8, 10, 12, 14]
     assert main(["train", "--out", str(out), "anchor.gamma=0.5"]) == 2
     assert "anchor.gamma 0.1 -> 0.5" in capsys.readouterr().err
+
+
+def test_training_says_which_rows_it_measured_what_to_type_next_and_that_an_extended_rate_starts_anew(tmp_path, capsys):
+    out, prepared = tmp_path / "run", corpus(tmp_path, lines=100)
+    decay = ("train.decay=trapezoid", "train.valid_rows=2")
+    assert main(["train", *SMALL, *decay, f"data.prepared={prepared}", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    [rows] = set(re.findall(r"2 of [\d,]+ held-out rows", printed.out + printed.err))
+    assert f"held-out tokens ({rows})" in printed.out
+    assert f"validation on {rows}" in printed.err
+    assert printed.out.splitlines()[-3:] == [
+        f'  adlm sample {out} --prompt "The" --watch',
+        f"  adlm perplexity {out} --data {prepared}",
+        f"  adlm train --out {out} train.steps=40",
+    ]
+    assert main(["train", "--out", str(out), "train.steps=40"]) == 0
+    assert "the learning rate had decayed to 0.00042 and starts anew at 0.003" in capsys.readouterr().err
+    assert not (out / "samples").exists(), "train.sample_every is 0"
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,13 @@ def test_the_page_begins_with_the_result_and_has_every_part():
     assert page.count('class="masked"') == 4, "one box for each masked token"
 
 
+@pytest.mark.parametrize(("tokens", "says"), [(100, "the same tokens as in"), (40, "40 of the tokens of")])
+def test_the_page_says_on_which_tokens_the_curves_are_measured(tokens, says):
+    lines = [{"tokens": 100, "nats": 6.0, "valid_nats": 6.1, "valid_tokens": tokens}]
+    page = format_report_page(REPORT, {"adlm": lines, "mdlm": lines})
+    assert f"bounds on {says} the figures above" in page
+
+
 @pytest.mark.parametrize(("bigrams", "says"), [(ROW.nats - 0.5, True), (ROW.nats + 0.5, False)])
 def test_the_page_says_where_bigrams_are_better_than_both_models(bigrams, says):
     page = format_report_page(replace(REPORT, adlm=ROW, mdlm=ROW, bigram_nats=bigrams), curves(1000))

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-EXAMPLE = """adlm train own data.path='texts/*.txt'
-  adlm train --out runs/own train.steps=1600
+EXAMPLE = """adlm train own init=box data.path='texts/*.txt'
+  adlm train --out runs/own train.steps=400
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
   adlm train --plot runs/adlm runs/mdlm"""
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="OVERRIDE",
         help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "init=box starts from the model in the box, init=RUN from another run;\n"
         "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
     )
     parser.add_argument(

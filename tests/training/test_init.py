@@ -1,0 +1,87 @@
+"""Tests of `init=MODEL`: a run that starts from the weights and the tokenizer of a model."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import SMALL, corpus
+
+from adlm import load
+from adlm.cli.main import main
+from adlm.config.load import BOX_FOLDER, resolve
+
+STILL = ("train.steps=1", "train.warm_up_steps=0", "train.learning_rate=1e-12", "train.ema=0")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run of 4 steps and its prepared text."""
+    folder = tmp_path_factory.mktemp("first")
+    prepared, run = corpus(folder, lines=100), folder / "run"
+    assert main(["train", *SMALL, "train.steps=4", f"data.prepared={prepared}", "--out", str(run)]) == 0
+    return run, prepared
+
+
+def weights_of(run):
+    return load_file(run / "model" / "model.safetensors")
+
+
+def test_a_run_starts_at_the_weights_of_another(first, tmp_path):
+    run, prepared = first
+    words = [f"init={run}", *STILL, "train.batch_size=8", f"data.prepared={prepared}"]
+    assert main(["train", *words, "--out", str(tmp_path / "second")]) == 0
+    second = weights_of(tmp_path / "second")
+    for name, weight in weights_of(run).items():
+        torch.testing.assert_close(second[name], weight, rtol=0, atol=1e-6)
+    assert load(tmp_path / "second").config.model == load(run).config.model
+
+
+def test_it_sets_the_options_of_the_network_and_other_options_hold_wherever_they_stand():
+    box, config = load("box").config, resolve(["own", "train.steps=7", "init=box", "data.path=x"])
+    assert (config.model, config.length, config.sampling, config.tokenizer) == (box.model, 128, box.sampling, "box")
+    assert (config.train.steps, config.train.learning_rate) == (7, 5e-4)
+    assert config == resolve(["own", "init=box", "train.steps=7", "data.path=x"])
+
+
+def test_a_run_from_the_box_begins_at_its_bound(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("The old man looked at the sea, and said nothing to his son. " * 60)
+    words = ["own", "init=box", f"data.path={tmp_path / 'text.txt'}", *STILL, "train.batch_size=2"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert "next:\n  adlm sample" in capsys.readouterr().out
+    trained, box = weights_of(tmp_path / "run"), load_file(BOX_FOLDER / "model.safetensors")
+    for name, weight in box.items():
+        torch.testing.assert_close(trained[name], weight.float(), rtol=0, atol=1e-6)
+
+
+def test_a_run_with_a_checkpoint_no_longer_needs_the_model_it_started_from(first, tmp_path, capsys):
+    run, prepared = first
+    shutil.copytree(run / "model", tmp_path / "start")
+    words = ["train", f"data.prepared={prepared}", "train.batch_size=8", "train.valid_every=0"]
+    for out, start in (("whole", run), ("resumed", tmp_path / "start")):
+        steps = 6 if out == "whole" else 3
+        constant = (f"train.steps={steps}", "train.decay=constant", "train.warm_up_steps=0")
+        assert main([*words, f"init={start}", *constant, "--out", str(tmp_path / out)]) == 0
+    shutil.rmtree(tmp_path / "start")
+    assert main(["train", "--out", str(tmp_path / "resumed"), "train.steps=6"]) == 0
+    assert "resuming from step 3" in capsys.readouterr().err
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["init=nowhere"], "init nowhere is neither box, the model in the box, nor a run or model folder of adlm"),
+        (["init=box", "data.prepared={prepared}"], "init box has another tokenizer than the prepared text"),
+        (["init={run}", "data.prepared={prepared}", "model.hidden=32"], "does not fit: weight"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_a_user_error(words, sentence, first, tmp_path, capsys):
+    run, prepared = first
+    words = [word.format(run=run, prepared=prepared) for word in words]
+    assert main(["train", *words, *STILL, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("adlm: ")
+    assert sentence in error
+    assert not (tmp_path / "run").exists()
