@@ -119,7 +119,7 @@ def test_the_last_override_selects_the_text_to_read(tmp_path):
             ["anchor.zzz=1"],
             "unknown option 'anchor.zzz'; anchor has gamma, rule, tau, share, pattern, positions, warm_up",
         ),
-        (["nothing=1"], "unknown option 'nothing'; there are method, tokenizer, length"),
+        (["nothing=1"], "unknown option 'nothing'; there are method, tokenizer, init, length"),
         (["anchor.gamma.x=3"], "unknown option 'anchor.gamma.x'; did you mean anchor.gamma?"),
         (["anchor.tau=-1"], "anchor.tau -1 must be at least 0: rule count: a token is an anchor if"),
         (["anchor.tau=2.5"], "anchor.tau 2.5 must be a whole number"),
