@@ -600,3 +600,14 @@ def test_a_damaged_config_is_a_user_error(folders, tmp_path, change, message):
     (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
     with pytest.raises(adlm.errors.UserError, match=message):
         adlm.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_file_that_is_a_pipe_or_a_device_is_a_user_error(folders, tmp_path, name, put):
+    for path in (folders / "exported" / "logits").glob("*.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+    put(tmp_path / name)
+    with pytest.raises(adlm.errors.UserError, match=rf"{name} is not a regular file"):
+        adlm.load(tmp_path)
