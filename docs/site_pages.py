@@ -49,11 +49,12 @@ def _uri(path: str) -> str:
 
 
 def _target(uri: str, link: str) -> str:
-    """The path in the repository that a link on the page `uri` leads to."""
+    """The path in the repository that a link on the page `uri` leads to; of a folder, its README."""
     path = (
         BOX if uri == "box.md" else uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
     )
-    return os.path.normpath(os.path.join(os.path.dirname(path), link))
+    target = os.path.normpath(os.path.join(os.path.dirname(path), link))
+    return f"{target}/README.md" if (ROOT / target).is_dir() else target
 
 
 def _linked(file: File) -> list[str]:
