@@ -18,7 +18,7 @@ from adlm.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?:(?<=\]\()|(?<=href=\"))(?!https?:|#)[^)#\s\"]+")
-OPTION = re.compile(r"(?<=[\s>(])--[a-z][\w-]*")
+OPTION = re.compile(r"(?<=[\s>(])--[a-z][\w-]*(?![^<]*>)")  # outside of tags
 BOX = "adlm/box/README.md"
 
 

@@ -178,6 +178,7 @@ def test_the_site_can_be_searched_from_its_files_and_fits_a_phone(site, tmp_path
     with browser(binary, tmp_path) as tab:
         tab.emulate(1280)
         tab.open(site / "index.html")
+        assert tab.run("Array.from(document.querySelectorAll('article img'), (e) => e.naturalWidth > 0)") == [True]
         tab.run("document.querySelector('.md-search__input').focus()")
         tab.send("Input.insertText", text="remasking")
         tab.press("Shift")  # the search reads the field after a key
