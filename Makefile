@@ -32,8 +32,9 @@ format: $(READY)  ## rewrite the code in the house style
 quickstart: $(READY)  ## train an anchored model and its baseline on speeches, compare them, and leave runs/quickstart/report.html
 	$(VENV)/bin/adlm quickstart --out runs/quickstart
 
-docs: $(READY)  ## the documentation site, in site/index.html
+docs: $(READY)  ## the documentation site: open site/index.html in a browser, no server needed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo 'open site/index.html in a browser'
 
 lock: $(READY)  ## pin what the .venv holds now
 	@{ grep '^#' requirements.lock; $(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > requirements.lock.new

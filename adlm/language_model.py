@@ -430,9 +430,9 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
         if source.is_dir():
             folder = source / "model" if (source / "model").is_dir() else source  # of a run folder, the model inside
-            if (folder / ARCHITECTURE).is_file() and not (folder / CONFIG).is_file():
+            if (folder / ARCHITECTURE).exists() and not (folder / CONFIG).exists():
                 return language_model(load_exported(folder), torch_device)
-            if (folder / ARCHITECTURE).is_file():
+            if (folder / ARCHITECTURE).exists():
                 raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
             return language_model(load_model_folder(folder), torch_device)
         if source.suffix == ".ckpt":

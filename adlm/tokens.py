@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from adlm.config.load import BOX, BOX_FOLDER
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
-from adlm.files import read_bytes, read_json, write_file
+from adlm.files import opened, read_bytes, read_json, write_file
 from adlm.hub import skip_unreachable_hub
 
 MASK = "[MASK]"
@@ -247,10 +247,10 @@ def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:
         path = local
     if path.is_dir():
         return _engine_from_folder(path), _read_special_tokens(path)
-    if path.is_file():
-        return (
-            _engine_from_vocab_txt(path) if path.suffix == ".txt" else _engine_from_json(path)
-        ), _read_special_tokens(path.parent)
+    if path.exists():
+        with opened(path):  # refuses pipes and devices
+            engine = _engine_from_vocab_txt(path) if path.suffix == ".txt" else _engine_from_json(path)
+        return engine, _read_special_tokens(path.parent)
     if match := re.fullmatch(r"bpe[-_ ]?([1-9]\d*)", name, re.IGNORECASE):
         raise UserError(
             f"tokenizer {name!r} does not exist; did you mean 'bpe-{match[1]}', trained on the text itself?"

@@ -75,7 +75,7 @@ def is_exported(folder: Path) -> bool:
 def load_exported(folder: Path) -> ModelFolder:
     """The content of an exported folder; also after fine-tuning and `save_pretrained` by transformers."""
     raw = _check_type(folder / ARCHITECTURE, str(folder))
-    if not (folder / WEIGHTS).is_file():
+    if not (folder / WEIGHTS).exists():
         raise UserError(f"{folder} has no {WEIGHTS}; save the model in one file of safetensors")
     try:
         config = from_json(raw)

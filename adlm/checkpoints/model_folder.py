@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from adlm.config.load import load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import refuse_taken, replacing_folder, write_file
+from adlm.files import opened, refuse_taken, replacing_folder, write_file
 from adlm.methods import method_of
 from adlm.models.meta import on_meta
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -72,7 +72,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def load_model_folder(folder: Path) -> ModelFolder:
     for name in (WEIGHTS, CONFIG):
-        if not (folder / name).is_file():
+        if not (folder / name).exists():
             raise UserError(f"{folder} has no {name}, so it is not a model folder")
     config = load_config(folder / CONFIG)
     return ModelFolder(config, read_weights(folder / WEIGHTS), read_tokenizer(folder, config))
@@ -80,17 +80,19 @@ def load_model_folder(folder: Path) -> ModelFolder:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights of a safetensors file; a user error unless they are finite real numbers of one dtype."""
-    try:
-        weights: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError, ValueError, AttributeError) as error:  # AttributeError: a dtype that torch lacks
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from None
+    with opened(path):  # refuses pipes and devices
+        try:
+            weights: dict[str, Tensor] = load_file(path)
+        except (SafetensorError, OSError, ValueError, AttributeError) as error:  # AttributeError: a dtype torch lacks
+            raise UserError(f"{path} cannot be read as safetensors: {error}") from None
     _check_weights(weights, path)
     return weights
 
 
 def read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
     """The tokenizer of a model folder, if it has one; a user error if it does not have the size of the config's."""
-    tokenizer = load_tokenizer(str(folder / TOKENIZER)) if (folder / TOKENIZER).is_file() else None
+    path = folder / TOKENIZER
+    tokenizer = load_tokenizer(str(path)) if os.path.lexists(path) else None  # a broken link is an error, too
     if tokenizer is not None and config.vocabulary is not None and tokenizer.vocabulary.size != config.vocabulary.size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocabulary.size} symbols, "

@@ -65,9 +65,9 @@ $trained_with
 
 LOADING = """\
 import torch
-from transformers import $auto_class, AutoTokenizer
+from transformers import $auto_class, PreTrainedTokenizerFast
 
-tokenizer = AutoTokenizer.from_pretrained("$name", trust_remote_code=True)
+tokenizer = PreTrainedTokenizerFast.from_pretrained("$name")
 model = $auto_class.from_pretrained("$name", trust_remote_code=True)
 """
 MASKED = Template(

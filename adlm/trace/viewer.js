@@ -169,7 +169,11 @@ export class TraceStates {
   summary(position, k) {
     const id = this.states[k][position], isMask = id === this.maskId;
     const event = isMask ? this.drawnAfter(position, k) : this.drawnBy(position, k);
-    if (this.given.has(position)) return "Given on the canvas.";
+    if (this.given.has(position)) {
+      return position === 0 && this.tokens.hidden.has(id)
+        ? "The start token (bos): texts begin with it in training, so the given text is read after it. It is not part of the result."
+        : "Part of the given text: it stays as it is.";
+    }
     if (!event) return this.isComplete ? "Masked until the end." : "Masked.";
     const since = event.since === undefined ? -1 : this.steps.findIndex((step) => step.frame >= event.since);
     if (isMask) {
@@ -554,7 +558,7 @@ export function ramp(className, caption) {
 export function legend(traces) {
   const anchors = traces.some((trace) => trace.hasAnchors);
   return [
-    ...(traces.some((trace) => trace.given.size) ? [legendEntry("given", "given")] : []),
+    ...(traces.some((trace) => trace.given.size) ? [legendEntry("given", "given text")] : []),
     legendEntry("masked", "masked"),
     ...(anchors ? [legendEntry("masked predicted", "masked, already predicted by the anchor network")] : []),
     legendEntry("drawn", anchors ? "drawn" : "revealed"),

@@ -126,6 +126,7 @@ def rewrite(folder, change):
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot be read as safetensors"),
         (lambda f: (f / "config.yaml").write_text("length: 1\n"), "length 1 must be at least 2"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be read as a tokenizer.json"),
+        (lambda f: (f / "tokenizer.json").rename(f / "x") and (f / "tokenizer.json").symlink_to("y"), "does not exist"),
         (lambda f: load_tokenizer("text8").save(f), "the tokenizer has 28 symbols, and vocabulary.size is 258"),
         (
             lambda f: rewrite(f, lambda w: w.pop("anchor.head.bias")),

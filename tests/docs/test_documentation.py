@@ -8,8 +8,10 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
+from urllib.parse import unquote
 
 import pytest
+from browser import browser, chromium
 
 from adlm.cli.main import COMMANDS, MODULES, Parser, main
 from adlm.config.schema import Config
@@ -137,16 +139,54 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path, monkeypa
             assert main(shortened(line)) == 0, f"{line}: {capsys.readouterr().err}"
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path):
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
-    pytest.importorskip("material", reason="mkdocs-material is not installed")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The documentation site, built as by `make docs`."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason=f"{package} is not installed; pip install 'adlm[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
-        text = page.read_text()
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere_and_its_links_lead_to_files_and_headings(site):
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    for page, text in pages.items():
         assert not re.search(r"<(?:script|img)[^>]*\ssrc=[\"']?https?:", text), page
         assert not re.search(r"<link[^>]*rel=[\"']?stylesheet[^>]*https?:", text), page
-    assert "adlm train own" in (tmp_path / "site" / "commands" / "index.html").read_text()
+        for target in (
+            re.findall(r"\s(?:href|src)=\"(?!https?:|data:|#|/\.)([^\"?]+)", text) if page.name != "404.html" else []
+        ):
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / unquote(path)).resolve()
+            assert linked.is_file(), f"{page.relative_to(site)} links to {target}"
+            assert not anchor or f'id="{unquote(anchor)}"' in pages[linked], (
+                f"{page.relative_to(site)} links to {target}"
+            )
+    assert "adlm train own" in pages[site / "commands.html"]
+    assert 'href="repository/notebooks/inference.ipynb"' in pages[site / "index.html"]
+
+
+@pytest.mark.slow
+def test_the_site_can_be_searched_from_its_files_and_fits_a_phone(site, tmp_path):
+    binary = chromium()
+    if binary is None:
+        pytest.skip("Chromium is not installed; install it, or set ADLM_CHROMIUM")
+    with browser(binary, tmp_path) as tab:
+        tab.emulate(1280)
+        tab.open(site / "index.html")
+        assert tab.run("Array.from(document.querySelectorAll('article img'), (e) => e.naturalWidth > 0)") == [True]
+        tab.run("document.querySelector('.md-search__input').focus()")
+        tab.send("Input.insertText", text="remasking")
+        tab.press("Shift")  # the search reads the field after a key
+        tab.wait_for("document.querySelectorAll('.md-search-result__item').length > 0")
+        for width in (390, 1280):
+            tab.emulate(width)
+            tab.open(site / "sampling.html")
+            cut = "Array.from(document.querySelectorAll('.language-bash code'), (e) => e.scrollWidth - e.clientWidth)"
+            assert set(tab.run(cut)) == {0}, "long lines of code are wrapped"
+            assert tab.run("document.documentElement.scrollWidth") == width
+        assert not tab.problems

@@ -68,7 +68,7 @@ folder, inputs, results = Path(sys.argv[1]), torch.load(sys.argv[2]), {}
 for path in sorted(folder.iterdir()):
     auto_class = "AutoModelForCausalLM" if path.name in ("ar", "a2r") else "AutoModelForMaskedLM"
     model = getattr(transformers, auto_class).from_pretrained(path, trust_remote_code=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
     text = tokenizer("a" + tokenizer.mask_token, add_special_tokens=False)
     with torch.no_grad():
         results[path.name] = {
@@ -119,6 +119,7 @@ def without_adlm(folders, tmp_path_factory):
         card = (folders / "exported" / path.stem / "README.md").read_text()
         [example] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         path.write_text(example)
+        assert example.count("trust_remote_code") == 1, "the model's code; the tokenizer has none"
     attention_mask = torch.ones(3, 10, dtype=torch.int64)
     attention_mask[1, 6:] = 0
     torch.save({"z": some_ids(), "attention_mask": attention_mask}, work / "inputs")
@@ -599,4 +600,15 @@ def test_a_damaged_config_is_a_user_error(folders, tmp_path, change, message):
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
     with pytest.raises(adlm.errors.UserError, match=message):
+        adlm.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_file_that_is_a_pipe_or_a_device_is_a_user_error(folders, tmp_path, name, put):
+    for path in (folders / "exported" / "logits").glob("*.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+    put(tmp_path / name)
+    with pytest.raises(adlm.errors.UserError, match=rf"{name} is not a regular file"):
         adlm.load(tmp_path)

@@ -22,6 +22,7 @@ from small_models import small_model  # noqa: E402
 
 import adlm  # noqa: E402
 from adlm.language_model import LanguageModel  # noqa: E402
+from adlm.registry import SAMPLER_SUMMARIES  # noqa: E402
 from adlm.server.app import ServerSettings  # noqa: E402
 from adlm.server.completion import Limits  # noqa: E402
 from adlm.server.studio.routes import page_files  # noqa: E402
@@ -118,13 +119,12 @@ def test_a_sentence_with_holes_is_filled_in_while_one_watches(page, address):
         ".observe(document.getElementById('panes'), {subtree: true, childList: true, attributes: true}); })()"
     )
     run_to_the_end(page)
-    page.wait_for("document.querySelectorAll('#panes .masked').length == 0")
+    assert page.run("document.querySelectorAll('#panes .masked').length") == 0, "complete is said after the last step"
     assert page.run("[...seen].length") >= 3, "masks disappear step by step"
     loaded = page.run("performance.getEntriesByType('resource').map((each) => each.name)")
     assert all(url.startswith(f"{address}/") for url in loaded), "nothing comes from elsewhere"
     events = trace_events(address, {"model": "adlm", "text": TEXT, "steps": 4, "seed": 0})
     assert page.run("document.querySelectorAll('#panes .chip').length") == len(events[0]["begin"]["canvas"])
-    assert page.run("document.querySelectorAll('#panes .masked').length") == 0
     assert page.run("document.querySelectorAll('#panes .given').length") == len(events[0]["begin"]["given"])
 
 
@@ -234,7 +234,7 @@ def test_the_link_restores_text_settings_step_and_result(page, address):
     assert KEY not in link
     assert parse_qs(link[1:])["seed"] == ["5"]
     open_studio(page, address, link)
-    wait_until_complete(page)
+    page.wait_for("!!document.querySelector('.pane-actions button') && document.querySelector('#form:not(.busy)')?.id")
     assert (shown(page), page.run("document.getElementById('time').value")) == (text, step)
     values = [page.run(f"document.getElementById('{name}').value") for name in ("model", "sampler", "steps", "seed")]
     assert values == ["mdlm", "remdm-loop", "12", "5"]
@@ -357,6 +357,19 @@ def test_the_page_fits_its_screen(page, address, width, dark, tmp_path):
                    " return [b.left, b.top, innerWidth - b.right, innerHeight - b.bottom]; })()")  # fmt: skip
     assert min(box) >= 0
     page.screenshot(folder / f"studio-{width}.png")
+
+
+def test_at_900_pixels_the_controls_have_no_gap_and_the_legend_is_not_covered(page, address):
+    page.emulate(900, 720)
+    open_studio(page, address)
+    boxes = "['sampler', 'steps'].map((id) => document.getElementById(id).getBoundingClientRect())"
+    assert page.run(f"(([a, b]) => [b.left - a.right < 20, b.top - a.top])({boxes})") == [True, 0]
+    choose(page, "sampler", "remdm-cap")
+    assert page.run("document.getElementById('sampler-summary').textContent") == SAMPLER_SUMMARIES["remdm-cap"]
+    write(page, TEXT)
+    run_to_the_end(page)
+    covered = "['legend', 'bar'].map((id) => document.getElementById(id).getBoundingClientRect())"
+    page.wait_for(f"(([legend, bar]) => legend.bottom <= bar.top)({covered})")
 
 
 @SCREENS

@@ -85,6 +85,8 @@ def test_special_tokens_are_empty_boxes_and_documents_are_separated_by_a_blank_l
     assert page.run(SHOWN) == "The old\n\n keeper—"
     page.point_at("#text .chip[data-position='0']")
     assert page.run("document.querySelector('#card .token').textContent") == "<|endoftext|>"
+    assert page.run("document.querySelector('#card .summary').textContent").startswith("The start token (bos)")
+    assert "40 steps, 20 of which reveal tokens" in page.run("document.getElementById('meta').textContent")
     assert not page.problems
 
 

@@ -70,7 +70,7 @@ def plan_bound(worker: BatchWorker, request: BoundRequest) -> tuple[TokenRow, Wo
     lm = worker.lm
     assert lm.tokenizer is not None, "checked when the model was loaded"
     if num_masks(request.text):
-        raise RequestError("the text has holes; fill them in before its bound is computed", "text")
+        raise RequestError("the text has holes; fill them in before it is scored", "text")
     try:
         row = token_row(lm.method, request.text, lm.tokenizer)
     except UserError as error:

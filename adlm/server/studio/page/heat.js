@@ -1,4 +1,4 @@
-// The bound of a text as heat: one chip per token, the stronger the more nats it costs.
+// The score of a text as heat: one chip per token, the warmer the more it surprises the model, in nats.
 import { TokenText, Tokens, cardHead, make, percent } from "./viewer.js";
 
 export const HOTTEST = 8;   // nats of the strongest colour; the same for all texts, so that they can be compared
@@ -22,10 +22,10 @@ export class HeatText {
     const title = this.tokens.hidden.has(bound.ids[position]) ? this.tokens.piece(bound.ids[position]) : this.tokens.trimmedLabel(bound.ids[position]);
     const sense = bound.exact
       ? `The model gives it probability ${percent(Math.exp(-nats))} after the tokens before it.`
-      : "Its share of the bound on −log p(text), averaged over noise levels and masks.";
+      : "Its share of an upper bound on the surprise of the text (−log of its probability), averaged over random masks.";
     return [
       cardHead(title, false, `position ${position + 1} · id ${bound.ids[position]}`),
-      make("p", "summary", `${nats.toFixed(2)}${error} nats. ${sense}`),
+      make("p", "summary", `Surprise ${nats.toFixed(2)}${error} nats. ${sense}`),
     ];
   }
 
@@ -33,6 +33,6 @@ export class HeatText {
     const { bound } = this;
     const sign = bound.exact ? "" : "≤ ";
     const error = bound.exact ? "" : ` ± ${(bound.nats_stderr / bound.num_tokens).toFixed(2)}`;
-    return `${sign}${bound.nats_per_token.toFixed(2)}${error} nats per token · perplexity ${sign}${Number(bound.perplexity.toPrecision(4)).toLocaleString("en")} · ${bound.num_tokens} tokens`;
+    return `surprise ${sign}${bound.nats_per_token.toFixed(2)}${error} nats per token · perplexity ${sign}${Number(bound.perplexity.toPrecision(4)).toLocaleString("en")} · ${bound.num_tokens} tokens`;
   }
 }

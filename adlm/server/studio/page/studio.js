@@ -5,8 +5,8 @@ import { Card, Timeline, TraceStates, TraceText, legend, listenToKeys, make, swi
 
 const $ = (id) => document.getElementById(id);
 const EXAMPLES = {
-  infill: 'The old man looked at the [MASK*4] and said to his [MASK*2], "I [MASK*8]."',
-  continue: "The old man looked at the sea [MASK*24]",
+  infill: '"Good morning," said the [MASK*2]. "I hope [MASK*6] to-day." "Thank you," said the [MASK*3], "I [MASK*2] well."',
+  continue: "The old man looked at the sea, and [MASK*24]",
   nothing: "[MASK*32]",
 };
 const HOLE = /\[MASK(?:\*(\d+))?\]/g;
@@ -33,6 +33,11 @@ function offerSamplers(modelSelect, samplerSelect) {
   const model = modelOf(modelSelect.value);
   const kept = model.samplers.includes(samplerSelect.value) ? samplerSelect.value : model.sampling.sampler;
   fillSelect(samplerSelect, model.samplers, kept);
+  describeSampler(samplerSelect);
+}
+
+function describeSampler(select) {
+  $(`${select.id}-summary`).textContent = server.sampler_summaries[select.value] ?? "";
 }
 
 function useDefaults() {
@@ -258,8 +263,7 @@ async function fill(step) {
       timeline.play(false);
       timeline.goTo(step);
     }
-    if (!matchMedia("(max-width: 44rem)").matches) scrollTo($("panes"));   // the texts may have grown
-    say(`${isPair ? "Both texts are complete" : "Complete"}. Move the slider to go back in time, or point at a token.`);
+    if (!matchMedia("(max-width: 44rem)").matches) scrollTo($("result"));   // the texts may have grown
   });
 }
 
@@ -268,15 +272,19 @@ timeline.onMove = () => {
     const { frame, t, masked } = run.trace.status(run.view.current);
     run.pane.status.textContent = `${frame} · ${t} · ${masked}`;
   }
+  if (shown === "fill" && runs.every((run) => run.trace?.isComplete)) {
+    const done = runs.length > 1 ? "Both texts are complete" : "Complete";
+    say(timeline.current < timeline.last ? "" : `${done}. Move the slider to go back in time, or point at a token.`);
+  }
   if (!running && !timeline.timer) saveSoon();
 };
 
-// ---- the bound
+// ---- the score: a bound on -log p(text)
 
 async function score(text) {
   $("key-form").hidden = true;
   await work(false, async ({ signal }) => {
-    say("Computing the bound …");
+    say("Scoring the text …");
     const names = [...new Set(requests().map((request) => request.model))];
     const bounds = await Promise.all(names.map((model) => postJson("/v1/bound", { model, text }, signal)));
     const panes = bounds.map((bound) => {
@@ -289,7 +297,7 @@ async function score(text) {
     $("heat").hidden = false;
     shown = "score";
     scored = text;
-    say("The bound is below. Point at a token for its nats.");
+    say("The score is below. Point at a token for its share.");
     scrollTo($("heat"));
   });
 }
@@ -334,6 +342,8 @@ function restoreState() {
   if (!$("sampler2").value) offerSamplers($("model2"), $("sampler2"));
   choose("sampler");
   choose("sampler2");
+  describeSampler($("sampler"));
+  describeSampler($("sampler2"));
   useDefaults();
   $("seed").value = 0;
   for (const name of ["steps", "temperature", "seed"]) {
@@ -370,6 +380,7 @@ for (const each of document.querySelectorAll("[data-example]")) {
 $("roll").addEventListener("click", () => { $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0]; });
 $("model").addEventListener("change", () => { offerSamplers($("model"), $("sampler")); useDefaults(); });
 $("model2").addEventListener("change", () => offerSamplers($("model2"), $("sampler2")));
+for (const id of ["sampler", "sampler2"]) $(id).addEventListener("change", () => describeSampler($(id)));
 $("compare").addEventListener("change", () => setCompare($("compare").checked));
 $("score").addEventListener("click", () => {
   const filled = runs.find((run) => run.trace?.isComplete);
