@@ -54,7 +54,9 @@ def test_filled_text_keeps_what_was_given_and_is_as_long():
     assert text.endswith(" of")
 
 
-@pytest.mark.parametrize("call", [LM.fill, LM.watch, lambda text: LM.sample(prompt=text)], ids=["fill", "watch", "sample"])
+@pytest.mark.parametrize(
+    "call", [LM.fill, LM.watch, lambda text: LM.sample(prompt=text)], ids=["fill", "watch", "sample"]
+)
 def test_a_hole_that_is_not_closed_is_refused(call):
     with pytest.raises(UserError, match=r"\[MASK\*4 is not a hole; write \[MASK\] for one token"):
         call("The [MASK*4 was")

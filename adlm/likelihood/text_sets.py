@@ -27,6 +27,7 @@ from adlm.data.prepare.shards import Tokens, TokensInMemory
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
 from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.errors import UserError
 from adlm.likelihood.names import ZERO_SHOT
 from adlm.tokens import Tokenizer
@@ -103,10 +104,14 @@ def _text_set(
     data = data if not packing else Data(**{**vars(data), "packing": packing})
     config = validate(Config(tokenizer=str(folder), length=length, data=data))
     try:
-        prepared = prepare(config, folder / "ids", only=chosen).prepared
+        outcome = prepare(config, folder / "ids", only=chosen)
     except UserError as error:
-        message = str(error).replace(f"tokenizer {folder}", f"tokenizer {tokenizer.name}")
-        raise UserError(message.replace("give data.root=", "set ADLM_DATA=")) from None
+        names = {f"tokenizer {folder}": f"tokenizer {tokenizer.name}", "data.path": "--data", REPLACE_HINT: ""}
+        message = str(error).replace("give data.root=", "set ADLM_DATA=")
+        for option, name_here in names.items():
+            message = message.replace(option, name_here)
+        raise UserError(message.rstrip()) from None
+    prepared, notes = outcome.prepared, (*notes, *outcome.notes)
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)
