@@ -93,26 +93,29 @@ BRIDGES = Registry(
     },
 )
 
+SAMPLER_SUMMARIES = {
+    "ancestral": "Reveals the masks in random order; a revealed token stays.",
+    "remdm-cap": "Like ancestral, but masks visible tokens again with a constant chance, to redraw errors.",
+    "remdm-rescale": "Like remdm-cap, but the chance that a token is masked again falls towards the end.",
+    "remdm-conf": "Like ancestral, but also masks visible tokens again, mostly those drawn with a low probability.",
+    "remdm-loop": "Reveals most of the text, masks and redraws parts of it for a while, then reveals the rest.",
+    "forward-backward": "Reveals about twice as many tokens as needed at each step and masks the surplus again.",
+    "dfm": "Reveals and masks again at the rates of the corrector of discrete flow matching.",
+    "analytic": "The update published with SEDD; for other methods it is ancestral with the last tokens drawn.",
+    "semi-autoregressive": "Ancestral in a window that moves along the text: for texts longer than the model.",
+    "left-to-right": "Reveals the leftmost masks first; the only order of autoregressive models (ar, a2r).",
+    "confidence": "Draws a token at every mask and keeps those that were drawn with the highest probability.",
+    "margin": "Reveals first where the most probable token leads the second by most.",
+    "entropy": "Reveals first where the model is least uncertain (lowest entropy).",
+    "threshold": "Draws a token at every mask and keeps all whose probability reaches a threshold: few steps.",
+    "anchor-first": "Reveals first where the anchor network is sure of a token that is rare in the text.",
+}
+"""What each built-in sampler does, in one line for --help and the studio; details are in docs/sampling.md."""
+
 SAMPLERS = Registry(
     "sampler",
     "adlm.samplers",
-    {
-        "ancestral": "adlm.sampling.samplers:ANCESTRAL",
-        "remdm-cap": "adlm.sampling.samplers:REMDM_CAP",
-        "remdm-rescale": "adlm.sampling.samplers:REMDM_RESCALE",
-        "remdm-conf": "adlm.sampling.samplers:REMDM_CONF",
-        "remdm-loop": "adlm.sampling.samplers:REMDM_LOOP",
-        "forward-backward": "adlm.sampling.samplers:FORWARD_BACKWARD",
-        "dfm": "adlm.sampling.samplers:DFM",
-        "analytic": "adlm.sampling.samplers:ANALYTIC",
-        "semi-autoregressive": "adlm.sampling.samplers:SEMI_AUTOREGRESSIVE",
-        "left-to-right": "adlm.sampling.samplers:LEFT_TO_RIGHT",
-        "confidence": "adlm.sampling.samplers:CONFIDENCE",
-        "margin": "adlm.sampling.samplers:MARGIN",
-        "entropy": "adlm.sampling.samplers:ENTROPY",
-        "threshold": "adlm.sampling.samplers:THRESHOLD",
-        "anchor-first": "adlm.sampling.samplers:ANCHOR_FIRST",
-    },
+    {name: f"adlm.sampling.samplers:{name.upper().replace('-', '_')}" for name in SAMPLER_SUMMARIES},
 )
 
 ANCHOR_RULES = Registry(

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from adlm import __version__
 from adlm.errors import UserError
+from adlm.registry import SAMPLER_SUMMARIES
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import Limits
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, user_error
@@ -95,9 +96,14 @@ def studio_router(
 
     @router.get("/v1/studio", responses=ERROR_RESPONSES)
     async def describe() -> dict[str, Any]:
-        """The models with their samplers and defaults, and the largest number of steps."""
+        """The models with their samplers and defaults, what each sampler does, and the largest number of steps."""
         models = [describe_model(worker.name, worker.lm) for worker in workers.values()]
-        return {"version": __version__, "max_steps": limits.steps, "models": models}
+        return {
+            "version": __version__,
+            "max_steps": limits.steps,
+            "models": models,
+            "sampler_summaries": SAMPLER_SUMMARIES,
+        }
 
     @router.post("/v1/trace", responses=ERROR_RESPONSES)
     async def trace(body: TraceRequest, request: Request) -> Response:
