@@ -9,6 +9,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -72,6 +73,15 @@ FIRST_STEPS = """anchored diffusion language models
 
 adlm --help lists all commands
 """
+MEANT = {
+    "plot": "train --plot",
+    "resume": "train --out",
+    "fill": "sample --fill",
+    "generate": "sample",
+    "eval": "perplexity",
+    "evaluate": "perplexity",
+}
+"""What other names for commands stand for."""
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
@@ -193,7 +203,8 @@ def run(argv: Sequence[str]) -> int:
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from adlm.config.options import suggestion
 
-        raise UserError(f"there is no command {argv[0]!r}{suggestion(argv[0], COMMANDS)} (see adlm --help)")
+        meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
+        raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command != argv[0]:
@@ -229,7 +240,10 @@ def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], tak
     """The user error for unknown options, with the config option or command-line option that may have been meant."""
     from adlm.config.options import descriptions, suggestion
 
-    name = rest[0].strip("-").partition("=")[0]
+    name, _, value = rest[0].strip("-").partition("=")
+    if takes_overrides and name == "data":
+        text = value or next(iter(rest[1:]), "FILE")
+        command.error(f"unrecognized arguments: {' '.join(rest)}; your own text goes by data.path={shlex.quote(text)}")
     overrides = [f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")]
     overrides.sort(key=lambda option: not option.startswith(f"{command.prog.rpartition(' ')[2]}."))  # train.steps first
     if takes_overrides and overrides:

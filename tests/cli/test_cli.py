@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from adlm.cli.main import COMMANDS, GROUPS, build_parser, main
+from adlm.registry import SAMPLERS
 
 
 def test_presets_prints_one_line_per_preset(capsys):
@@ -79,7 +80,21 @@ def test_parity_prints_json_and_exits_with_1_if_a_tolerance_is_exceeded(capsys, 
             ["sample", "runs/own", "--top-p=1"],
             "--top-p=1; as a config option: sampling.top_p=... (see adlm sample --help)",
         ),
-        (["export", "--to", "hf"], "the following arguments are required: MODEL"),
+        (["export", "--to", "hf"], "the following arguments are required: --out"),
+        (["plot", "runs/own"], "there is no command 'plot'; try adlm train --plot runs/own (see"),
+        (
+            ["generate", "--prompt", "The sea"],
+            "there is no command 'generate'; try adlm sample --prompt 'The sea' (see",
+        ),
+        (
+            ["sample", "The old man"],
+            "'The old man' is neither a model folder, such as runs/own, nor a sampling option; a",
+        ),
+        (["sample", "Hello"], "; a text goes by --prompt Hello"),
+        (["sample", "box", "The old man"], "a text goes by --prompt 'The old man'"),
+        (["sample", "word " * 100], "; a text goes by --prompt 'word"),
+        (["train", "own", "--data", "x.txt"], "--data x.txt; your own text goes by data.path=x.txt (see adlm train"),
+        (["prepare", "--data=x.txt", "--out", "x"], "your own text goes by data.path=x.txt (see"),
         (["reproduce"], "the following arguments are required: TABLE (see"),
         (["presets", "owt/adlm", "anchor.tau=-1"], "anchor.tau -1 must be at least 0"),
         (["presets", "anchor.gama=1"], "did you mean anchor.gamma?"),
@@ -115,6 +130,14 @@ def test_every_command_has_help_with_an_example(capsys, command):
         main([*command.split(), "--help"])
     assert stopped.value.code == 0
     assert f"example:\n  adlm {command}" in capsys.readouterr().out
+
+
+def test_the_help_of_sample_has_one_line_for_each_sampler(capsys):
+    with pytest.raises(SystemExit):
+        main(["sample", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in SAMPLERS:
+        assert [line for line in lines if re.match(rf"  {name} +[A-Z].*\.$", line)], name
 
 
 @pytest.mark.parametrize("command", sorted(set(CALLS) - {"bench", "reason", "completion", "lm-eval", "serve"}))

@@ -144,7 +144,7 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
             "--steps 3 and sampling.steps=3 set the same option; give only one",
         ),
         (["text8", "length=8"], "'length=8' is not a sampling option"),
-        (["text8", "hello"], "'hello' is not a sampling option"),
+        (["text8", "hello"], "'hello' is neither a model folder, such as runs/own, nor a sampling option"),
         (["mdlm", "--sampler", "anchor-first"], "anchor-first needs an anchor network, and mdlm has none"),
         (["ar", "--sampler", "remdm-cap"], "remdm-cap does not work with method ar; use ancestral or left-to-right"),
         (["ar", "--suffix", "z"], "gives a token after a mask, and ar writes from left to right"),

@@ -24,7 +24,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACE_HINT = "(data.damaged=replace reads it anyway)"
 SIGNATURES = {
     b"%PDF-": "a PDF, not text; convert it with pdftotext",
-    b"PK\x03\x04": "a zip archive or an office document (.docx, .odt, .epub), not text; unpack it, or save it as plain text",
+    b"PK\x03\x04": "a zip archive or an office document (.docx, .odt), not text; unpack it, or save it as plain text",
     b"\xd0\xcf\x11\xe0": "an office document, not text; save it as plain text",
     b"{\\rtf": "RTF, not plain text; save it as plain text",
     b"\x1f\x8b": "a gzip file, not text; end its name in .gz",
