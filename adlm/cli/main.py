@@ -9,6 +9,7 @@ import errno
 import importlib
 import os
 import re
+import resource
 import shlex
 import signal
 import sys
@@ -82,6 +83,10 @@ MEANT = {
     "evaluate": "perplexity",
 }
 """What other names for commands stand for."""
+WITHOUT_TORCH = ("presets", "completion", "prepare")
+LEAST_MEMORY = 1_500_000_000
+"""Bytes of virtual memory below which torch aborts or hangs, sometimes while it is imported."""
+OUT_OF_MEMORY = re.compile("allocate memory|not enough memory|out of memory|failed to map segment", re.IGNORECASE)
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
@@ -141,6 +146,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif error.errno == errno.ENOSPC:
             silence(sys.stdout)
             write_error("adlm: standard output cannot be written: no space left on device")
+        else:
+            raise
+        return 2
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if "can't start new thread" in str(error):
+            write_error("adlm: no more threads can be started; raise the limits (ulimit -u and -v; a container's pids)")
+        elif isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+            write_error("adlm: out of memory; free some, raise the limit (ulimit -v), or use a smaller batch or model")
         else:
             raise
         return 2
@@ -216,6 +229,12 @@ def run(argv: Sequence[str]) -> int:
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if argv[0] not in WITHOUT_TORCH and 0 <= limit < LEAST_MEMORY:
+        raise UserError(
+            f"ulimit -v {limit // 1024} leaves {limit / 1e9:.2g} GB of virtual memory, and torch needs "
+            f"{LEAST_MEMORY / 1e9:g}; write ulimit -v unlimited"
+        )
     return int(_import(argv[0]).run(arguments))
 
 

@@ -176,6 +176,43 @@ def test_options_before_the_command_are_a_user_error(capsys):
     assert main(["--", "presets"]) == 2  # what argparse says differs between versions of Python
 
 
+@pytest.mark.processes
+def test_too_little_virtual_memory_is_a_user_error_before_torch_is_imported():
+    script = """
+import resource, sys
+from adlm.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (1_000_000 * 1024,) * 2)
+codes = [main(["sample"]), main(["presets", "own"])]
+sys.exit(f"{codes} {'torch' in sys.modules}")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == (
+        "adlm: ulimit -v 1000000 leaves 1 GB of virtual memory, and torch needs 1.5; write ulimit -v unlimited\n"
+        "[2, 0] False\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RuntimeError("can't start new thread"), "no more threads can be started; raise the limits (ulimit -u"),
+        (MemoryError(), "out of memory; free some, raise the limit (ulimit -v), or use a smaller batch or model"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory; free some"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "out of memory; free some"),
+    ],
+    ids=repr,
+)
+def test_too_little_memory_or_too_few_threads_are_one_line(monkeypatch, capsys, error, sentence):
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr("adlm.cli.presets.run", run)
+    assert main(["presets"]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
+
+
 QUICK = [
     [],
     ["--help"],
