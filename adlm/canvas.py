@@ -16,7 +16,7 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
-LIKE_A_HOLE = re.compile(r"\[\s*mask\s*\*?\s*-?\d*\s*\]", re.IGNORECASE)
+LIKE_A_HOLE = re.compile(r"(?i:\[\s*mask\s*(\*?\s*-?\d*\s*\]|\*\s*-?\d+))|\[\s*MASK(?![A-Za-z])(\s*\*?\s*-?\d+)?")
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
 
@@ -58,9 +58,9 @@ def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def check_holes(text: str) -> None:
-    """UserError if something in the text looks like a hole and is none, such as [mask] or [MASK * 2]."""
+    """UserError if something in the text looks like a hole and is none, such as [mask], [MASK * 2] or `[MASK*4 was`."""
     for found in LIKE_A_HOLE.finditer(text):
-        if not HOLE.fullmatch(found[0]):
+        if not HOLE.match(text, found.start()):
             raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve")
 
 

@@ -232,23 +232,53 @@ class LanguageModel:
 
     @overload
     def fill(
-        self, text: str, seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
+        self,
+        text: str,
+        seed: int = 0,
+        *,
+        num: None = None,
+        special_tokens: bool = False,
+        **options: Unpack[SamplingOptions],
     ) -> str: ...
     @overload
     def fill(
-        self, text: list[str], seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
+        self, text: str, seed: int = 0, *, num: int, special_tokens: bool = False, **options: Unpack[SamplingOptions]
+    ) -> list[str]: ...
+    @overload
+    def fill(
+        self,
+        text: list[str],
+        seed: int = 0,
+        *,
+        num: int | None = None,
+        special_tokens: bool = False,
+        **options: Unpack[SamplingOptions],
     ) -> list[str]: ...
     def fill(
-        self, text: str | list[str], seed: int = 0, *, special_tokens: bool = False, **options: Unpack[SamplingOptions]
+        self,
+        text: str | list[str],
+        seed: int = 0,
+        *,
+        num: int | None = None,
+        special_tokens: bool = False,
+        **options: Unpack[SamplingOptions],
     ) -> str | list[str]:
         """The text with its masks filled in: `[MASK]` is one token, `[MASK*12]` twelve. A list is sampled in batches.
+
+        With `num`, a list of `num` samples of the text; of a list of texts, those of each text one after the other. The
+        first sample of one text is the one without `num`.
 
         The given parts of the text do not change. For a prompt, put the mask last; for a suffix, first. bos, eos and
         pad are removed from the text unless `special_tokens` is True.
         """
         texts = _check_texts("text", [text] if isinstance(text, str) else text)
+        if num is not None:
+            num = whole_number("num", num, 1)
+            length = max((len(encode_canvas(each, self._require_tokenizer())) for each in texts), default=0)
+            check_sampling(self.config, num * len(texts), length, self.device, "num", ROWS_AT_ONCE)
+            texts = [each for each in texts for _ in range(num)]
         filled = self._fill_texts(texts, seed, options, special_tokens)
-        return filled[0] if isinstance(text, str) else filled
+        return filled[0] if isinstance(text, str) and num is None else filled
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **options: Unpack[SamplingOptions]) -> Iterator[Frame]:
         """Every frame of one sampling run over a text with masks, or ids (B, L) or (L,). The first is the canvas.

@@ -1,6 +1,7 @@
 """The model in the box: it loads without a path, is what commands use without a MODEL, and knows English."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import adlm
 from adlm.cli.main import main
 from adlm.config.load import BOX_FOLDER
+from adlm.evaluation.model_summary import summarize_model
 from adlm.models.transformer import num_parameters
 
 SENTENCE = "The old man looked at the sea and said nothing."
@@ -24,6 +26,13 @@ def test_it_loads_without_a_path_and_is_small(box):
     assert sum(path.stat().st_size for path in BOX_FOLDER.iterdir()) < 14_000_000
     weights = next(box.network.parameters())
     assert weights.dtype == torch.float32, "half precision is slow on a CPU"
+
+
+def test_its_results_name_its_gamma_and_those_of_a_released_checkpoint_name_none(box):
+    assert (summarize_model("box", box).gamma, summarize_model("box", box).tau) == (0.1, 5)
+    path = Path(__file__).parent / "golden" / "adlm-tiny.ckpt"
+    released = summarize_model(str(path), adlm.load(path))
+    assert (released.gamma, released.tau) == (None, None), "the file does not say; the defaults would be a guess"
 
 
 def test_it_prefers_sentences_to_their_words_in_alphabetical_order(box):

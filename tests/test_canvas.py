@@ -41,14 +41,17 @@ def test_malformed_holes_are_text():
     assert MASK not in encode_canvas("[mask] [MASK*] [MASK*-1] [MASK *2]", BYTES)
 
 
-@pytest.mark.parametrize("text", ["[mask]", "[MASK * 2]", "[MASK*]", "[ MASK ]", "[MASK*-1]", "[Mask*3]"])
+@pytest.mark.parametrize(
+    "text",
+    ["[mask]", "[MASK * 2]", "[MASK*]", "[ MASK ]", "[MASK*-1]", "[Mask*3]", "[MASK*4", "[mask*4", "[MASK", "[MASK 4"],
+)
 def test_what_looks_like_a_hole_is_refused(text):
     with pytest.raises(UserError, match=rf"{re.escape(text)} is not a hole; write \[MASK\] for one token"):
-        check_holes(f"a [MASK*2] and {text}")
+        check_holes(f"a [MASK*2] and {text} was [MASK]")
 
 
 def test_holes_and_other_brackets_are_not_refused():
-    check_holes("[MASK] [MASK*12] [masked] [unmask] [1] mask")
+    check_holes("[MASK] [MASK*12] [masked] [MASKED] [unmask] [1] mask x[mask, 0] x[mask * y]")
 
 
 def test_shorter_rows_are_padded_at_the_end():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import small_model
 from worlds import batch_rng, randomized
 
 from adlm.cli.main import main
@@ -75,6 +76,20 @@ def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_en
     lines = (tmp_path / "long" / "metrics.jsonl").read_text().splitlines()
     assert 0 < json.loads(lines[-1])["anchor_share"] < 0.5, "most tokens of a BPE of 300 symbols are short"
     assert "haiku" in run("perplexity", "run", "--data", "haiku", "--max-tokens", "200")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [("method: mdlm", "method"), ("  sampler: ancestral", "sampler"), ("  bridge: logits", "bridge")],
+)
+def test_a_model_of_a_package_that_is_not_installed_says_so(tmp_path, capsys, line, kind):
+    config = small_model(tmp_path / "model", "mdlm") / "config.yaml"
+    changed = config.read_text().replace(line, f"{line.partition(':')[0]}: theirs", 1)
+    assert changed != config.read_text()
+    config.write_text(changed)
+    assert main(["sample", str(tmp_path / "model")]) == 2
+    message = f"{kind} 'theirs' is neither built in nor of an installed package; install the package that provides it"
+    assert message in capsys.readouterr().err
 
 
 def test_unknown_names_list_those_of_other_packages(installed, capsys):

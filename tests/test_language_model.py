@@ -54,6 +54,26 @@ def test_filled_text_keeps_what_was_given_and_is_as_long():
     assert text.endswith(" of")
 
 
+def test_several_samples_of_a_text_are_a_list_that_begins_with_the_single_one():
+    text = "We [MASK*4] of"
+    several = LM.fill(text, num=3, steps=6, seed=2)
+    assert several[0] == LM.fill(text, steps=6, seed=2)
+    assert len(set(several)) == 3
+    assert LM.fill(text, num=1, steps=6, seed=2) == several[:1], "a list whenever num is given"
+    both = LM.fill([text, "b[MASK]"], num=3, steps=6, seed=2)
+    assert both[:3] == several
+    assert [each[0] for each in both[3:]] == ["b"] * 3
+    assert LM.fill([], num=2) == LM.fill([]) == []
+
+
+@pytest.mark.parametrize(
+    "call", [LM.fill, LM.watch, lambda text: LM.sample(prompt=text)], ids=["fill", "watch", "sample"]
+)
+def test_a_hole_that_is_not_closed_is_refused(call):
+    with pytest.raises(UserError, match=r"\[MASK\*4 is not a hole; write \[MASK\] for one token"):
+        call("The [MASK*4 was")
+
+
 def test_a_text_is_filled_the_same_in_a_batch_of_unequal_lengths_as_alone():
     texts = ["a[MASK]", "We the [MASK*9] of", "[MASK*3]b"]
     together = LM.fill(texts, steps=6, seed=4)

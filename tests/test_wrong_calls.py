@@ -147,6 +147,9 @@ CALLS = {
     "sample suffix": (lambda lm, wrong: lm.sample(suffix=wrong), [None, 5, b"a", ["a"], object(), IDS], "suffix"),
     "sample special_tokens": (lambda lm, wrong: lm.sample(special_tokens=wrong), ["yes", 1, None], "special_tokens"),
     "fill text": (lambda lm, wrong: lm.fill(wrong), [*NOT_TEXTS, "", "no hole", ["a[MASK]", "b"], "[MASK*0]"], ""),
+    "fill num": (
+        lambda lm, wrong: lm.fill("a[MASK]", num=wrong), [wrong for wrong in NOT_COUNTS if wrong is not None], "num"
+    ),
     "fill seed": (lambda lm, wrong: lm.fill("a[MASK]", wrong), NOT_SEEDS, "seed"),
     "watch canvas": (lambda lm, wrong: lm.watch(wrong), [*NOT_IDS[1:], "", "no hole"], "canvas"),
     "watch seed": (lambda lm, wrong: lm.watch("a[MASK]", wrong), NOT_SEEDS, "seed"),

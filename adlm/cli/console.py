@@ -47,6 +47,8 @@ class Console(RichConsole):
 
 PROGRESS_INTERVAL = 10.0
 """Seconds between progress lines where there is no live bar."""
+ESTIMATE_AFTER, LONG = 1.0, 60.0
+"""Seconds into a stage after which its duration is estimated, and the duration from which it is worth a line."""
 
 
 class Progress:
@@ -89,13 +91,23 @@ class Progress:
         return f"{int(self._last[0]):,}/{self.total:,}"
 
     @property
-    def left(self) -> str:
-        """The estimated remaining time, including the work between steps; empty before the first step."""
+    def seconds_per_step(self) -> float | None:
+        """Including the work between steps; None before the first step."""
         (done, now), first = self._last, self._first
         if first is None:
-            return ""
-        seconds_per_step = (now - first[1]) / (done - first[0]) if done > first[0] else now - self._started_at
-        return f"{duration((self.total - done) * seconds_per_step)} left"
+            return None
+        return (now - first[1]) / (done - first[0]) if done > first[0] else now - self._started_at
+
+    @property
+    def left(self) -> str:
+        """The estimated remaining time; empty before the first step."""
+        seconds = self.seconds_per_step
+        return "" if seconds is None else f"{duration((self.total - self._last[0]) * seconds)} left"
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._started_at
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -125,19 +137,36 @@ class Progress:
 
 
 class Stages:
-    """Progress of consecutive stages on standard error, each with its own name and total."""
+    """Progress of consecutive stages on standard error, each with its own name and total.
 
-    def __init__(self, unit: str, enabled: bool = True):
-        self._unit, self._enabled = unit, enabled
+    `limit` is the option for a smaller total. The duration of a long stage is printed once, with a value for it.
+    """
+
+    def __init__(self, unit: str, enabled: bool = True, limit: str = ""):
+        self._unit, self._enabled, self._limit = unit, enabled, limit
         self._progress: Progress | None = None
+        self._is_estimated = False
 
-    def update(self, name: str, done: int, total: int) -> None:
+    def update(self, name: str, done: float, total: int, unit: str = "") -> None:
         if not self._enabled:
             return
         if self._progress is None or self._progress.label != name:
             self.close()
-            self._progress = Progress(Console(stderr=True), name, total, done, self._unit)
+            self._progress = Progress(Console(stderr=True), name, total, done, unit or self._unit)
+            self._is_estimated = not self._limit or bool(unit)
         self._progress.update(done)
+        if not self._is_estimated and self._progress.seconds > ESTIMATE_AFTER:
+            self._print_estimate(self._progress, total - done)
+            self._is_estimated = True
+
+    def _print_estimate(self, progress: Progress, left: float) -> None:
+        seconds = progress.seconds_per_step or 0.0
+        if left * seconds > LONG:
+            fewer = int(float(f"{60 / seconds:.0e}"))
+            progress.print(
+                f"{progress.label}: about {duration(left * seconds)} for {progress.total:,} {progress.unit}; "
+                f"{self._limit} {fewer} takes about a minute"
+            )
 
     def close(self) -> None:
         if self._progress is not None:

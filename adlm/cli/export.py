@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from adlm.checkpoints.model_folder import BOX, BOX_FOLDER
 from adlm.errors import UserError, printable
 from adlm.export.folder import check_exportable, check_folder, export_model, push
 from adlm.language_model import load
@@ -13,7 +14,7 @@ from adlm.models.transformer import num_parameters
 
 
 def run(arguments: argparse.Namespace) -> int:
-    model = Path(arguments.model)
+    model = BOX_FOLDER if arguments.model == BOX else Path(arguments.model)
     if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push, re.ASCII):
         raise UserError(f"--push {arguments.push} is not a repository on the hub; give OWNER/NAME")
     check_folder(arguments.out, arguments.force, model)

@@ -9,6 +9,8 @@ import errno
 import importlib
 import os
 import re
+import resource
+import shlex
 import signal
 import sys
 import time
@@ -72,6 +74,19 @@ FIRST_STEPS = """anchored diffusion language models
 
 adlm --help lists all commands
 """
+MEANT = {
+    "plot": "train --plot",
+    "resume": "train --out",
+    "fill": "sample --fill",
+    "generate": "sample",
+    "eval": "perplexity",
+    "evaluate": "perplexity",
+}
+"""What other names for commands stand for."""
+WITHOUT_TORCH = ("presets", "completion", "prepare")
+LEAST_MEMORY = 1_500_000_000
+"""Bytes of virtual memory below which torch aborts or hangs, sometimes while it is imported."""
+OUT_OF_MEMORY = re.compile("allocate memory|not enough memory|out of memory|failed to map segment", re.IGNORECASE)
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
@@ -134,6 +149,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             raise
         return 2
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if "can't start new thread" in str(error):
+            write_error("adlm: no more threads can be started; raise the limits (ulimit -u and -v; a container's pids)")
+        elif isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+            write_error("adlm: out of memory; free some, raise the limit (ulimit -v), or use a smaller batch or model")
+        else:
+            raise
+        return 2
     finally:
         if argv is None:  # the process ends here; another Ctrl-C must not change its exit code
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -193,7 +216,8 @@ def run(argv: Sequence[str]) -> int:
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from adlm.config.options import suggestion
 
-        raise UserError(f"there is no command {argv[0]!r}{suggestion(argv[0], COMMANDS)} (see adlm --help)")
+        meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
+        raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command != argv[0]:
@@ -205,6 +229,12 @@ def run(argv: Sequence[str]) -> int:
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if argv[0] not in WITHOUT_TORCH and 0 <= limit < LEAST_MEMORY:
+        raise UserError(
+            f"ulimit -v {limit // 1024} leaves {limit / 1e9:.2g} GB of virtual memory, and torch needs "
+            f"{LEAST_MEMORY / 1e9:g}; write ulimit -v unlimited"
+        )
     return int(_import(argv[0]).run(arguments))
 
 
@@ -229,7 +259,10 @@ def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], tak
     """The user error for unknown options, with the config option or command-line option that may have been meant."""
     from adlm.config.options import descriptions, suggestion
 
-    name = rest[0].strip("-").partition("=")[0]
+    name, _, value = rest[0].strip("-").partition("=")
+    if takes_overrides and name == "data":
+        text = value or next(iter(rest[1:]), "FILE")
+        command.error(f"unrecognized arguments: {' '.join(rest)}; your own text goes by data.path={shlex.quote(text)}")
     overrides = [f"{option}=..." for option in descriptions() if option.rpartition(".")[2] == name.replace("-", "_")]
     overrides.sort(key=lambda option: not option.startswith(f"{command.prog.rpartition(' ')[2]}."))  # train.steps first
     if takes_overrides and overrides:

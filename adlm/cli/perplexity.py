@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm import __version__
+from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.distributed import local_device, process_group
+from adlm.errors import UserError
 from adlm.evaluation.model_perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
 from adlm.files import check_output, write_file
 from adlm.language_model import load
@@ -30,11 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.batch,
             arguments.max_tokens,
         )
+        for name in arguments.data:
+            if any((Path(name) / file).is_file() for file in (WEIGHTS, f"model/{WEIGHTS}")):
+                raise UserError(f"--data {name} is a model; write models before --data and texts after it")
         inputs = [*arguments.models, *arguments.data, *([arguments.tokenizer] * (arguments.tokenizer is not None))]
         check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))
         models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
         texts = TextSelection(tuple(arguments.data), arguments.packing, arguments.split)
-        with Stages("groups of rows", enabled=is_rank_zero) as stages:
+        with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
             measured = measure_models(models, texts, settings, arguments.out, stages.update)
         if not is_rank_zero:
             return 0

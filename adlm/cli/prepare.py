@@ -43,13 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolve(arguments.overrides)
     if any(getattr(config.data, option) for option in SOURCES):
         outcome = _prepare(config, arguments)
-        prepared, how, missing = outcome.prepared, outcome.how, outcome.missing
+        prepared, how, missing, notes = outcome.prepared, outcome.how, outcome.missing, outcome.notes
     elif arguments.inspect:
-        prepared, how, missing = _open(config, arguments), "opened", ()
+        prepared, how, missing, notes = _open(config, arguments), "opened", (), ()
     else:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
-    report["notes"] = [] if how == "opened" else list(_notes(config, report, prepared.manifest["recipe"]["held_out"]))
+    report["notes"] = list(notes)
+    if how != "opened":
+        report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
     if arguments.inspect:
         return _inspect(config, prepared, report, arguments.json)
     if arguments.json:

@@ -108,7 +108,7 @@ def _measure(
         settings = PerplexitySettings(
             estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens
         )
-        with Stages("groups of rows", enabled=is_rank_zero) as stages:
+        with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
             measured = measure_models({model: lm}, texts, settings, arguments.out, stages.update)
         figures += [asdict(result) for result in measured.results]
         journals += measured.journals

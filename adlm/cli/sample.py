@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -67,8 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     """The model, by default the one in the box, and option=value; argparse takes the first word as the model."""
     given = [word for word in words if word is not None]
-    names_model = bool(given) and ("=" not in given[0] or Path(given[0]).exists())
-    return (given[0], given[1:]) if names_model else (BOX, given)
+    names_model = bool(given) and ("=" not in given[0] or os.path.exists(given[0]))
+    model, overrides = (given[0], given[1:]) if names_model else (BOX, given)
+    texts = [word for word in overrides if "=" not in word]
+    if model != BOX and not os.path.exists(model) and (" " in model or not ("/" in model or model.endswith(".ckpt"))):
+        texts = [model]
+    if texts:
+        raise UserError(
+            f"{texts[0]!r} is neither a model folder, such as runs/own, nor a sampling option; "
+            f"a text goes by --prompt {shlex.quote(texts[0])}"
+        )
+    return model, overrides
 
 
 def _request(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:

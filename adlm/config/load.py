@@ -183,7 +183,15 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Read a Config saved by `save_config`, or any other .yaml file of options."""
-    return from_mapping(_read_file(str(path)))
+    raw = _read_file(str(path))
+    for option, value in _leaves(raw):
+        names = options.registries().get(option)
+        if names is not None and isinstance(value, str) and value not in names:
+            raise UserError(
+                f"{path}: {names.kind} {value!r} is neither built in nor of an installed package; install the package "
+                f"that provides it, by an entry point in {names.group}{options.suggestion(value, names)}"
+            )
+    return from_mapping(raw)
 
 
 def preset_titles() -> dict[str, str]:

@@ -6,7 +6,7 @@ Under torchrun every process measures its share of the groups of rows.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from adlm.evaluation.model_summary import ModelSummary, summarize_model
 from adlm.language_model import LanguageModel
 from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, measure_nats
-from adlm.likelihood.text_sets import TextSet, text_sets
+from adlm.likelihood.text_sets import ReportProgress, TextSet, text_sets
 from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import load_tokenizer
@@ -104,18 +104,18 @@ def measure_models(
     selection: TextSelection,
     settings: PerplexitySettings,
     out: Path | None,
-    report: Callable[[str, int, int], None],
+    report: ReportProgress,
 ) -> ModelPerplexities:
     """Measure every model on every text. Finished groups go to a journal next to `out`, so that a rerun resumes.
 
-    `report(name, done, total)` is called after each group of rows.
+    `report` is called while texts are tokenized and measured.
     """
     results: list[PerplexityResult] = []
     measured: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
     for model, lm in models.items():
         with text_sets(
-            selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split
+            selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split, report=report
         ) as texts:
             for text in texts:
                 journal = _journal_path(out, lm, text, settings)

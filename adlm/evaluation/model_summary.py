@@ -17,7 +17,7 @@ class ModelSummary:
     """Vocabulary size, including the mask."""
     gamma: float | None
     tau: int | None
-    """`gamma` and `tau` of the anchor term; None where the method has none, or the config has no training data."""
+    """`gamma` and `tau` of the anchor term; None where the method has none, and unknown for a released checkpoint."""
     trained_on: str
     """A corpus or a path; empty where the config has neither."""
     tokens_trained: int | None
@@ -28,7 +28,8 @@ def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
     """`model` is the path that `lm` was loaded from."""
     config = lm.config
     text = config.data.name or config.data.path or config.data.hub or config.data.prepared
-    anchored = bool(text) and config.method in ("adlm", "a2r")  # the config of a .ckpt has no training settings
+    # training sets data.packing; the config of a released .ckpt has no training settings, only defaults
+    anchored = lm.method.anchored and config.data.packing is not None
     path = Path(model)
     run = path.parent if path.name == "model" else path
     logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []

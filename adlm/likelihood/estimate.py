@@ -136,8 +136,12 @@ def measure_groups(
     seed: int,
     batch: int,
     groups: Iterator[int],
+    on_rows: Callable[[float], None] = lambda rows: None,
 ) -> Iterator[GroupNats]:
-    """The nats of each of these groups of the rows `numbers`, `batch` rows at a time."""
+    """The nats of each of these groups of the rows `numbers`, `batch` rows at a time.
+
+    `on_rows` is called for every replicate of a batch, with its share of the rows: their number / `samples`.
+    """
     size, device = group_size(rows.length), next(network.parameters()).device
     for group in groups:
         members = numbers[group * size : (group + 1) * size]
@@ -152,12 +156,11 @@ def measure_groups(
             check_clean(method.config, x, pad)
             predicted = method.predicted(x, pad).numpy()
             x, pad = x.to(device), None if pad is None else pad.to(device)
-            replicates = [
-                estimator(
-                    network, x, pad, BatchRng(_generator(seed, replicate, group), BatchSlice(start, len(members)))
-                )
-                for replicate in range(samples)
-            ]
+            replicates = []
+            for replicate in range(samples):
+                rng = BatchRng(_generator(seed, replicate, group), BatchSlice(start, len(members)))
+                replicates.append(estimator(network, x, pad, rng))
+                on_rows(len(batch_rows) / samples)
             by_token.append(torch.stack(replicates).double().cpu().numpy()[:, predicted])
             counted.append(rows.counted(ids, padding)[predicted])
             documents.append(documents_of_ids[predicted])

@@ -92,9 +92,12 @@ def measure_nats(
     rows: TextRows,
     settings: PerplexitySettings,
     journal: Path | None = None,
-    report_progress: Callable[[int, int], None] = lambda done, total: None,
+    report_progress: Callable[[float, int], None] = lambda done, total: None,
 ) -> Nats:
-    """The nats of the text. `report_progress(done, total)` is called after each group; `journal` makes it resumable."""
+    """The nats of the text. `journal` makes it resumable, group by group.
+
+    `report_progress(done, total)` is called during the measurement, in tokens of the rows.
+    """
     estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
     replicates = settings.replicates(method)
     chosen = chosen_rows(rows, settings.max_tokens)
@@ -109,13 +112,22 @@ def measure_nats(
     finished = {} if journal is None else _read_journal(journal, total, replicates)
     done = {number: group for number, group in finished.items() if number % ranks == rank}
     todo = (group for group in range(rank, total, ranks) if group not in done)
-    report_progress(min(total, len(done) * ranks), total)
-    for group in measure_groups(method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo):
+    size, num_scored = group_size(rows.length), 0.0
+
+    def on_rows(num: float) -> None:
+        nonlocal num_scored
+        num_scored += num
+        share = min(1.0, num_scored * ranks / len(numbers))
+        report_progress(share * len(chosen) * rows.length, len(chosen) * rows.length)
+
+    on_rows(sum(len(numbers[group * size : (group + 1) * size]) for group in done))
+    for group in measure_groups(
+        method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo, on_rows
+    ):
         done[group.group] = group
         if journal_file is not None:
             with reporting_os_errors(journal_file), journal_file.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(asdict(group))}")  # a new line first: the last one may be incomplete
-        report_progress(min(total, len(done) * ranks), total)
     return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
 
 

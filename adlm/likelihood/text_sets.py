@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from adlm.config.load import validate
 from adlm.config.options import suggestion
 from adlm.config.schema import Config, Data
-from adlm.data.prepare.prepare import prepare
+from adlm.data.prepare.prepare import PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_recipe
 from adlm.data.prepare.shards import Tokens, TokensInMemory
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
 from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.errors import UserError
 from adlm.likelihood.names import ZERO_SHOT
 from adlm.tokens import Tokenizer
@@ -37,6 +39,16 @@ INCOMPARABLE = "no figure of a paper compares"
 BLOCK = 2**13  # minimum characters in a block of consecutive documents
 TITLE = re.compile(r"\s*= [^=].*[^=] =\s")
 MAX_TITLE_TOKENS = 64
+
+
+class ReportProgress(Protocol):
+    """Called during a stage with its name, how much of it is done, and the total, in `unit`; by default tokens."""
+
+    def __call__(self, name: str, done: float, total: int, unit: str = "") -> None: ...
+
+
+def no_report(name: str, done: float, total: int, unit: str = "") -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,13 @@ def rows_of_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ro
 
 @contextmanager
 def text_sets(
-    names: Sequence[str], tokenizer: Tokenizer, length: int, packing: str = "", split: str = "", root: str = ""
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    length: int,
+    packing: str = "",
+    split: str = "",
+    root: str = "",
+    report: ReportProgress = no_report,
 ) -> Iterator[list[TextSet]]:
     """The named sets, encoded with this tokenizer. Temporary files are deleted on exit.
 
@@ -83,7 +101,7 @@ def text_sets(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="adlm-")))
             try:
                 packing_of_set = packing or ("packed-published" if name in optional else "")
-                found.append(_text_set(name, tokenizer, length, packing_of_set, split, root, folder))
+                found.append(_text_set(name, tokenizer, length, packing_of_set, split, root, folder, report))
             except UserError as error:
                 if name not in optional:
                     raise
@@ -94,7 +112,14 @@ def text_sets(
 
 
 def _text_set(
-    name: str, tokenizer: Tokenizer, length: int, packing: str, split: str, root: str, folder: Path
+    name: str,
+    tokenizer: Tokenizer,
+    length: int,
+    packing: str,
+    split: str,
+    root: str,
+    folder: Path,
+    report: ReportProgress,
 ) -> TextSet:
     if is_prepared(Path(name)):
         return _prepared_text_set(Path(name), tokenizer, length, packing, split)
@@ -102,11 +127,20 @@ def _text_set(
     data, chosen, notes = _source(name, split, root)
     data = data if not packing else Data(**{**vars(data), "packing": packing})
     config = validate(Config(tokenizer=str(folder), length=length, data=data))
+
+    def report_bytes(progress: PrepareProgress) -> None:
+        if progress.bytes_in_all:
+            report(f"tokenizing {name}", progress.bytes_read, progress.bytes_in_all, "bytes")
+
     try:
-        prepared = prepare(config, folder / "ids", only=chosen).prepared
+        outcome = prepare(config, folder / "ids", report_bytes, only=chosen)
     except UserError as error:
-        message = str(error).replace(f"tokenizer {folder}", f"tokenizer {tokenizer.name}")
-        raise UserError(message.replace("give data.root=", "set ADLM_DATA=")) from None
+        names = {f"tokenizer {folder}": f"tokenizer {tokenizer.name}", "data.path": "--data", REPLACE_HINT: ""}
+        message = str(error).replace("give data.root=", "set ADLM_DATA=")
+        for option, name_here in names.items():
+            message = message.replace(option, name_here)
+        raise UserError(message.rstrip()) from None
+    prepared, notes = outcome.prepared, (*notes, *outcome.notes)
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)

@@ -179,15 +179,24 @@ def _request_error(error: UserError, param: str | None) -> RequestError:
     return RequestError(str(error).replace("sampling.", ""), param)  # fields of a request have no section
 
 
+def checked_num_masks(field: str, text: str) -> int:
+    """Number of masks in the holes of a field; RequestError if something in it looks like a hole and is none."""
+    try:
+        check_holes(text)
+    except UserError as error:
+        raise RequestError(error, field) from None
+    return num_masks(text)
+
+
 def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple[Choice, list[int], int]:
     """How the text of a prompt's choices is made, the ids of their row and where its text starts."""
     tokenizer, suffix = lm.tokenizer, request.suffix or ""
     assert tokenizer is not None, "checked when the model was loaded"
-    has_holes = num_masks(prompt) > 0
+    has_holes = checked_num_masks("prompt", prompt) > 0
     if has_holes and (suffix or request.max_tokens is not None):
         name = "suffix" if suffix else "max_tokens"
         raise RequestError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", name)
-    if num_masks(suffix):
+    if checked_num_masks("suffix", suffix):
         raise RequestError(
             "suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix"
         )
@@ -200,8 +209,6 @@ def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple
             "prompt" if has_holes else "max_tokens",
         )
     try:
-        if has_holes:
-            check_holes(prompt)
         ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
     except UserError as error:
         raise RequestError(error, None if suffix else "prompt") from None

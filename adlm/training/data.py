@@ -170,7 +170,8 @@ def _open_or_prepare(
         if source:  # else `prepare` raises
             report(f"preparing {source} for tokenizer {config.tokenizer}")
         outcome = prepare(config, run_data, _every_ten_seconds(report))
-        report(f"data {outcome.how}: {run_data}")
+        for line in (f"data {outcome.how}: {run_data}", *outcome.notes):
+            report(line)
         return outcome.prepared
     if not config.data.prepared and saved is not None:
         if not is_prepared(run_data):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from adlm.cli.main import COMMANDS, GROUPS, build_parser, main
+from adlm.registry import SAMPLERS
 
 
 def test_presets_prints_one_line_per_preset(capsys):
@@ -79,7 +80,21 @@ def test_parity_prints_json_and_exits_with_1_if_a_tolerance_is_exceeded(capsys, 
             ["sample", "runs/own", "--top-p=1"],
             "--top-p=1; as a config option: sampling.top_p=... (see adlm sample --help)",
         ),
-        (["export", "--to", "hf"], "the following arguments are required: MODEL"),
+        (["export", "--to", "hf"], "the following arguments are required: --out"),
+        (["plot", "runs/own"], "there is no command 'plot'; try adlm train --plot runs/own (see"),
+        (
+            ["generate", "--prompt", "The sea"],
+            "there is no command 'generate'; try adlm sample --prompt 'The sea' (see",
+        ),
+        (
+            ["sample", "The old man"],
+            "'The old man' is neither a model folder, such as runs/own, nor a sampling option; a",
+        ),
+        (["sample", "Hello"], "; a text goes by --prompt Hello"),
+        (["sample", "box", "The old man"], "a text goes by --prompt 'The old man'"),
+        (["sample", "word " * 100], "; a text goes by --prompt 'word"),
+        (["train", "own", "--data", "x.txt"], "--data x.txt; your own text goes by data.path=x.txt (see adlm train"),
+        (["prepare", "--data=x.txt", "--out", "x"], "your own text goes by data.path=x.txt (see"),
         (["reproduce"], "the following arguments are required: TABLE (see"),
         (["presets", "owt/adlm", "anchor.tau=-1"], "anchor.tau -1 must be at least 0"),
         (["presets", "anchor.gama=1"], "did you mean anchor.gamma?"),
@@ -117,6 +132,14 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert f"example:\n  adlm {command}" in capsys.readouterr().out
 
 
+def test_the_help_of_sample_has_one_line_for_each_sampler(capsys):
+    with pytest.raises(SystemExit):
+        main(["sample", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in SAMPLERS:
+        assert [line for line in lines if re.match(rf"  {name} +[A-Z].*\.$", line)], name
+
+
 @pytest.mark.parametrize("command", sorted(set(CALLS) - {"bench", "reason", "completion", "lm-eval", "serve"}))
 def test_every_command_that_reports_has_json(capsys, command):
     with pytest.raises(SystemExit):
@@ -151,6 +174,43 @@ def test_options_before_the_command_are_a_user_error(capsys):
     assert main(["--jsn", "presets"]) == 2
     assert capsys.readouterr().err == "adlm: --jsn comes before the command; give the command first (see adlm --help)\n"
     assert main(["--", "presets"]) == 2  # what argparse says differs between versions of Python
+
+
+@pytest.mark.processes
+def test_too_little_virtual_memory_is_a_user_error_before_torch_is_imported():
+    script = """
+import resource, sys
+from adlm.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (1_000_000 * 1024,) * 2)
+codes = [main(["sample"]), main(["presets", "own"])]
+sys.exit(f"{codes} {'torch' in sys.modules}")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == (
+        "adlm: ulimit -v 1000000 leaves 1 GB of virtual memory, and torch needs 1.5; write ulimit -v unlimited\n"
+        "[2, 0] False\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RuntimeError("can't start new thread"), "no more threads can be started; raise the limits (ulimit -u"),
+        (MemoryError(), "out of memory; free some, raise the limit (ulimit -v), or use a smaller batch or model"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory; free some"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "out of memory; free some"),
+    ],
+    ids=repr,
+)
+def test_too_little_memory_or_too_few_threads_are_one_line(monkeypatch, capsys, error, sentence):
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr("adlm.cli.presets.run", run)
+    assert main(["presets"]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
 
 
 QUICK = [

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from adlm.cli import console
-from adlm.cli.console import Console, Progress, duration
+from adlm.cli.console import Console, Progress, Stages, duration
 
 
 def wait_for(capsys, pattern):
@@ -36,6 +36,18 @@ def test_progress_is_printed_at_intervals_and_during_a_long_step(capsys, monkeyp
     capsys.readouterr()
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_duration_of_a_long_stage_is_estimated_once_with_the_option_that_shortens_it(capsys, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with Stages("tokens", limit="--max-tokens") as stages:
+        for done in (0, 100, 200, 300):
+            stages.update("box on a.txt", done, 10_000)
+            now += 2.0
+        stages.update("tokenizing b.txt", 0, 10**9, "bytes")
+    error = capsys.readouterr().err
+    assert error == "box on a.txt: about 3 min for 10,000 tokens; --max-tokens 3000 takes about a minute\n"
 
 
 def test_a_step_counts_only_once_it_is_done():

@@ -15,6 +15,8 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.diffusion.times import BatchRng
 from adlm.language_model import load
+from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.text_sets import rows_of_texts
 
 TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6
 
@@ -341,6 +343,7 @@ def test_zero_shot_lm1b_is_packed_and_lm1b_alone_is_padded_by_sentence(world, tm
         (["nowhere", "--data", "{prepared}"], "nowhere is neither a model folder nor a .ckpt file"),
         (["{adlm}", "--data", "{prepared}", "--out", "{none}/no/figures.json"], "there is no folder"),
         (["{adlm}"], "--data"),
+        (["--data", "{prepared}", "{adlm}"], "adlm is a model; write models before --data and texts after it"),
         (["{adlm}", "--data", "{prepared}", "--packing", "xx"], "--packing 'xx' is not one of"),
         (["{adlm}", "--data", "{prepared}", "--batch", "0"], "batch 0 must be at least 1"),
     ],
@@ -362,3 +365,20 @@ def test_a_model_with_nan_weights_is_a_user_error(world, tmp_path, capsys):
     save_model_folder(model, tmp_path / "nan")
     assert main(["perplexity", str(tmp_path / "nan"), "--data", str(world / "prepared")]) == 2
     assert "holds a NaN or an infinity" in capsys.readouterr().err
+
+
+def test_without_a_model_the_one_in_the_box_is_measured(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("The old man looked at the sea.")
+    found = results(capsys, "--data", tmp_path / "a.txt", "--samples", 1)
+    assert [figure["model"] for figure in found["figures"]] == ["box"]
+
+
+def test_progress_is_reported_in_tokens_before_the_first_group_is_done(world):
+    lm, reported = load(world / "mdlm"), []
+    rows = rows_of_texts(["peace and order " * 200], lm.tokenizer, lm.config.length)
+    settings = PerplexitySettings(samples=2, batch=10)
+    measure_nats(lm.method, lm.network, rows, settings, report_progress=lambda *each: reported.append(each))
+    total = len(rows) * lm.config.length
+    assert reported[0] == (0.0, total)
+    assert reported[1] == (10 * lm.config.length / 2, total), "one of two replicates of ten rows"
+    assert reported[-1] == (pytest.approx(total), total)

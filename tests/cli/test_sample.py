@@ -117,6 +117,8 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
     [
         (["text8", "--fill", "the union"], "'the union' has no masks to fill in; write [MASK]"),
         (["text8", "--fill", "the [MASK*3] and [mask]"], "[mask] is not a hole; write [MASK] for one token"),
+        (["adlm", "--fill", "[MASK] [MASK*4 was"], "[MASK*4 is not a hole; write [MASK] for one token"),
+        (["adlm", "--prompt", "[MASK*4 was"], "[MASK*4 is not a hole; write [MASK] for one token"),
         (["text8", "--fill", "[MASK*17]"], "the canvas is 17 tokens long and the model was made for length 16"),
         (["text8", "--length", "17"], "the canvas is 17 tokens long and the model was made for length 16"),
         (["text8", "--fill", "Union [MASK]"], "has no id for 'U'"),
@@ -142,7 +144,7 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
             "--steps 3 and sampling.steps=3 set the same option; give only one",
         ),
         (["text8", "length=8"], "'length=8' is not a sampling option"),
-        (["text8", "hello"], "'hello' is not a sampling option"),
+        (["text8", "hello"], "'hello' is neither a model folder, such as runs/own, nor a sampling option"),
         (["mdlm", "--sampler", "anchor-first"], "anchor-first needs an anchor network, and mdlm has none"),
         (["ar", "--sampler", "remdm-cap"], "remdm-cap does not work with method ar; use ancestral or left-to-right"),
         (["ar", "--suffix", "z"], "gives a token after a mask, and ar writes from left to right"),

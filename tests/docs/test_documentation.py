@@ -15,6 +15,7 @@ from browser import browser, chromium
 
 from adlm.cli.main import COMMANDS, MODULES, Parser, main
 from adlm.config.schema import Config
+from adlm.registry import SAMPLER_SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,6 +102,12 @@ def test_options_of_the_guide_from_the_released_code_exist():
                 assert name in known or f"{section}.{name}" in known, name
                 checked += 1
     assert checked > 30
+
+
+def test_the_page_on_sampling_has_the_line_of_each_sampler():
+    page = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
+    for name, summary in SAMPLER_SUMMARIES.items():
+        assert f"| `{name}` | {summary} |" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -444,6 +444,14 @@ def test_the_training_command_of_a_card_is_one_that_train_takes(run, tmp_path):
     assert (config.method, config.data.path) == ("mdlm", "FILE")
 
 
+def test_without_a_model_the_one_in_the_box_is_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "--out", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == sum(
+        weight.numel() for weight in adlm.load().network.parameters()
+    )
+
+
 def test_an_exported_folder_names_no_path_of_this_machine(tmp_path):
     plain = load_model_folder(small_model(tmp_path / "plain"))
     data = Data(path=str(tmp_path / "secret" / "texts.txt"), root=str(tmp_path / "secret"))

@@ -314,7 +314,7 @@ def test_an_interrupted_measurement_resumes_to_the_same_result(tmp_path, monkeyp
         pass
 
     def report_progress(done, total):
-        if done == 2:
+        if done > 2 * 8 * LENGTH:  # in the third group
             raise Enough
 
     with pytest.raises(Enough):
@@ -345,7 +345,8 @@ def test_a_measurement_resumes_with_another_number_of_processes(tmp_path, monkey
         [file] = tmp_path.iterdir()
         file.write_text(file.read_text()[:-5])  # cut off: of groups 1 and 3 the first is left
     again = measure_nats(method, network, texts, once, journal, lambda *progress: done.append(progress))
-    assert done == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    assert done[0] == (8 * LENGTH, 40 * LENGTH)
+    assert done[-1] == (pytest.approx(40 * LENGTH), 40 * LENGTH)
     assert np.array_equal(again.groups, uninterrupted.groups)
     delete_journal(journal)
     assert list(tmp_path.iterdir()) == []

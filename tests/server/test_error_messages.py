@@ -25,6 +25,8 @@ def address(models):
         ("trace", {"txt": "[MASK]"}, "txt is not a field of this request; did you mean 'text'?"),
         ("completions", {"model": "other"}, "there is no model 'other'; this server has adlm, ar"),
         ("completions", {"sampler": "ancestrl"}, "sampler 'ancestrl' is not one of ancestral"),
+        ("completions", {"prompt": "The [MASK*4 was"}, "[MASK*4 is not a hole; write [MASK] for one token"),
+        ("trace", {"text": "The [MASK*4 was"}, "[MASK*4 is not a hole; write [MASK] for one token"),
     ],
 )
 def test_a_wrong_request_is_answered_with_what_to_write_instead(address, path, body, message):
@@ -55,9 +57,12 @@ def test_a_wrong_request_is_answered_with_what_to_write_instead(address, path, b
         ("completions", {"prompt": "[MASK*65]"}, "prompt"),
         ("completions", {"prompt": "[MASK*0]"}, "prompt"),
         ("completions", {"prompt": "[MASK] [mask]"}, "prompt"),
+        ("completions", {"prompt": "The [MASK*4 was"}, "prompt"),
+        ("completions", {"prompt": "The", "suffix": "[MASK*4 was"}, "suffix"),
         ("completions", {"prompt": "x" * 60}, None),  # prompt, suffix and max_tokens together
         ("trace", {"text": "no hole"}, "text"),
         ("trace", {"text": "[MASK*65]"}, "text"),
+        ("trace", {"text": "[MASK] [MASK*4 was"}, "text"),
         ("trace", {"text": "[MASK]", "sampler": "foo"}, "sampler"),
         ("bound", {"text": "[MASK]"}, "text"),
         ("bound", {"text": "x" * 100}, "text"),

@@ -8,7 +8,8 @@ from typing import Any, get_args
 from adlm.config.schema import PackingName
 from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, ESTIMATOR_LINES, ZERO_SHOT
 
-EXAMPLE = """adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
+EXAMPLE = """adlm perplexity --data speech.txt --max-tokens 20000
+  adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
   adlm perplexity model.ckpt --tokenizer gpt2 --data zero-shot --samples 8 --out zero-shot.json
   torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
 
@@ -17,9 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "models",
-        nargs="+",
+        nargs="*",
+        default=["box"],
         metavar="MODEL",
-        help="a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)",
+        help="a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)\n"
+        "(default: box, the small model that comes with adlm)",
     )
     add(
         "--data",

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
+
 EXAMPLE = """adlm sample --prompt "The old man looked at the sea"
   adlm sample runs/own --prompt "Fellow citizens" --length 64
   adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="OVERRIDE",
         help="sampling.option=value, such as sampling.top_p=0.9 (default: the model's config)\n"
-        "(options: `adlm presets owt/adlm --explain`; samplers: docs/sampling.md)",
+        "(options: `adlm presets owt/adlm --explain`)",
     )
     add(
         "--fill",
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--suffix", metavar="TEXT", help="end of the text")
     add("--length", type=int, metavar="L", help="number of tokens (default: as many as the model allows)")
     add("--num", type=int, default=1, metavar="N", help="number of samples per --fill (default: 1)")
-    add("--sampler", metavar="NAME", help="short for sampling.sampler=NAME")
+    add("--sampler", metavar="NAME", help="short for sampling.sampler=NAME; the samplers are listed below")
     add("--steps", type=int, metavar="T", help="short for sampling.steps=T")
     add("--seed", type=int, default=0, metavar="S", help="seed; sample i uses the RNG of (S, i) (default: 0)")
     add("--batch", type=int, metavar="B", help="samples per batch (default: 16, on a GPU 64)")
@@ -57,3 +59,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show bos, eos and pad in the printed text (ids and --out always include them)",
     )
     add("--json", action="store_true", help="print JSON: one line per sample, or one line with --out")
+    lines = "\n".join(f"  {name:20} {SAMPLER_SUMMARIES.get(name, 'of another package')}" for name in SAMPLERS)
+    parser.epilog = f"samplers (details: docs/sampling.md):\n{lines}\n\n{parser.epilog}"

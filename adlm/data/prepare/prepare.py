@@ -75,6 +75,8 @@ class PrepareOutcome:
     """prepared, resumed, reused, or prepared anew (because the source, the tokenizer or an option had changed)."""
     missing: tuple[str, ...]
     """Splits of a named corpus without files."""
+    notes: tuple[str, ...]
+    """`Source.notes`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ def prepare(
         manifest = read_manifest(out)
         remove_leftovers(out, work)
         if manifest["recipe"] == recipe:
-            return PrepareOutcome(_with_settings(open_prepared(out), settings), "reused", source.missing)
+            prepared = _with_settings(open_prepared(out), settings)
+            return PrepareOutcome(prepared, "reused", source.missing, source.notes())
         check_replaceable(out, manifest, source.title)
         how = "prepared anew"
     with locked(work, out):
@@ -123,7 +126,7 @@ def prepare(
             how = "resumed"
         end = _tokenise(source, tokenizer, recipe, work, start, settings, report)
         _finish(work, out, {"format": FORMAT, "source": source.title, **settings, "recipe": recipe}, end, tokenizer)
-    return PrepareOutcome(open_prepared(out, sums=False), how, source.missing)
+    return PrepareOutcome(open_prepared(out, sums=False), how, source.missing, source.notes())
 
 
 def check_source(config: Config, folder: Path, before: Config) -> None:

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import re
+import shlex
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +22,14 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 PLAIN, RECORDS = (".txt", ".md", ".text"), (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACE_HINT = "(data.damaged=replace reads it anyway)"
+SIGNATURES = {
+    b"%PDF-": "a PDF, not text; convert it with pdftotext",
+    b"PK\x03\x04": "a zip archive or an office document (.docx, .odt), not text; unpack it, or save it as plain text",
+    b"\xd0\xcf\x11\xe0": "an office document, not text; save it as plain text",
+    b"{\\rtf": "RTF, not plain text; save it as plain text",
+    b"\x1f\x8b": "a gzip file, not text; end its name in .gz",
+}
+"""How files begin that are not text, with what they are and the remedy."""
 
 
 def suffix_of(path: Path) -> str:
@@ -70,27 +79,57 @@ def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
     return members[0]
 
 
-def text_blocks(stream: IO[bytes], name: str, damaged: str) -> Iterator[str]:
-    """The decoded text of a byte stream in blocks; NUL and invalid UTF-8 are refused or replaced, as `damaged` says."""
+def text_blocks(stream: IO[bytes], path: Path, name: str, damaged: str) -> Iterator[str]:
+    """The decoded text of a byte stream in blocks, with the line breaks of Windows (CRLF) as LF.
+
+    Files that are no text are refused; NUL and invalid UTF-8 are refused or replaced, as `damaged` says. `path` is the
+    file in the command that converts it.
+    """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("strict" if damaged == "refuse" else "replace")
-    read = 0
+    read, last, carriage_return = 0, b"", ""
     while True:
         block = stream.read(BLOCK)
+        last = block or last
+        if not read and (kind := next((kind for start, kind in SIGNATURES.items() if block.startswith(start)), "")):
+            raise UserError(f"{name} looks like {kind}")
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             at = read + len(block) - len(error.object) + error.start
-            hint = "; it looks like UTF-16, so convert it" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
             raise UserError(
-                f"{name} is not UTF-8 text: byte {at:,} is {error.object[error.start]:#04x}{hint} {REPLACE_HINT}"
+                f"{name} is not UTF-8 text: byte {at:,} is {error.object[error.start]:#04x}{_remedy(last, path)}"
             ) from None
         if "\0" in text and damaged == "refuse":
             at = read + block.index(b"\0")
-            raise UserError(f"{name} holds NUL bytes, the first at byte {at:,}, so it is not plain text {REPLACE_HINT}")
-        yield text.replace("\0", "\ufffd")
+            raise UserError(
+                f"{name} holds NUL bytes, the first at byte {at:,}, so it looks like a binary file, not text "
+                f"{REPLACE_HINT}"
+            )
+        text = carriage_return + text
+        carriage_return = "\r" if block and text.endswith("\r") else ""  # a line feed may follow in the next block
+        yield text.removesuffix(carriage_return).replace("\r\n", "\n").replace("\0", "\ufffd")
         if not block:
             return
         read += len(block)
+
+
+def _remedy(data: bytes, path: Path) -> str:
+    """What text that is not UTF-8 looks like, and how to convert it."""
+    decoded = data.decode(errors="replace")
+    num_damaged, num_high = decoded.count("\ufffd"), sum(byte > 0x7F for byte in data)
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding, code = "UTF-16", "UTF-16"
+    elif re.search(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]", data):
+        return f"; it looks like a binary file, not text {REPLACE_HINT}"
+    elif sum(character > "\x7f" for character in decoded) > 2 * num_damaged:  # most other characters are valid UTF-8
+        return f" {REPLACE_HINT}"
+    elif 4 * num_high > len(data):  # not a language in Latin letters
+        return f"; find out its encoding (`file -i`), and convert it to UTF-8 with iconv {REPLACE_HINT}"
+    else:
+        has_c1 = re.search(rb"[\x80-\x9f]", data) is not None
+        encoding, code = ("Windows-1252", "WINDOWS-1252") if has_c1 else ("Latin-1", "ISO-8859-1")
+    file = "FILE" if path.suffix.lower() in COMPRESSED else shlex.quote(str(path))
+    return f"; it looks like {encoding}; convert it: iconv -f {code} -t UTF-8 {file} > utf8.txt"
 
 
 def check_text(text: str, damaged: str, where: str) -> str:

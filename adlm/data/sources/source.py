@@ -1,7 +1,8 @@
 """Resolves the data options to a Source: its parts in order, and the split of every document. No tokenizers.
 
-A part is a file or a split on the Hub, with its documents in a fixed order. No text is read, unless documents must be
-counted because the last ones are held out, or because there may be too few to hold out random ones.
+A part is a file or a split on the Hub, with its documents in a fixed order. Of your own text the beginning is read, to
+refuse blank files. All is read only if documents must be counted because the last ones are held out, or because there
+may be too few to hold out random ones.
 """
 
 import hashlib
@@ -82,6 +83,11 @@ class Source:
     def split_of(self, part: Part, document: int) -> str:
         return part.split or self.division.split_of(document)
 
+    def notes(self) -> tuple[str, ...]:
+        """What a user may not expect of how the text is read."""
+        name = next((part.name for part in self.parts if isinstance(part, TextFile) and part.has_crlf()), None)
+        return () if name is None else (f"{name} has the line breaks of Windows (CRLF); they are read as LF",)
+
 
 def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
     """The source that the data options select; files in the folders `without` are excluded from data.path."""
@@ -106,6 +112,9 @@ def _own_text(data: Data, without: Sequence[Path]) -> Source:
         TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
         for file in files
     )
+    if not any(text.strip() for part in parts for text, _ in part.chunks()):
+        what = "it is" if len(parts) == 1 else f"its {len(parts):,} files are"
+        raise UserError(f"data.path {data.path} holds no text: {what} empty or blank; give a file with text")
     division = HeldOutRule(data.held_out, data.seed)
     if data.held_out:
         parts, division = _with_tail_held_out(parts, division)

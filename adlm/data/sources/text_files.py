@@ -11,6 +11,7 @@ from typing import IO
 
 from adlm.data.sources.chunks import Chunk, join_chunks, split_into_chunks
 from adlm.data.sources.decoding import (
+    BLOCK,
     COMPRESSED,
     PLAIN,
     RECORDS,
@@ -91,6 +92,13 @@ class TextFile:
                 return int(arrow_parquet().ParquetFile(self.path).metadata.num_rows)
         return sum(chunk.ends for chunk in self.chunks())
 
+    def has_crlf(self) -> bool:
+        """Whether the beginning of a plain text has the line breaks of Windows, which are read as LF."""
+        if self._form in RECORDS:
+            return False
+        with decoding_errors(self.name), self.path.open("rb") as raw:
+            return b"\r\n" in decompressed(raw, self.path).read(BLOCK)
+
     @cached_property
     def _form(self) -> str:
         return form_of(self.path)
@@ -138,7 +146,7 @@ class TextFile:
             return strictly_quoted(lines_of(self._blocks(raw, ignore_progress), self.name), delimiter)
 
     def _blocks(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[str]:
-        for block in text_blocks(self._byte_range(decompressed(raw, self.path)), self.name, self.damaged):
+        for block in text_blocks(self._byte_range(decompressed(raw, self.path)), self.path, self.name, self.damaged):
             yield block
             seen(raw.tell())
 
@@ -151,16 +159,15 @@ class TextFile:
 
 
 def _without_blank_lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The lines that are not blank, without a final \\r."""
+    """The lines that are not blank."""
     blank: list[Chunk] = []  # chunks at the beginning of a line that are blank so far
     begun = False
-    for text, ends in chunks:
-        chunk = Chunk(text.removesuffix("\r") if ends else text, ends)
+    for chunk in chunks:
         if begun or chunk.text.strip():
             yield from (*blank, chunk)
-            blank, begun = [], not ends
+            blank, begun = [], not chunk.ends
         else:
-            blank = [] if ends else [*blank, chunk]
+            blank = [] if chunk.ends else [*blank, chunk]
 
 
 def _cut_document(chunks: Iterable[Chunk], document: int, at: int) -> Iterator[Chunk]:

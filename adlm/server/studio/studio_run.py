@@ -17,7 +17,7 @@ from adlm.methods.inputs import check_sampler
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Frame
 from adlm.server.batching import BatchWorker
-from adlm.server.completion import CompletionPlan, Limits, plan_completion
+from adlm.server.completion import CompletionPlan, Limits, checked_num_masks, plan_completion
 from adlm.server.completion_request import CompletionRequest, RequestError
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.trace.recording import TraceInfo, pieces_to_dict, trace_events
@@ -47,7 +47,7 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
 
     It samples the same row as a completion of the same text, options and seed, and so the same tokens.
     """
-    if not num_masks(request.text):
+    if not checked_num_masks("text", request.text):
         raise RequestError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
     options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
     try:

@@ -31,13 +31,12 @@ def divided(data: Data) -> dict[str, list[str]]:
     ("text", "before"),
     [
         ("\n\n".join(LINES), "\n\n"),
-        ("\r\n\r\n".join(LINES), "\r\n\r\n"),
         ("\n".join(LINES), "\n"),
         (" ".join(LINES), ""),
         ("x" * 20_000, ""),
         ("\u4e00" * 20_000, ""),
     ],
-    ids=["paragraphs", "paragraphs of Windows", "lines", "blanks", "none", "no words"],
+    ids=["paragraphs", "lines", "blanks", "none", "no words"],
 )
 def test_a_single_document_is_cut_in_two(tmp_path, text, before, held_out):
     (tmp_path / "a.txt").write_text(text, newline="")

@@ -193,14 +193,21 @@ def test_progress_is_reported_in_bytes_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("boundary", "expected"),
     [
-        ("file", ["one\r\n\r\ntwo\r\nthree\n"]),
+        ("file", ["one\n\ntwo\nthree\n"]),
         ("line", ["one", "two", "three"]),
-        ("blank", ["one", "two\r\nthree"]),
+        ("blank", ["one", "two\nthree"]),
     ],
 )
 def test_documents_end_with_the_file_the_line_or_the_blank_line(boundary, expected, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\nthree\n")  # with a byte order mark
     assert texts(tmp_path / "a.txt", boundary=boundary) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
+def test_windows_line_breaks_are_read_as_lf_wherever_a_block_ends(size, tmp_path, monkeypatch):
+    monkeypatch.setattr("adlm.data.sources.decoding.BLOCK", size)
+    (tmp_path / "windows.txt").write_bytes(b"\r\none\r\n\r\ntwo\r\r\n\rthree\r")
+    assert texts(tmp_path / "windows.txt") == ["\none\n\ntwo\r\n\rthree\r"]
 
 
 def test_several_fields_are_joined_and_columns_are_selected_by_number(tmp_path):
@@ -212,8 +219,27 @@ def test_several_fields_are_joined_and_columns_are_selected_by_number(tmp_path):
 
 BROKEN = [
     ("a.txt", b"good \xff bad", {}, "a.txt is not UTF-8 text: byte 5 is 0xff"),
-    ("a.txt", "wide".encode("utf-16"), {}, "it looks like UTF-16"),
-    ("a.txt", b"nul \0 byte", {}, "a.txt holds NUL bytes, the first at byte 4,"),
+    ("a.txt", "wide".encode("utf-16"), {}, "it looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8 /"),
+    ("a.txt", "Le café.".encode("latin-1"), {}, "it looks like Latin-1; convert it: iconv -f ISO-8859-1 -t UTF-8 /"),
+    ("a.txt", "Le café".encode("latin-1"), {}, "it looks like Latin-1"),
+    (
+        "a.txt",
+        "Er ging in ein “Café”.".encode("cp1252"),
+        {},
+        "it looks like Windows-1252; convert it: iconv -f WINDOWS-1252",
+    ),
+    ("a.txt", "Привет, мир".encode("cp1251"), {}, "find out its encoding (`file -i`), and convert it to UTF-8 with"),
+    ("a.txt", "é ü ß".encode() + b"\xc3", {}, "byte 8 is 0xc3 (data.damaged=replace reads it anyway)"),
+    ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", {}, "it looks like a binary file, not text (data.damaged=replace"),
+    (
+        "a.txt",
+        b"nul \0 byte",
+        {},
+        "a.txt holds NUL bytes, the first at byte 4, so it looks like a binary file, not text",
+    ),
+    ("a.pdf", b"%PDF-1.7\n1 0 obj", {}, "a.pdf looks like a PDF, not text; convert it with pdftotext"),
+    ("a.txt", b"%PDF-1.7\n1 0 obj", {"damaged": "replace"}, "a.txt looks like a PDF, not text"),
+    ("a.docx", b"PK\x03\x04words", {}, "a.docx looks like a zip archive or an office document (.docx"),
     ("a.jsonl", b'{"text": "nul \\u0000"}\n', {}, "line 1 of a.jsonl holds NUL"),
     ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', {}, "line 2 of a.jsonl has no field 'text'; it has body"),
     ("a.jsonl", b'{"text": 5}\n', {}, "field 'text' in line 1 of a.jsonl is int"),
