@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from adlm.checkpoints.model_folder import BOX, BOX_FOLDER
+from adlm.config.load import BOX, BOX_FOLDER
 from adlm.errors import UserError, printable
 from adlm.export.folder import check_exportable, check_folder, export_model, push
 from adlm.language_model import load

@@ -89,7 +89,7 @@ def run_folder_of(overrides: list[str], out: Path | None) -> Path:
     if out is None and preset is None:
         resolve(overrides)  # report a misspelt preset first
         if not overrides:
-            raise UserError("no preset is given; try `adlm train own init=box data.path=FILE`, or --out RUN to resume a run")
+            raise UserError("no preset is given; try `adlm train own init=box data.path=FILE`, or --out RUN to resume")
         raise UserError("--out is not given, and there is no preset to name the run after; add --out runs/NAME")
     return out or Path("runs", str(preset).replace("/", "-"))
 

@@ -179,9 +179,18 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
             *text.notes,
             *[f"{model} was trained on this text or a part of it: not a held-out result"] * trained_on_it,
             *[BOS_EOS_COUNTED] * text.packing.endswith("-published"),
+            *_unknown_error(estimate, settings.replicates(lm.method)),
             *[LOW_FREEDOM] * (estimate.monte_carlo is not None and estimate.freedom < MIN_FREEDOM),
         ),
     )
+
+
+def _unknown_error(estimate: Estimate, replicates: int) -> Iterator[str]:
+    """Why the error over documents is unknown, if it is."""
+    if estimate.over_documents is None:
+        noise = "there is one replicate" if replicates < 2 else "it is too small beside the Monte Carlo error"
+        why = "the text is one document" if estimate.documents < 2 else f"{noise}; raise --samples"
+        yield f"the error over documents is unknown: {why}"
 
 
 def _files(pattern: str) -> set[Path]:

@@ -382,3 +382,13 @@ def test_progress_is_reported_in_tokens_before_the_first_group_is_done(world):
     assert reported[0] == (0.0, total)
     assert reported[1] == (10 * lm.config.length / 2, total), "one of two replicates of ten rows"
     assert reported[-1] == (pytest.approx(total), total)
+
+
+def test_an_unknown_error_over_documents_is_explained(world, capsys):
+    for data, num, why in (
+        ("speech.txt", 2, "the text is one document"),
+        ("prepared", 1, "there is one replicate; raise --samples"),
+    ):
+        [figure] = results(capsys, world / "adlm", "--data", world / data, "--samples", num)["figures"]
+        assert figure["document_stderr"] is None
+        assert f"the error over documents is unknown: {why}" in figure["notes"]
