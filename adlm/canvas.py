@@ -90,6 +90,8 @@ def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) ->
     for name, text in (("prompt", prompt), ("suffix", suffix)):
         if HOLE.search(text):
             raise UserError(f"{name} {text!r} contains a mask; pass the complete text with its masks to fill instead")
+    if length > MAX_HOLE:
+        raise UserError(f"length {length} must be at most {MAX_HOLE:,}")
     num = length - len(encode_canvas(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
     if num < 1:
         raise UserError(

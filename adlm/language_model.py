@@ -470,8 +470,8 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
         if not source.exists() and is_hub_name(str(path)):
             return language_model(load_exported(download_model(str(path))), torch_device)
         remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
-        absent = "" if source.exists() else f": there is nothing of that name; {remedy}"
-        raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}")
+        absent = "" if source.exists() else ": there is nothing of that name"
+        raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:

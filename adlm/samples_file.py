@@ -209,7 +209,7 @@ def _complete_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
 def _parse_provenance(content: Any, path: Path) -> Provenance:
     entries = content.get("made_by") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or entries.keys() != {each.name for each in fields(Provenance)}:
-        raise UserError(f"{path} is not a samples file: its first line does not have the provenance of the samples")
+        raise UserError(f"{path} is not a samples file: its first line is not that of `adlm sample --out`")
     for name, value in entries.items():
         if not isinstance(value, PROVENANCE_TYPES.get(name, str)):
             raise UserError(f"{path} is damaged: its first line has {name} {_shorten(value)}; move the file away")

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace, is_rank_zero: bool) -> None:
     if len(arguments.samples) != 1:
         given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
-        raise UserError(f"adlm judge takes one samples file, and {given} given")
+        raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
     request = _request(arguments)
     make_output_folder(arguments.out, arguments.force, _inputs(request))
     cache = None if arguments.out is None else arguments.out.parent / "judged"

@@ -75,6 +75,7 @@ FIRST_STEPS = """anchored diffusion language models
 adlm --help lists all commands
 """
 MEANT = {
+    "help": "--help",
     "plot": "train --plot",
     "resume": "train --out",
     "fill": "sample --fill",
@@ -213,6 +214,8 @@ def run(argv: Sequence[str]) -> int:
     if not argv:
         sys.stdout.write(FIRST_STEPS)
         return 0
+    if argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+        raise UserError(f"{argv[0]} comes before the command; give the command first (see adlm --help)")
     if not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from adlm.config.options import suggestion
 
@@ -220,8 +223,6 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.command != argv[0]:
-        raise UserError(f"{argv[0]} comes before the command; give the command first (see adlm --help)")
     takes_overrides = hasattr(arguments, "overrides")
     if hasattr(arguments, "forwarded"):  # the options of another program
         arguments.forwarded = list(argv[1:])

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm import __version__
-from adlm.checkpoints.model_folder import WEIGHTS
+from adlm.checkpoints.model_folder import BOX, WEIGHTS
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.distributed import local_device, process_group
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.max_tokens,
         )
         for name in arguments.data:
-            if any((Path(name) / file).is_file() for file in (WEIGHTS, f"model/{WEIGHTS}")):
+            if name == BOX or any((Path(name) / file).is_file() for file in (WEIGHTS, f"model/{WEIGHTS}")):
                 raise UserError(f"--data {name} is a model; write models before --data and texts after it")
         inputs = [*arguments.models, *arguments.data, *([arguments.tokenizer] * (arguments.tokenizer is not None))]
         check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))

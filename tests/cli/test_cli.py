@@ -81,6 +81,7 @@ def test_parity_prints_json_and_exits_with_1_if_a_tolerance_is_exceeded(capsys, 
             "--top-p=1; as a config option: sampling.top_p=... (see adlm sample --help)",
         ),
         (["export", "--to", "hf"], "the following arguments are required: --out"),
+        (["help"], "there is no command 'help'; try adlm --help"),
         (["plot", "runs/own"], "there is no command 'plot'; try adlm train --plot runs/own (see"),
         (
             ["generate", "--prompt", "The sea"],
@@ -173,6 +174,8 @@ def test_help_lists_every_command_once_by_purpose_in_80_columns(capsys):
 def test_options_before_the_command_are_a_user_error(capsys):
     assert main(["--jsn", "presets"]) == 2
     assert capsys.readouterr().err == "adlm: --jsn comes before the command; give the command first (see adlm --help)\n"
+    assert main(["--prompt", "The"]) == 2
+    assert "--prompt comes before the command" in capsys.readouterr().err
     assert main(["--", "presets"]) == 2  # what argparse says differs between versions of Python
 
 

@@ -343,6 +343,7 @@ def test_zero_shot_lm1b_is_packed_and_lm1b_alone_is_padded_by_sentence(world, tm
         (["nowhere", "--data", "{prepared}"], "nowhere is neither a model folder nor a .ckpt file"),
         (["{adlm}", "--data", "{prepared}", "--out", "{none}/no/figures.json"], "there is no folder"),
         (["{adlm}"], "--data"),
+        (["--data", "{prepared}", "box"], "--data box is a model; write models before --data"),
         (["--data", "{prepared}", "{adlm}"], "adlm is a model; write models before --data and texts after it"),
         (["{adlm}", "--data", "{prepared}", "--packing", "xx"], "--packing 'xx' is not one of"),
         (["{adlm}", "--data", "{prepared}", "--batch", "0"], "batch 0 must be at least 1"),

@@ -151,7 +151,9 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
         (["ar", "--prompt", "abc", "--length", "16"], "is 17 tokens long with bos and the model was made for"),
         (["d3pm", "--sampler", "dfm"], "does not work with method d3pm; use ancestral"),
         (["ids"], "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`, or, in Python, use lm.complete"),
-        (["none"], "is neither a model folder nor a .ckpt file: there is nothing of that name"),
+        (["none"], "is neither a model folder nor a .ckpt file: there is nothing of that name; give a run folder"),
+        (["adlm/config.yaml"], "config.yaml is neither a model folder nor a .ckpt file; give a run folder"),
+        (["adlm", "--prompt", "a", "--length", "99999999999"], "length 99999999999 must be at most 1,000,000"),
         (["text8", "--device", "abacus"], "device 'abacus' is not one that torch sees here"),
     ],
 )
