@@ -28,7 +28,7 @@ def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
     """`model` is the path that `lm` was loaded from."""
     config = lm.config
     text = config.data.name or config.data.path or config.data.hub or config.data.prepared
-    anchored = bool(text) and config.method in ("adlm", "a2r")  # the config of a .ckpt has no training settings
+    anchored = bool(text) and lm.method.anchored  # the config of a .ckpt has no training settings
     path = Path(model)
     run = path.parent if path.name == "model" else path
     logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []

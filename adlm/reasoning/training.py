@@ -21,7 +21,7 @@ from adlm.data.sources.source import resolve_source
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
-from adlm.reasoning.base_model import BaseModel, CausalModel, open_base, save_reasoning_model
+from adlm.reasoning.base_model import BaseModel, CausalModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.reasoning.loss import ReasoningObjective
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, ReasoningMethod, Stage, curriculum
 from adlm.reasoning.rows import ANCHOR_LABELS, WIDTH, EncodedProblem, Encoder, collate, special_ids
@@ -211,8 +211,7 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     if processes.num_ranks > 1:
         raise UserError("`adlm reason train` runs in one process; start it without torchrun")
     parts = problem_parts(config)
-    if config.method != "ar":
-        raise UserError(f"method {config.method} is not causal; reasoning needs method=ar")
+    check_plain_causal(config, f"method {config.method}")
     for option in ("recompute", "unigram_start"):
         if getattr(config.train, option):
             raise UserError(f"train.{option} true is for `adlm train`; leave it out")

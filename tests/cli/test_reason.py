@@ -156,7 +156,7 @@ def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
         (["train.batch_size=32"], "train.batch_size 32 is larger than the 24 training problems"),
         (["reason.base=/nonexistent/model"], "/nonexistent/model is not a folder with a model"),
         (["reason.base={tmp}"], "{tmp} was not loaded as a causal language model"),
-        (["method=mdlm"], "method mdlm is not causal; reasoning needs method=ar"),
+        (["method=mdlm"], "method mdlm is not a single causal network; reasoning needs method=ar"),
         (["data.name=text8"], "data.name 'text8' is not a set of problems: gsm8k, prosqa, prontoqa"),
         (["data.root={tmp}/none"], "data.root {tmp}/none is not a folder"),
         (["reason.method=thought"], "reason.method"),
@@ -180,7 +180,9 @@ def test_another_number_of_epochs_is_named_as_the_difference_to_the_run(model, c
 
 def test_a_base_that_is_not_autoregressive_is_refused(root, tmp_path, capsys):
     base = small_model(tmp_path / "mdlm", "mdlm")
-    assert "is a model of method mdlm; give one of method ar" in refused(root, tmp_path, capsys, f"reason.base={base}")
+    assert "is a model of method mdlm, which is not a single causal network; reasoning needs method=ar" in refused(
+        root, tmp_path, capsys, f"reason.base={base}"
+    )
     base = small_model(tmp_path / "ar", "ar", tokenizer=None)
     assert "has no tokenizer.json" in refused(root, tmp_path, capsys, f"reason.base={base}")
 
