@@ -98,7 +98,9 @@ def test_a_causal_method_from_another_package_is_a_base_for_reasoning_and_left_t
 def test_unknown_names_list_those_of_other_packages(installed, capsys):
     assert main(["presets", "own", "method=unwieghted"]) == 2
     message = capsys.readouterr().err
-    assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted, later-tokens; did you mean 'unweighted'?" in message
+    assert (
+        "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted, later-tokens; did you mean 'unweighted'?" in message
+    )
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_a_user_error(installed, tmp_path, capsys):

@@ -144,9 +144,12 @@ def test_data_without_training_problems_is_refused(root, tmp_path, capsys):
     assert reason_train(data, tmp_path / "run", "data.problems=16", "reason.misfits=keep", "length=1024", *QUICK) == 0
 
 
-def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
+@pytest.mark.parametrize("content", ["[{]", "[" * 100_000])
+def test_a_damaged_training_file_is_refused(root, tmp_path, capsys, content):
     data = with_problems(root, tmp_path)
-    (data / "prosqa" / "prosqa_train.json").write_text("[{]")
+    (data / "prosqa" / "prosqa_train.json").write_text(content)
+    words = ["prepare", "data=prosqa", f"data.root={data}", "tokenizer=bytes", "--out", tmp_path / "prepared"]
+    assert "prosqa_train.json is not JSON" in error_of(capsys, words)
     assert "prosqa_train.json is not JSON" in refused(data, tmp_path, capsys)
 
 
@@ -230,6 +233,8 @@ def test_training_commands_refuse_the_runs_of_each_other(model, root, tmp_path, 
         (["--data", "{tmp}/fields.json"], "fields.json, entry 0 has no 'question'"),
         (["--data", "{tmp}/steps.json"], "'steps' is not an array of texts"),
         (["--data", "{tmp}/sums.json"], "is not a ProsQA fact"),
+        (["--data", "{tmp}/nested.json"], "nested.json is not JSON (it is nested too deeply)"),
+        (["--data", "{tmp}/long.json"], "tokens with its slots, and the model reads at most 256"),
         (["--data", "{tmp}/empty.json"], "empty.json: there is no problem in it"),
         (["--data", "prontoqa"], "data.name prontoqa is not here"),
         (["--device", "tpu"], "tpu"),
@@ -241,10 +246,12 @@ def test_wrong_problems_are_one_line(action, words, sentence, model, root, tmp_p
         "fields": [{"query": "q"}],
         "steps": [{"question": "q", "steps": "one", "answer": "a"}],
         "sums": [{"question": "q", "steps": ["<<1+1=2>>"], "answer": "2"}],
+        "long": [{"question": f"{'Every wumpus is a dumpus. ' * 400}Is Tom a dumpus?", "steps": [], "answer": "a"}],
         "empty": [],
     }
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / "nested.json").write_text("[" * 100_000)
     words = [word.replace("{tmp}", str(tmp_path)) for word in words]
     before = contents(tmp_path)
     out = ["--out", tmp_path / "answers.jsonl"] if action == "eval" else []
