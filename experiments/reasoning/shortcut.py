@@ -96,9 +96,7 @@ def main() -> None:
         ties = answers.count(None)
         right = sum(given == problem.answer for given, problem in zip(answers, problems, strict=True))
         share = (right + ties / 2) / len(problems)
-        print(
-            f"{name.replace('_', ' ')}: {share:.1%} with half of the ties ({right} of {len(problems) - ties}, {ties} ties)"
-        )
+        print(f"{name.replace('_', ' ')}: {share:.1%}, ties by a coin ({right} of {len(problems) - ties}; {ties} ties)")
 
 
 if __name__ == "__main__":

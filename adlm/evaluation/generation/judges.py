@@ -1,4 +1,4 @@
-"""Judges of generated text: our own models with an exact likelihood, and causal models of Hugging Face; featurisers for MAUVE.
+"""Judges of generated text: our own models with an exact likelihood, causal models of Hugging Face; MAUVE features.
 
 Shapes: B windows of L ids; `pad` is True past the end of a window; d the width of the features.
 """
