@@ -137,6 +137,35 @@ def test_a_validation_problem_without_room_is_refused(root, tmp_path, capsys):
     assert "validation problem 1 takes" in refused(data, tmp_path, capsys, "length=256")
 
 
+def test_without_any_file_problems_are_generated_and_the_output_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    words = ["data.problems=16", "reason.misfits=keep", "length=1024", *QUICK]
+    assert main(["reason", "train", *TINY, *words, "--out", str(tmp_path / "run")]) == 0
+    assert "problems: 16 generated prosqa problems of seed 0 (train), 200 generated" in capsys.readouterr().err
+    assert main(["reason", "eval", str(tmp_path / "run"), "--limit", "3"]) == 0
+    assert "on prosqa (200 generated prosqa problems of seed 0): " in capsys.readouterr().out
+    assert main(["reason", "show", str(tmp_path / "run")]) == 0
+    assert "problem 1 of 200 generated prosqa problems of seed 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        (
+            "prosqa",
+            "in the folder data of github.com/facebookresearch/coconut; or generate problems: data.problems",
+        ),
+        ("prontoqa", "github.com/asaparov/prontoqa; or generate problems: data.problems=20000"),
+        ("gsm8k", "train.jsonl and test.jsonl are in github.com/openai/grade-school-math"),
+    ],
+)
+def test_missing_files_are_an_error_that_says_where_they_come_from(name, origin, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    error = error_of(capsys, ["reason", "train", *TINY, f"data.name={name}", "--out", tmp_path / "run"])
+    assert f"data.name {name} is not here; put its files into DIR/{name} (train: " in error
+    assert origin in error
+
+
 def test_data_without_training_problems_is_refused(root, tmp_path, capsys):
     data = with_problems(root, tmp_path)
     (data / "prosqa" / "prosqa_train.json").unlink()
