@@ -209,7 +209,8 @@ def _problem_parts(data: Data, corpus: Corpus, folder: Path | None) -> tuple[lis
     files: dict[str, Path] = {}
     for split, names in corpus.files.items():
         found = [folder / name for name in names if (folder / name).is_file()] if folder else []
-        files |= {split: path for path in found[:1]}
+        if found:
+            files[split] = found[0]
     if data.problems:
         if data.name not in GENERATORS:
             raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
