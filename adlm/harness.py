@@ -408,7 +408,7 @@ def _rows_at_once(batch_size: int | str | None, max_batch_size: int | None) -> i
 def _positive(name: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
-    raise UserError(f"{name} {str(value)!r:.60} must be a positive number, in nats; try 0.5")
+    raise UserError(f"{name} {str(value)!r:.60} must be positive, in nats; try 0.5")
 
 
 def _sum(blocks: Sequence[ConditionalNats]) -> ConditionalNats:

@@ -106,7 +106,7 @@ def test_multiple_choice_and_generation_run_end_to_end(world, harness, capsys, t
         (["--model_args", "path=nowhere", "--tasks", "choice"], "nowhere is neither a model folder nor a .ckpt file"),
         (["--model_args", "path=adlm,sample=3", "--tasks", "choice"], "'sample'; did you mean 'samples'?"),
         (["--model_args", "path=adlm,samples=3", "--tasks", "choice"], "samples 3 must be an even number"),
-        (["--model_args", "path=adlm,target_stderr=-1", "--tasks", "choice"], "target_stderr '-1.0' must be a positive"),
+        (["--model_args", "path=adlm,target_stderr=-1", "--tasks", "choice"], "target_stderr '-1.0' must be positive"),
         (["--model_args", "path=adlm,length=99", "--tasks", "choice"], "length 99 must be at most 32"),
         (["--model_args", "path=adlm,device=tpu", "--tasks", "choice"], "device 'tpu' is not one that torch sees"),
         (["--model_args", "path=adlm,sampler=best", "--tasks", "generate"], "sampling.sampler 'best' is not one of"),

@@ -216,7 +216,9 @@ def _problem_parts(data: Data, corpus: Corpus, folder: Path | None) -> tuple[lis
             raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
         files.pop("train", None)
     held_out = tuple(path for split, path in files.items() if split != "train")
-    parts: list[Part] = generated_splits(data.name, data.problems, data.seed, held_out) if data.problems else []
+    parts: list[Part] = []
+    if data.problems:
+        parts += generated_splits(data.name, data.problems, data.seed, held_out)
     parts += [
         ProblemFile(path, f"{data.name}/{path.name}", split, held_out if split == "train" else ())
         for split, path in files.items()
