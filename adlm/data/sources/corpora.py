@@ -178,7 +178,7 @@ BUILT_IN: dict[str, Corpus] = {
         hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
         packing="padded",
         origin=f"train.jsonl and test.jsonl are in github.com/openai/grade-school-math, and gsm_icot.bash of {COCONUT} "
-        "makes gsm_valid.json",
+        "makes gsm_valid.json; problems that are generated: data=prosqa data.problems=20000",
         problems=True,
     ),
     "prosqa": _graphs(

@@ -269,7 +269,8 @@ def how_to_add(data: Data, corpus: Corpus) -> str:
     formats = "" if corpus.problems else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
     origin = f"; {corpus.origin}" if corpus.origin else ""
-    return f"put its files into {root}/{corpus.folders[0]} ({globs}{formats}) and give data.root={root}{origin}"
+    where = f"put its files into {root}/{corpus.folders[0]} ({globs}{formats})"
+    return f"{where} and give data.root={root} or set ADLM_DATA{origin}"
 
 
 def source_recipe(source: Source) -> dict[str, Any]:
