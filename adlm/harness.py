@@ -5,10 +5,11 @@
 """
 
 import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from zlib import crc32
 
@@ -38,7 +39,18 @@ except ModuleNotFoundError:
     raise UserError("the package lm-eval is not installed; try pip install 'adlm[lm-eval]'") from None
 
 REPLICATES = 4  # of `loglikelihood_rolling`: the samples of every row are divided among them
-MODEL_ARGUMENTS = ("path", "device", "batch_size", "samples", "seed", "sampler", "steps", "length")
+MODEL_ARGUMENTS = (
+    "path",
+    "device",
+    "batch_size",
+    "samples",
+    "target_stderr",
+    "max_samples",
+    "seed",
+    "sampler",
+    "steps",
+    "length",
+)
 SAMPLING_OPTIONS = tuple(field.name for field in fields(Sampling))
 logger = logging.getLogger("lm_eval.models.adlm")  # under lm_eval's own logger, which has the handler
 
@@ -66,6 +78,8 @@ class HarnessModel(LM):  # type: ignore[misc]
         device: str | None = None,
         batch_size: int | str | None = None,
         samples: int = 64,
+        target_stderr: float | None = None,
+        max_samples: int = 1024,
         seed: int = 0,
         sampler: str | None = None,
         steps: int | None = None,
@@ -86,6 +100,8 @@ class HarnessModel(LM):  # type: ignore[misc]
             raise UserError(NO_TOKENIZER)
         self.text_tokenizer = self.model.tokenizer
         self.samples, self.seed = whole_number("samples", samples, 2), whole_number("seed", seed)
+        self.target_stderr = None if target_stderr is None else _positive("target_stderr", target_stderr)
+        self.max_samples = whole_number("max_samples", max_samples, 2)
         rows = _rows_at_once(batch_size, max_batch_size)
         self.settings = ConditionalSettings(self.samples, self.seed, rows)
         options: dict[str, Any] = {"sampler": sampler, "steps": steps}
@@ -98,6 +114,8 @@ class HarnessModel(LM):  # type: ignore[misc]
         self._warned: set[str] = set()
         self.stderrs: list[float] = []
         """Monte Carlo standard errors of all log-likelihoods so far, in the order of the requests."""
+        self.num_questions = self.num_undecided = 0
+        """Questions so far with several answers, and those whose two most likely ones differ by less than the error."""
 
     @classmethod
     def create_from_arg_obj(
@@ -134,25 +152,81 @@ class HarnessModel(LM):  # type: ignore[misc]
             "model_num_parameters": num_parameters(model.network),
             "exact": model.method.exact,
             "samples": self.samples,
+            "target_stderr": self.target_stderr,
+            "max_samples": self.max_samples,
             "seed": self.seed,
             "length": self.length,
         }
         if self.stderrs:
             mean = sum(self.stderrs) / len(self.stderrs)
             info["loglikelihood_stderr"] = {"mean": mean, "max": max(self.stderrs), "requests": len(self.stderrs)}
+        if self.num_questions:
+            info["undecided_questions"] = {"num": self.num_undecided, "of": self.num_questions}
         return info
 
     # Log-likelihoods
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(a lower bound on log p(continuation | context), whether greedy decoding gives it) of every request."""
+        """(a lower bound on log p(continuation | context), whether greedy decoding gives it) of every request.
+
+        With a target error, the first samples decide how many are drawn anew. They are not averaged in: that would
+        favour continuations whose first samples happen to agree.
+        """
         pieces = [list(self._rows(*self._encode_pair(*request.args))) for request in requests]
-        rows = [row for each in pieces for row in each]
-        with tqdm(total=len(rows), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
-            scores = iter(conditional_nats(self.model.method, self.model.network, rows, self.settings, bar.update))
-        results = [_sum([next(scores) for _ in each]) for each in pieces]
+        results = self._scores(pieces, self.samples, disable_tqdm)
+        wanted = [self._num_samples(result.stderr) for result in results]
+        for num in sorted(set(wanted) - {self.samples}):
+            chosen = [index for index in range(len(wanted)) if wanted[index] == num]
+            again = self._scores([pieces[index] for index in chosen], num, disable_tqdm)
+            for index, result in zip(chosen, again, strict=True):
+                results[index] = result
         self._log_stderrs([result.stderr for result in results])
+        self._warn_of_errors(requests, results)
         return [(-result.nats, result.greedy) for result in results]
+
+    def _scores(
+        self, pieces: Sequence[Sequence[ConditionalRow]], samples: int, disable_tqdm: bool
+    ) -> list[ConditionalNats]:
+        """The scores of continuations, each in one or more rows."""
+        rows = [row for each in pieces for row in each]
+        settings = replace(self.settings, samples=samples)
+        with tqdm(total=len(rows), desc=f"Scoring continuations, samples={samples}", disable=disable_tqdm) as bar:
+            scores = iter(conditional_nats(self.model.method, self.model.network, rows, settings, bar.update))
+        return [_sum([next(scores) for _ in each]) for each in pieces]
+
+    def _num_samples(self, stderr: float) -> int:
+        """The samples that a target error needs, if `samples` of them have this error: 1, 2, 4, ... times as many."""
+        num = self.samples
+        if self.target_stderr is not None:
+            while stderr**2 * self.samples > self.target_stderr**2 * num and 2 * num <= self.max_samples:
+                num *= 2
+        return num
+
+    def _warn_of_errors(self, requests: Sequence[Any], results: Sequence[ConditionalNats]) -> None:
+        """Warns of errors above the target, and of questions that errors leave open."""
+        above = sum(result.stderr > self.target_stderr for result in results) if self.target_stderr is not None else 0
+        if above:
+            logger.warning(
+                f"{above} of {len(results)} log-likelihoods have a standard error above target_stderr="
+                f"{self.target_stderr:g}; raise max_samples={self.max_samples}"
+            )
+        questions: dict[tuple[Any, ...], dict[Any, ConditionalNats]] = {}
+        for request, result in zip(requests, results, strict=True):
+            if request.doc_id is not None:  # answers without context are for mutual information
+                key = (request.task_name, request.doc_id, bool(request.args[0]))
+                questions.setdefault(key, {})[request.args] = result
+        num = num_undecided = 0
+        for answers in questions.values():
+            best, *others = sorted(answers.values(), key=lambda answer: answer.nats)
+            num += bool(others)
+            num_undecided += bool(others) and others[0].nats - best.nats < best.gap_stderr(others[0])
+        self.num_questions, self.num_undecided = self.num_questions + num, self.num_undecided + num_undecided
+        if num_undecided:
+            logger.warning(
+                f"{num_undecided} of {num} questions: the two most likely answers differ by less than the Monte Carlo "
+                "standard error of their difference, so their order is chance; lower the error with "
+                "--model_args target_stderr=0.5, up to max_samples, or with more samples"
+            )
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """A lower bound on log p of every text, in windows as of `adlm perplexity`: with the eos after it."""
@@ -331,10 +405,22 @@ def _rows_at_once(batch_size: int | str | None, max_batch_size: int | None) -> i
     return int(batch_size)
 
 
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise UserError(f"{name} {str(value)!r:.60} must be positive, in nats; try 0.5")
+
+
 def _sum(blocks: Sequence[ConditionalNats]) -> ConditionalNats:
     """The score of a continuation in blocks. Blocks of one length share their masks, so their errors are added up."""
+    errors: dict[int, tuple[float, ...]] = {}
+    for block in blocks:
+        before = errors.get(block.num_tokens)
+        added = (sum(pair) for pair in zip(before, block.errors, strict=True)) if before else block.errors
+        errors[block.num_tokens] = tuple(added)
     return ConditionalNats(
         sum(block.nats for block in blocks),
-        sum(block.stderr for block in blocks),
         all(block.greedy for block in blocks),
+        sum(block.num_tokens for block in blocks),
+        tuple(error for of_one_length in errors.values() for error in of_one_length),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reasoning_runs import prosqa_root, reason_train
 from small_models import small_model
 from worlds import batch_rng, randomized
 
@@ -15,6 +16,7 @@ from adlm.config.load import resolve
 from adlm.config.schema import Model, Sampling, Vocabulary
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
+from adlm.evaluation.paper.results import is_causal
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
 from adlm.methods.mdlm import Mdlm
@@ -70,8 +72,14 @@ def test_a_method_bridge_schedule_sampler_and_corpus_from_another_package_run_en
     report = json.loads(run("train", "own", *words, *quick, "sampling.sampler=remask-late", "--out", "run", "--json"))
     assert report["step"] == 4
     assert 0 < report["nats"] < 20
-    samples = run("sample", "run", "--num", "2", "sampling.sampler=remask-late", "sampling.eta=0.1", "sampling.steps=8")
-    assert len(samples) > 20
+    sample = ["sample", "run", "--num", "2", "sampling.sampler=remask-late", "sampling.eta=0.1", "sampling.steps=8"]
+    assert len(run(*sample)) > 20
+    run(*sample, "--out", "samples.jsonl")
+    about = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])["made_by"]["about"]
+    assert (about["gamma"], about["tau"]) == (0.1, 5), "an anchored method, by its attribute"
+    judge = small_model(tmp_path / "judge", "later-tokens")
+    card = json.loads(run("judge", "samples.jsonl", "--model", str(judge), "--metrics", "perplexity", "--json"))
+    assert card["perplexity"]["pooled"]["value"] > 1
     run("train", "own", "anchor.rule=long-words", "anchor.gamma=0.1", "data=haiku", *quick, "--out", "long", "--json")
     lines = (tmp_path / "long" / "metrics.jsonl").read_text().splitlines()
     assert 0 < json.loads(lines[-1])["anchor_share"] < 0.5, "most tokens of a BPE of 300 symbols are short"
@@ -92,10 +100,21 @@ def test_a_model_of_a_package_that_is_not_installed_says_so(tmp_path, capsys, li
     assert message in capsys.readouterr().err
 
 
+def test_a_causal_method_from_another_package_is_a_base_for_reasoning_and_left_to_right_in_tables(installed, tmp_path):
+    base = small_model(tmp_path / "base", "later-tokens")
+    root = prosqa_root(tmp_path / "data")
+    assert reason_train(root, tmp_path / "run", f"reason.base={base}", "length=4096", "reason.misfits=keep") == 0
+    assert reason_train(root, tmp_path / "new", "method=later-tokens") == 0
+    assert is_causal("later-tokens")
+    assert not is_causal("unweighted")
+
+
 def test_unknown_names_list_those_of_other_packages(installed, capsys):
     assert main(["presets", "own", "method=unwieghted"]) == 2
     message = capsys.readouterr().err
-    assert "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted; did you mean 'unweighted'?" in message
+    assert (
+        "is not one of adlm, mdlm, sedd, d3pm, ar, a2r, unweighted, later-tokens; did you mean 'unweighted'?" in message
+    )
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_a_user_error(installed, tmp_path, capsys):

@@ -200,6 +200,37 @@ def test_the_results_record_the_mean_standard_error(world):
     assert lm.stderrs[2] == 0  # all seven masks of three tokens
 
 
+def test_a_target_error_draws_more_samples_where_they_are_needed(world, caplog):
+    lm = model(world / "adlm", samples=8)
+    plain = scores(lm, ("the cat", " sat on the mat"), ("", "dog"))
+    target = lm.stderrs[0] / 2.5  # 6.25 times as many samples, so 8 times
+    refined = model(world / "adlm", samples=8, target_stderr=target)
+    long, short = scores(refined, ("the cat", " sat on the mat"), ("", "dog"))
+    assert long == scores(model(world / "adlm", samples=64), ("the cat", " sat on the mat"))[0] != plain[0]
+    assert short == plain[1]  # enumerated
+    assert refined.stderrs[0] < lm.stderrs[0]
+    with caplog.at_level("WARNING", logger="lm_eval.models.adlm"):
+        capped = scores(model(world / "adlm", samples=8, target_stderr=1e-3, max_samples=40), ("a", " sat on the mat"))
+    assert capped == scores(model(world / "adlm", samples=32), ("a", " sat on the mat"))
+    assert "1 of 1 log-likelihoods have a standard error above target_stderr=0.001; raise max_samples=40" in caplog.text
+
+
+def test_questions_whose_answers_differ_by_less_than_the_error_are_counted_in_a_warning(world, caplog):
+    from lm_eval.api.instance import Instance
+
+    pairs = [(0, " sat on the mat"), (0, " ran to a house"), (1, "s"), (1, "t"), (2, " sings")]
+    requests = [Instance("loglikelihood", {}, ("the cat", text), 0, ("task", doc, 1)) for doc, text in pairs]
+    lm = model(world / "adlm", samples=2, seed=1)
+    with caplog.at_level("WARNING", logger="lm_eval.models.adlm"):
+        lm.loglikelihood(requests, disable_tqdm=True)
+    assert lm.get_model_info()["undecided_questions"] == {"num": 1, "of": 2}
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["1 of 2 questions"]
+    assert "target_stderr=0.5" in caplog.text
+    exact = model(world / "ar")
+    exact.loglikelihood(requests, disable_tqdm=True)
+    assert exact.get_model_info()["undecided_questions"] == {"num": 0, "of": 2}
+
+
 def test_simple_evaluate_finds_the_model_by_name(world):
     import lm_eval.api.registry
 

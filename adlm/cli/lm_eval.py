@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from adlm.cli.streams import write_error
 from adlm.errors import UserError
 
 USER_ERRORS = (
@@ -16,6 +17,7 @@ USER_ERRORS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
+    write_error("loading the lm-evaluation-harness and its tasks: 10 to 60 seconds")  # before imports that take long
     from adlm.harness import run_harness  # here, so that --help needs no lm-eval
 
     try:

@@ -20,7 +20,10 @@ from adlm.files import check_output, file_sha256, replacing
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from adlm.data.reasoning.problem import Problem
+    from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
     from adlm.reasoning.solve import Score, Solution, Solver
+
+    Problems = ProblemFile | GeneratedProblems
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,10 +48,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     for num in arguments.slots or ():
         if not 0 <= num <= 1000:
             raise UserError(f"--slots {num} must be from 0 to 1000")
-    solver, name, path, problems = _open(arguments)
+    solver, name, part, problems = _open(arguments)
     if arguments.slots and solver.method.slots == "none":
         raise UserError(f"--slots {arguments.slots[0]}: {solver.reason.method} has no slots; leave it out")
-    check_output(arguments.out, force=arguments.force, inputs=[] if path is None else [path])
+    check_output(arguments.out, force=arguments.force, inputs=[part.path] if part.path else [])
     from adlm.reasoning.solve import score
 
     problems = problems[: arguments.limit]
@@ -59,7 +62,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             file = stack.enter_context(stack.enter_context(replacing(arguments.out)).open("w", encoding="utf-8"))
         for num_slots in arguments.slots or [solver.last_stage.slots]:
             solutions = _solve(solver, problems, num_slots, name)
-            results.append(_result(solver, name, path, num_slots, score(solutions)))
+            results.append(_result(solver, name, part, num_slots, score(solutions)))
             if file is not None:
                 file.writelines(f"{json.dumps(_line(solution, num_slots))}\n" for solution in solutions)
     if arguments.json:
@@ -85,19 +88,20 @@ def _solve(solver: "Solver", problems: Sequence["Problem"], num_slots: int, name
     return solutions
 
 
-def _open(arguments: argparse.Namespace) -> tuple["Solver", str, Path | None, Sequence["Problem"]]:
-    """The model, the name of the corpus, the file of problems if there is one, and the problems."""
+def _open(arguments: argparse.Namespace) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
+    """The model, the name of the corpus, where the problems are from, and the problems."""
     from adlm.distributed import device_of
     from adlm.reasoning.solve import load_solver
 
     solver = load_solver(arguments.model, device_of(arguments.device))
-    name, path, problems = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
+    name, part = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
+    problems = list(part.problems())
     if not problems:
         raise UserError(f"--data {arguments.data or name}: there is no problem in it")
-    return solver, name, path, problems
+    return solver, name, part, problems
 
 
-def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, Path | None, list["Problem"]]:
+def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, "Problems"]:
     from adlm.data.sources.problem_files import READERS, ProblemFile
     from adlm.reasoning.rows import ANCHOR_LABELS
     from adlm.reasoning.training import problem_parts
@@ -107,23 +111,25 @@ def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple
         if file.suffix not in READERS or not file.is_file():
             names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
-        return config.data.name, file, list(READERS[file.suffix](file))
+        return config.data.name, ProblemFile(file, file.name, arguments.split)
     trained_on = config.data.root if Path(config.data.root).is_dir() else ""
-    section = replace(config.data, name=data, problems=0, root=arguments.root or trained_on)
+    num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
+    section = replace(config.data, name=data, problems=num, root=arguments.root or trained_on)
     parts = problem_parts(replace(config, data=section))
     if arguments.split not in parts:
         raise UserError(f"--split {arguments.split}: {data} has {', '.join(parts)} only")
-    part = parts[arguments.split]
-    return data, part.path if isinstance(part, ProblemFile) else None, list(part.problems())
+    return data, parts[arguments.split]
 
 
-def _result(solver: "Solver", name: str, path: Path | None, num_slots: int, found: "Score") -> dict[str, Any]:
+def _result(solver: "Solver", name: str, part: "Problems", num_slots: int, found: "Score") -> dict[str, Any]:
+    path = part.path
     return {
         "method": solver.reason.method,
         "base": solver.reason.base,
         "data": name,
         "file": None if path is None else path.name,
         "sha256": None if path is None else file_sha256(path),
+        "generated": part.name if path is None else None,
         "seed": solver.config.train.seed,
         "slots": num_slots,
         **asdict(found),
@@ -151,8 +157,9 @@ def _line(solution: "Solution", num_slots: int) -> dict[str, Any]:
 def _print_result(console: Console, result: dict[str, Any]) -> None:
     low, high = result["interval"]
     slots = "1 slot" if result["slots"] == 1 else f"{result['slots']} slots"
+    problems = f"{result['data']} ({result['generated']})" if result["generated"] else result["data"]
     console.print(
-        f"{result['method']} with {slots} on {result['data']}: {result['right']} of {result['num']} "
+        f"{result['method']} with {slots} on {problems}: {result['right']} of {result['num']} "
         f"right, {result['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}), {result['tokens']:.1f} tokens written"
     )
     hops = (f"{count} {right}/{num}" for count, (right, num) in result["by_hops"].items())
@@ -163,7 +170,7 @@ def _print_result(console: Console, result: dict[str, Any]) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    solver, name, _, problems = _open(arguments)
+    solver, name, part, problems = _open(arguments)
     if not 1 <= arguments.problem <= len(problems):
         raise UserError(f"--problem {arguments.problem} must be from 1 to {len(problems)}")
     [solution] = solver.solve([problems[arguments.problem - 1]], data=name)
@@ -172,6 +179,7 @@ def _show(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{json.dumps({**line, 'steps': solution.problem.steps, 'slots': solution.slots})}\n")
         return 0
     console = Console()
+    console.print(Text(f"problem {arguments.problem} of {part.name}", style="dim"))
     console.print(Text(solution.problem.question))
     for step in solution.problem.steps:
         console.print(Text(f"  {step}", style="dim"))

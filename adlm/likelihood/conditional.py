@@ -48,10 +48,21 @@ class ConditionalNats:
 
     nats: float
     """An upper bound on -log p(continuation | context), estimated; exact for causal methods."""
-    stderr: float
-    """Monte Carlo standard error of `nats`; 0 for causal methods, and where all masks were enumerated."""
     greedy: bool
     """Whether greedy decoding gives the continuation; see `is_greedy`."""
+    num_tokens: int
+    errors: tuple[float, ...] = ()
+    """Monte Carlo errors of `nats` by stratum; none for causal methods, and where all masks were enumerated."""
+
+    @property
+    def stderr(self) -> float:
+        return math.hypot(*self.errors)
+
+    def gap_stderr(self, other: "ConditionalNats") -> float:
+        """Standard error of the difference. Continuations of one length share their masks, so their errors do too."""
+        if (self.num_tokens, len(self.errors)) == (other.num_tokens, len(other.errors)):
+            return math.dist(self.errors, other.errors)
+        return math.hypot(self.stderr, other.stderr)
 
 
 @dataclass(frozen=True)
@@ -104,9 +115,10 @@ def conditional_nats(
             nats[part.row][part.start : part.stop] = values
         report_progress(sum(part.stop == len(nats[part.row]) for part in parts))
     greedy = is_greedy(method, frozen, rows, settings)
-    results = [ConditionalNats(0.0, 0.0, True)] * len(rows)
+    results = [ConditionalNats(0.0, True, 0)] * len(rows)
     for index, noise in noises.items():
-        results[index] = ConditionalNats(*noise.estimate(nats[index]), greedy[index])
+        mean, errors = noise.estimate(nats[index])
+        results[index] = ConditionalNats(mean, greedy[index], len(rows[index].continuation), errors)
     return _check_finite(results)
 
 
@@ -158,7 +170,7 @@ def _causal_nats(
 ) -> list[ConditionalNats]:
     """Exact nats; a first token without context is given, as in `Causal.predicted`."""
     vocabulary, device = vocabulary_of(method.config), frozen.embedding.device
-    results = [ConditionalNats(0.0, 0.0, True)] * len(rows)
+    results = [ConditionalNats(0.0, True, 0)] * len(rows)
     num_parts = [1 if row.continuation and len(row.ids) > 1 else 0 for row in rows]
     for parts in _parts(rows, num_parts, lambda width: settings.rows_at_once(width, device)):
         batch = _row_batch([rows[part.row] for part in parts], padding_id(vocabulary), device)
@@ -173,7 +185,7 @@ def _causal_nats(
             differs.view(-1)[chunk] = log_beliefs.argmax(dim=1) != target
         sums, greedy = nats.sum(dim=1).tolist(), (~differs.any(dim=1)).tolist()
         for part, total, equal in zip(parts, sums, greedy, strict=True):
-            results[part.row] = ConditionalNats(total, 0.0, equal)
+            results[part.row] = ConditionalNats(total, equal, len(rows[part.row].continuation))
         report_progress(len(parts))
     return _check_finite(results)
 

@@ -2,7 +2,7 @@
 
 Only the continuation is masked; the context is visible at all times. So the bound is that of the process that samples
 the continuation after the context as a prompt. The noise depends on the seed and on the number of tokens of the
-continuation alone: continuations of one length are compared on the same masks.
+continuation alone (and on how many versions there are): continuations of one length are compared on the same masks.
 
 Shapes: R noisy versions of a continuation of n tokens; B rows of L tokens.
 """
@@ -54,15 +54,13 @@ class Noise:
             start=None if at_start is None else at_start[start:stop],
         )
 
-    def estimate(self, nats: Tensor) -> tuple[float, float]:
-        """The mean of nats (R,) and its standard error.
+    def estimate(self, nats: Tensor) -> tuple[float, tuple[float, ...]]:
+        """The mean of nats (R,), and its errors by stratum: the root of the sum of their squares is its standard error.
 
-        S strata with two independent draws each: SE^2 = sum over strata of (difference / 2)^2 / S^2.
+        S strata with two independent draws each: SE^2 = sum over strata of (difference / 2)^2 / S^2, and R = 2 S.
         """
-        if self.enumerated:
-            return float(nats.mean()), 0.0
-        halves = (nats[0::2] - nats[1::2]) / 2
-        return float(nats.mean()), float(halves.square().sum().sqrt()) / len(halves)
+        errors = () if self.enumerated else ((nats[0::2] - nats[1::2]) / len(nats)).tolist()
+        return float(nats.mean()), tuple(errors)
 
 
 class NoiseModel(Protocol):
@@ -99,7 +97,7 @@ class MaskNoise:
             return Noise(masked, masks.double() / n, None, weight, enumerated=True)
         draws = []
         for replicate in range(2):
-            rng = _rng(seed, n, replicate)
+            rng = _rng(seed, n, samples, replicate)
             share = draw_times(samples // 2, rng).sort().values
             masks = torch.ceil(share * n).long().clamp(min=1)
             order = rng.uniform((samples // 2, n), torch.device("cpu"))
@@ -133,7 +131,7 @@ class TimeNoise:
         clean = torch.full((samples // 2, num_tokens), padding_id(vocabulary_of(self.method.config)))
         draws: list[BoundNoise] = []
         for replicate in range(2):
-            noise = self.method.noise_for_bound(clean, None, _rng(seed, num_tokens, replicate))
+            noise = self.method.noise_for_bound(clean, None, _rng(seed, num_tokens, samples, replicate))
             draws.append(_rows_of(noise, noise.noised.t.argsort(stable=True)))  # rows at equal times are exchangeable
         first, second = draws
         mask_id = self.method.mask_id
@@ -157,9 +155,9 @@ def noise_model(method: Method) -> NoiseModel:
     return MaskNoise(masked_diffusion) if method.any_order and not depends_on_time else TimeNoise(masked_diffusion)
 
 
-def _rng(seed: int, num_tokens: int, replicate: int) -> BatchRng:
-    """On the CPU, so that every device uses the same random numbers."""
-    state = np.random.SeedSequence(seed, spawn_key=(num_tokens, replicate)).generate_state(1, np.uint64)
+def _rng(seed: int, num_tokens: int, samples: int, replicate: int) -> BatchRng:
+    """On the CPU, so that every device uses the same random numbers. Other numbers of samples are independent."""
+    state = np.random.SeedSequence(seed, spawn_key=(num_tokens, samples, replicate)).generate_state(1, np.uint64)
     return BatchRng(torch.Generator().manual_seed(int(state[0]) >> 1))
 
 

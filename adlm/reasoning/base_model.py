@@ -66,10 +66,9 @@ def _open_pretrained(config: Config, base: str) -> BaseModel:
 
 
 def _open_own(config: Config, folder: Path) -> BaseModel:
-    """A model folder of method ar: plain, or fine-tuned before."""
+    """A model folder of a plain causal method: as trained by `adlm train`, or fine-tuned before."""
     found = load_model_folder(folder)
-    if found.config.method != "ar":
-        raise UserError(f"reason.base {folder} is a model of method {found.config.method}; give one of method ar")
+    check_plain_causal(found.config, f"reason.base {folder} is a model of method {found.config.method}, which")
     plain, network = require_tokenizer(found, folder), reasoning_network(found, folder).requires_grad_(True)
     tokenizer = with_reasoning_tokens(plain)
     if tokenizer.vocabulary.size > plain.vocabulary.size:
@@ -78,6 +77,13 @@ def _open_own(config: Config, folder: Path) -> BaseModel:
         config, vocabulary=tokenizer.vocabulary, tokenizer=found.config.tokenizer, model=found.config.model
     )
     return BaseModel(resolved, tokenizer, network)
+
+
+def check_plain_causal(config: Config, what: str) -> None:
+    """A user error unless the network is one causal transformer: slots are read from left to right."""
+    method = method_of(config)
+    if not method.causal or method.anchored:
+        raise UserError(f"{what} is not a single causal network; reasoning needs method=ar")
 
 
 def require_tokenizer(found: ModelFolder, folder: Path) -> Tokenizer:

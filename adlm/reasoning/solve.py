@@ -159,9 +159,10 @@ class Solver:
                 )
 
     def _check_room(self, prompts: Sequence[Sequence[int]]) -> None:
-        longest = self.network.max_length
+        """A user error for prompts longer than the rows of training, or than the model can read."""
+        longest = min(self.config.length, self.network.max_length or self.config.length)
         for number, prompt in enumerate(prompts, 1):
-            if longest is not None and len(prompt) > longest:
+            if len(prompt) > longest:
                 raise UserError(
                     f"problem {number} takes {len(prompt)} tokens with its slots, and the model reads at most "
                     f"{longest}; give fewer slots, or shorter problems"

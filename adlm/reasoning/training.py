@@ -16,12 +16,13 @@ from torch import Tensor
 from adlm.config.schema import Config, Reason
 from adlm.data.reasoning.problem import Problem
 from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
+from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile, as_text
-from adlm.data.sources.source import resolve_source
+from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
-from adlm.reasoning.base_model import BaseModel, CausalModel, open_base, save_reasoning_model
+from adlm.reasoning.base_model import BaseModel, CausalModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.reasoning.loss import ReasoningObjective
 from adlm.reasoning.methods import ALL_STEPS, REASONING_METHODS, ReasoningMethod, Stage, curriculum
 from adlm.reasoning.rows import ANCHOR_LABELS, WIDTH, EncodedProblem, Encoder, collate, special_ids
@@ -45,12 +46,13 @@ def reason_of(config: Config) -> Reason:
 
 def problem_parts(config: Config) -> dict[str, ProblemFile | GeneratedProblems]:
     """The splits of the corpus of problems that the config names."""
-    if config.data.name not in ANCHOR_LABELS:
-        raise UserError(f"data.name {config.data.name!r} is not a set of problems: {', '.join(ANCHOR_LABELS)}")
+    name = config.data.name
+    if name not in ANCHOR_LABELS:
+        raise UserError(f"data.name {name!r} is not a set of problems: {', '.join(ANCHOR_LABELS)}")
     parts = {part.split: part for part in resolve_source(config.data).parts}
     for part in parts.values():
         if not isinstance(part, (ProblemFile, GeneratedProblems)):
-            raise UserError(f"data.name {config.data.name} is not in data.root; give the folder with its files")
+            raise UserError(f"data.name {name} is not here; {how_to_add(config.data, CORPORA[name])}")
     return parts  # type: ignore[return-value]
 
 
@@ -215,12 +217,11 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     if processes.num_ranks > 1:
         raise UserError("`adlm reason train` runs in one process; start it without torchrun")
     parts = problem_parts(config)
-    if config.method != "ar":
-        raise UserError(f"method {config.method} is not causal; reasoning needs method=ar")
+    check_plain_causal(config, f"method {config.method}")
     for option in ("recompute", "unigram_start"):
         if getattr(config.train, option):
             raise UserError(f"train.{option} true is for `adlm train`; leave it out")
-    report(f"reading the problems of {config.data.name}")
+    report(f"problems: {', '.join(f'{part.name} ({split})' for split, part in parts.items())}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: map(as_text, problems[:BPE_PROBLEMS]))
     labels, ids = ANCHOR_LABELS[config.data.name], special_ids(base.tokenizer)

@@ -1,4 +1,4 @@
-"""A method, a bridge, a noise schedule, a sampler, an anchor rule and a corpus for adlm, in a package of their own.
+"""Two methods, a bridge, a noise schedule, a sampler, an anchor rule and a corpus for adlm, in a package of their own.
 
 See docs/extending.md.
 
@@ -6,12 +6,14 @@ After `pip install examples/plugin` the names in its pyproject.toml work in ever
 
     adlm train own method=unweighted model.bridge=residual schedule.name=quadratic data.name=haiku ...
     adlm train own anchor.rule=long-words ...
+    adlm train judge method=later-tokens ...
     adlm sample RUN sampling.sampler=remask-late
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.config.schema import Anchor, Sampling
@@ -19,12 +21,15 @@ from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics
 from adlm.data.sources.corpora import Corpus
 from adlm.diffusion.masking import reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
+from adlm.diffusion.times import BatchRng
 from adlm.methods.adlm import Adlm
+from adlm.methods.ar import Ar
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import Bridge
+from adlm.models.transformer import Transformer
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.samplers import Sampler
 from adlm.sampling.steps import Steps
@@ -48,6 +53,18 @@ class Unweighted(Adlm):
         nats = self.weight(noised) * scored.nats
         parts = {"cross_entropy": scored.total.detach()}
         return Loss(scored.total, nats, self.predicted(x, pad).sum(), parts)
+
+
+@dataclass(frozen=True)
+class LaterTokens(Ar):
+    """Trained with more weight on later tokens, which have more context. Likelihood and sampling are those of AR."""
+
+    def loss(self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+        predicted = self.predicted(x, pad)
+        weight = predicted[:, 1:] * torch.linspace(0.5, 1.5, x.shape[1] - 1, device=x.device)
+        scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)
+        nats = F.pad(scored.nats * predicted[:, 1:], (1, 0))
+        return Loss(scored.total, nats, predicted.sum(), {"weighted_nll": scored.total.detach()})
 
 
 class ResidualBridge(Bridge):

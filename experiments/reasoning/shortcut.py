@@ -1,44 +1,85 @@
-"""How often rules that search no path and write no proof solve ProsQA and ProntoQA.
+"""How often rules that ignore who is asked about, or write no proof, solve ProsQA and ProntoQA.
 
     python experiments/reasoning/shortcut.py prosqa_test.json
     python experiments/reasoning/shortcut.py prontoqa_test.json
 
-ProsQA: of the two offered answers, take the one farther from a name. The distance of an answer is the number of steps
-from its nearest name, whoever the question is about. ProntoQA: of the rules about the property of the claim, believe
-the one whose concept is mentioned most often.
+Each rule of ProsQA scores the two offered answers and takes the one with the higher score. Only `farther from a name`
+searches the graph: the distance of an answer is the number of steps from its nearest name, whoever the question is
+about. The others look at an answer, or at the facts in which it occurs. ProntoQA: of the rules about the property of
+the claim, believe the one whose concept is mentioned most often.
 """
 
-import json
-import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from paths import Graph, graph_of
+from adlm.data.reasoning import prontoqa, prosqa
+from adlm.data.reasoning.problem import read_problems
+from adlm.data.reasoning.prosqa import ChoiceQuestion
 
-from adlm.data.reasoning.prontoqa import CLAIM_PREFIX, parse
-
-
-def steps_from(names: set[str], edges: Graph) -> dict[str, int]:
-    """The number of steps to every node that can be reached."""
-    steps, level = dict.fromkeys(names, 0), names
-    while level:
-        level = set().union(*(edges.get(node, set()) for node in level)) - steps.keys()
-        steps |= dict.fromkeys(level, max(steps.values()) + 1)
-    return steps
+Scores = tuple[float, float]
 
 
-def farther_option(question: str) -> str | None:
+def farther_from_a_name(puzzle: ChoiceQuestion) -> Scores:
+    names = {x for x, _ in puzzle.facts if x[0].isupper()}
+    reached = [prosqa.distances(puzzle.facts, name) for name in names]
+    first, second = (min(steps[option] for steps in reached if option in steps) for option in puzzle.options)
+    return first, second
+
+
+def offered_first(puzzle: ChoiceQuestion) -> Scores:
+    return 1, 0
+
+
+def mentioned_later(puzzle: ChoiceQuestion) -> Scores:
+    """By the first fact that mentions it."""
+    concepts = [concept for _, concept in puzzle.facts]
+    return concepts.index(puzzle.options[0]), concepts.index(puzzle.options[1])
+
+
+def not_said_of_a_name(puzzle: ChoiceQuestion) -> Scores:
+    of_names = Counter(y for x, y in puzzle.facts if x[0].isupper())
+    return -of_names[puzzle.options[0]], -of_names[puzzle.options[1]]
+
+
+def mentioned_less(puzzle: ChoiceQuestion) -> Scores:
+    mentions = Counter(word for fact in puzzle.facts for word in fact)
+    return -mentions[puzzle.options[0]], -mentions[puzzle.options[1]]
+
+
+def neighbours_mentioned_less(puzzle: ChoiceQuestion) -> Scores:
+    """By the mentions of all of which the answer is said directly: one step back, no further."""
+    mentions = Counter(word for fact in puzzle.facts for word in fact)
+    first, second = (-sum(mentions[x] for x, y in puzzle.facts if y == option) for option in puzzle.options)
+    return first, second
+
+
+PROSQA_RULES = (
+    farther_from_a_name,
+    offered_first,
+    mentioned_later,
+    not_said_of_a_name,
+    mentioned_less,
+    neighbours_mentioned_less,
+)
+
+
+def by_rule(rule: Callable[[ChoiceQuestion], Scores]) -> Callable[[str], str | None]:
     """The answer to a question of ProsQA by the rule; None for a tie."""
-    edges, _ = graph_of(question)
-    steps = steps_from({node for node in edges if node[0].isupper()}, edges)
-    first, second = re.findall(r"an? (\w+) or (\w+)\?", question)[0]
-    return None if steps[first] == steps[second] else max(first, second, key=steps.__getitem__)
+
+    def answer(question: str) -> str | None:
+        puzzle = prosqa.parse(question)
+        first, second = rule(puzzle)
+        chosen = puzzle.options[0] if first > second else puzzle.options[1]
+        return None if first == second else prosqa.sentence((puzzle.entity, chosen))
+
+    return answer
 
 
 def most_mentioned(question: str) -> str | None:
     """The answer to a question of ProntoQA by the rule; None for a tie."""
-    puzzle = parse(question)
+    puzzle = prontoqa.parse(question)
     mentions = Counter(word for fact in puzzle.facts for word in (fact.subject, fact.predicate))
     rules = [fact for fact in puzzle.facts if fact.predicate == puzzle.claim.predicate]
     most = max(mentions[rule.subject] for rule in rules)
@@ -47,13 +88,15 @@ def most_mentioned(question: str) -> str | None:
 
 
 def main() -> None:
-    problems = json.loads(Path(sys.argv[1]).read_text())
-    rule = most_mentioned if CLAIM_PREFIX in problems[0]["question"] else farther_option
-    found = [(rule(problem["question"]), problem["answer"].strip().rstrip(".").split()[-1]) for problem in problems]
-    ties = sum(answer is None for answer, _ in found)
-    right = sum(answer == expected for answer, expected in found)
-    share = (right + ties / 2) / len(problems)
-    print(f"right in {right} of {len(problems) - ties} problems; {ties} ties; {share:.1%} with half of the ties")
+    problems = read_problems(Path(sys.argv[1]))
+    is_prontoqa = prontoqa.CLAIM_PREFIX in problems[0].question
+    rules = {rule.__name__: by_rule(rule) for rule in PROSQA_RULES}
+    for name, answer in {"most_mentioned": most_mentioned}.items() if is_prontoqa else rules.items():
+        answers = [answer(problem.question) for problem in problems]
+        ties = answers.count(None)
+        right = sum(given == problem.answer for given, problem in zip(answers, problems, strict=True))
+        share = (right + ties / 2) / len(problems)
+        print(f"{name.replace('_', ' ')}: {share:.1%}, ties by a coin ({right} of {len(problems) - ties}; {ties} ties)")
 
 
 if __name__ == "__main__":

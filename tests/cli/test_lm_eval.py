@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from small_models import small_model
@@ -105,6 +106,7 @@ def test_multiple_choice_and_generation_run_end_to_end(world, harness, capsys, t
         (["--model_args", "path=nowhere", "--tasks", "choice"], "nowhere is neither a model folder nor a .ckpt file"),
         (["--model_args", "path=adlm,sample=3", "--tasks", "choice"], "'sample'; did you mean 'samples'?"),
         (["--model_args", "path=adlm,samples=3", "--tasks", "choice"], "samples 3 must be an even number"),
+        (["--model_args", "path=adlm,target_stderr=-1", "--tasks", "choice"], "target_stderr '-1.0' must be positive"),
         (["--model_args", "path=adlm,length=99", "--tasks", "choice"], "length 99 must be at most 32"),
         (["--model_args", "path=adlm,device=tpu", "--tasks", "choice"], "device 'tpu' is not one that torch sees"),
         (["--model_args", "path=adlm,sampler=best", "--tasks", "generate"], "sampling.sampler 'best' is not one of"),
@@ -122,13 +124,33 @@ def test_a_user_error_is_one_line_and_exit_code_2(harness, capfd, words, sentenc
     assert sentence in lines[0]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_task_runs_without_a_network(harness, capsys, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.chdir(Path(__file__).parents[2])  # the task names its questions from the root of the repository
+    words = ["--model_args", "path=box,samples=4", "--tasks", "sentence_ends", "--include_path", "examples/lm_eval"]
+    assert main(["lm-eval", *words, "--limit", "1", "--device", "cpu"]) == 0
+    assert "|sentence_ends" in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_does_before_it_imports_the_harness(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "adlm.harness", None)
+    with pytest.raises(ImportError):
+        run(argparse.Namespace(forwarded=["ls", "tasks"]))
+    assert capsys.readouterr().err.startswith("loading the lm-evaluation-harness and its tasks")
+
+
 def test_without_the_harness_the_error_has_the_command_that_installs_it(capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "adlm.harness", raising=False)
     assert main(["lm-eval", "--tasks", "choice"]) == 2
-    assert capsys.readouterr().err == ("adlm: the package lm-eval is not installed; try pip install 'adlm[lm-eval]'\n")
+    assert capsys.readouterr().err.endswith(
+        "adlm: the package lm-eval is not installed; try pip install 'adlm[lm-eval]'\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,35 @@ def test_a_validation_problem_without_room_is_refused(root, tmp_path, capsys):
     assert "validation problem 1 takes" in refused(data, tmp_path, capsys, "length=256")
 
 
+def test_without_any_file_problems_are_generated_and_the_output_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    words = ["data.problems=16", "reason.misfits=keep", "length=1024", *QUICK]
+    assert main(["reason", "train", *TINY, *words, "--out", str(tmp_path / "run")]) == 0
+    assert "problems: 16 generated prosqa problems of seed 0 (train), 200 generated" in capsys.readouterr().err
+    assert main(["reason", "eval", str(tmp_path / "run"), "--limit", "3"]) == 0
+    assert "on prosqa (200 generated prosqa problems of seed 0): " in capsys.readouterr().out
+    assert main(["reason", "show", str(tmp_path / "run")]) == 0
+    assert "problem 1 of 200 generated prosqa problems of seed 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        (
+            "prosqa",
+            "in the folder data of github.com/facebookresearch/coconut; or generate problems: data.problems",
+        ),
+        ("prontoqa", "github.com/asaparov/prontoqa; or generate problems: data.problems=20000"),
+        ("gsm8k", "train.jsonl and test.jsonl are in github.com/openai/grade-school-math"),
+    ],
+)
+def test_missing_files_are_an_error_that_says_where_they_come_from(name, origin, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ADLM_DATA", raising=False)
+    error = error_of(capsys, ["reason", "train", *TINY, f"data.name={name}", "--out", tmp_path / "run"])
+    assert f"data.name {name} is not here; put its files into DIR/{name} (train: " in error
+    assert origin in error
+
+
 def test_data_without_training_problems_is_refused(root, tmp_path, capsys):
     data = with_problems(root, tmp_path)
     (data / "prosqa" / "prosqa_train.json").unlink()
@@ -144,9 +173,12 @@ def test_data_without_training_problems_is_refused(root, tmp_path, capsys):
     assert reason_train(data, tmp_path / "run", "data.problems=16", "reason.misfits=keep", "length=1024", *QUICK) == 0
 
 
-def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
+@pytest.mark.parametrize("content", ["[{]", "[" * 100_000])
+def test_a_damaged_training_file_is_refused(root, tmp_path, capsys, content):
     data = with_problems(root, tmp_path)
-    (data / "prosqa" / "prosqa_train.json").write_text("[{]")
+    (data / "prosqa" / "prosqa_train.json").write_text(content)
+    words = ["prepare", "data=prosqa", f"data.root={data}", "tokenizer=bytes", "--out", tmp_path / "prepared"]
+    assert "prosqa_train.json is not JSON" in error_of(capsys, words)
     assert "prosqa_train.json is not JSON" in refused(data, tmp_path, capsys)
 
 
@@ -156,7 +188,7 @@ def test_a_damaged_training_file_is_refused(root, tmp_path, capsys):
         (["train.batch_size=32"], "train.batch_size 32 is larger than the 24 training problems"),
         (["reason.base=/nonexistent/model"], "/nonexistent/model is not a folder with a model"),
         (["reason.base={tmp}"], "{tmp} was not loaded as a causal language model"),
-        (["method=mdlm"], "method mdlm is not causal; reasoning needs method=ar"),
+        (["method=mdlm"], "method mdlm is not a single causal network; reasoning needs method=ar"),
         (["data.name=text8"], "data.name 'text8' is not a set of problems: gsm8k, prosqa, prontoqa"),
         (["data.root={tmp}/none"], "data.root {tmp}/none is not a folder"),
         (["reason.method=thought"], "reason.method"),
@@ -180,7 +212,9 @@ def test_another_number_of_epochs_is_named_as_the_difference_to_the_run(model, c
 
 def test_a_base_that_is_not_autoregressive_is_refused(root, tmp_path, capsys):
     base = small_model(tmp_path / "mdlm", "mdlm")
-    assert "is a model of method mdlm; give one of method ar" in refused(root, tmp_path, capsys, f"reason.base={base}")
+    assert "is a model of method mdlm, which is not a single causal network; reasoning needs method=ar" in refused(
+        root, tmp_path, capsys, f"reason.base={base}"
+    )
     base = small_model(tmp_path / "ar", "ar", tokenizer=None)
     assert "has no tokenizer.json" in refused(root, tmp_path, capsys, f"reason.base={base}")
 
@@ -228,6 +262,8 @@ def test_training_commands_refuse_the_runs_of_each_other(model, root, tmp_path, 
         (["--data", "{tmp}/fields.json"], "fields.json, entry 0 has no 'question'"),
         (["--data", "{tmp}/steps.json"], "'steps' is not an array of texts"),
         (["--data", "{tmp}/sums.json"], "is not a ProsQA fact"),
+        (["--data", "{tmp}/nested.json"], "nested.json is not JSON (it is nested too deeply)"),
+        (["--data", "{tmp}/long.json"], "tokens with its slots, and the model reads at most 256"),
         (["--data", "{tmp}/empty.json"], "empty.json: there is no problem in it"),
         (["--data", "prontoqa"], "data.name prontoqa is not here"),
         (["--device", "tpu"], "tpu"),
@@ -239,10 +275,12 @@ def test_wrong_problems_are_one_line(action, words, sentence, model, root, tmp_p
         "fields": [{"query": "q"}],
         "steps": [{"question": "q", "steps": "one", "answer": "a"}],
         "sums": [{"question": "q", "steps": ["<<1+1=2>>"], "answer": "2"}],
+        "long": [{"question": f"{'Every wumpus is a dumpus. ' * 400}Is Tom a dumpus?", "steps": [], "answer": "a"}],
         "empty": [],
     }
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / "nested.json").write_text("[" * 100_000)
     words = [word.replace("{tmp}", str(tmp_path)) for word in words]
     before = contents(tmp_path)
     out = ["--out", tmp_path / "answers.jsonl"] if action == "eval" else []

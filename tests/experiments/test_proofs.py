@@ -88,6 +88,22 @@ def test_prontoqa_is_solved_by_counting_mentions(module):
     assert most_mentioned(f"{FACTS} Each lempus is a wumpus. True or false: Alex is happy.") is None
 
 
+def test_of_the_rules_for_prosqa_one_measures_distances_and_the_others_look_at_facts(module):
+    shortcut = module("shortcut")
+    facts = "Tom is a wumpus. Every wumpus is a gorpus. Every gorpus is a dumpus. Eva is a numpus. Eva is a dumpus."
+    answers = {
+        rule.__name__: shortcut.by_rule(rule)(f"{facts} Is Tom a gorpus or numpus?") for rule in shortcut.PROSQA_RULES
+    }
+    assert answers == {
+        "farther_from_a_name": "Tom is a gorpus.",
+        "offered_first": "Tom is a gorpus.",
+        "mentioned_later": "Tom is a numpus.",
+        "not_said_of_a_name": "Tom is a gorpus.",
+        "mentioned_less": "Tom is a numpus.",
+        "neighbours_mentioned_less": None,  # wumpus and Eva are mentioned twice
+    }
+
+
 def test_the_results_name_no_machine_and_every_row_follows_from_its_solved_problems(module):
     text = (FOLDER / "results.json").read_text()
     results = json.loads(text)

@@ -71,6 +71,17 @@ def test_the_mean_of_the_estimator_is_the_enumerated_bound_and_its_stderr_is_hon
     assert stderrs.square().mean().sqrt() == pytest.approx(float(nats.std()), rel=0.25)
 
 
+@pytest.mark.parametrize("other", [(3, 1, 0, 4), (3, 1, 0)], ids=["the same masks", "another length"])
+def test_the_stderr_of_a_gap_is_honest_and_smaller_on_the_same_masks(mdlm_config, other):
+    lm, rows = model(mdlm_config), [ROWS[2], ConditionalRow((), other)]
+    pairs = [score(lm, rows, samples=4, seed=seed) for seed in range(150)]
+    gaps = torch.tensor([first.nats - second.nats for first, second in pairs], dtype=torch.float64)
+    squares = [first.gap_stderr(second) ** 2 for first, second in pairs]
+    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(float(gaps.std()), rel=0.25)
+    if len(other) == 4:
+        assert sum(squares) < 0.6 * sum(first.stderr**2 + second.stderr**2 for first, second in pairs)
+
+
 SCHEDULES = [Schedule(), Schedule(eps=0.4), Schedule("geometric", sigma_min=0.1, sigma_max=4.0), Schedule("cosine")]
 
 

@@ -4,12 +4,12 @@ The processed files (gsm_valid.json, gsm_test.json) are read by `problem.read_pr
 annotation, `<<16-3-4=9>>`; the prose format has none, so its whole reasoning is one step.
 """
 
-import json
 import re
 from pathlib import Path
 
 from adlm.data.reasoning.problem import Problem, read_text, text_field
 from adlm.errors import UserError
+from adlm.files import parse_json
 
 MARK = re.compile(r"<<[^<>]*>>")
 # A minus is a sign unless it follows a number, word or closing bracket: -5, (-5), =-5, but 9 and 5 in 9-5.
@@ -22,7 +22,7 @@ def read_original(path: Path) -> tuple[Problem, ...]:
     for number, line in _lines(path):
         where = f"{path}, line {number}"
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError as error:
             raise UserError(f"{where} is not JSON ({error}); expected {{question, answer}}") from None
         problems.append(parse_original(text_field(entry, "question", where), text_field(entry, "answer", where), where))

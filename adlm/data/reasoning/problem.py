@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.files import replacing
+from adlm.files import parse_json, read_bytes, replacing
 
 GRAPH_FIELDS = ("idx_to_symbol", "edges", "root", "target", "neg_target")
 
@@ -42,7 +42,7 @@ class Problem:
 def read_problems(path: Path) -> tuple[Problem, ...]:
     """The problems of a JSON array. Empty steps, with which the processed GSM8K marks missing ones, are dropped."""
     try:
-        entries = json.loads(read_text(path))
+        entries = parse_json(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); expected an array of {{question, steps, answer}}") from None
     if not isinstance(entries, list):
@@ -64,11 +64,9 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file."""
+    """The text of a regular UTF-8 file of bounded size."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give the path of a problem file") from None
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
@@ -101,8 +99,9 @@ def _graph(entry: Mapping[str, Any], where: str) -> Graph:
 
     def index(value: object, key: str) -> int:
         if type(value) is not int or not 0 <= value < len(symbols):
+            shown = f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)
             raise UserError(
-                f"{where}: {key} {value!r} is not an index of idx_to_symbol, which has {len(symbols)} symbols"
+                f"{where}: {key} {shown} is not an index of idx_to_symbol, which has {len(symbols)} symbols"
             )
         return value
 

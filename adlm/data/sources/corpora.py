@@ -47,6 +47,8 @@ class Corpus:
     """Whether random documents are held out (data.held_out), as for your own text."""
     clusters: Literal["", "articles", "blocks"] = ""
     """How dependent neighbouring documents are grouped for standard errors: lines of an article, or fixed blocks."""
+    origin: str = ""
+    """Where its files come from, for the message that they are missing."""
     problems: bool = False
     """Whether its documents are reasoning problems; problems of other splits are removed from the training split."""
 
@@ -64,6 +66,7 @@ def _globs(*stems: str) -> tuple[str, ...]:
 
 SPLITS = {"train": _globs("train"), "valid": _globs("valid", "dev"), "test": _globs("test")}
 TEXT8 = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # 90, 5 and 5 million characters
+COCONUT = "github.com/facebookresearch/coconut"
 TEXT8_FILES = ("text8", "text8.zip", "text8.txt", "text8*")
 
 
@@ -102,11 +105,11 @@ def _text8(title: str, packing: PackingName) -> Corpus:
     )
 
 
-def _graphs(name: str, title: str) -> Corpus:
+def _graphs(name: str, title: str, origin: str) -> Corpus:
     files = {split: (f"{name}_{split}.json",) for split in ("train", "valid", "test")}
-    return Corpus(
-        f"{title} (data.problems generates training problems)", (name,), files, packing="padded", problems=True
-    )
+    origin = f"{origin}; or generate problems: data.problems=20000"
+    title = f"{title} (data.problems generates problems)"
+    return Corpus(title, (name,), files, packing="padded", origin=origin, problems=True)
 
 
 BUILT_IN: dict[str, Corpus] = {
@@ -174,10 +177,20 @@ BUILT_IN: dict[str, Corpus] = {
         files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
         hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
         packing="padded",
+        origin=f"train.jsonl and test.jsonl are in github.com/openai/grade-school-math, and gsm_icot.bash of {COCONUT} "
+        "makes gsm_valid.json; problems that are generated: data=prosqa data.problems=20000",
         problems=True,
     ),
-    "prosqa": _graphs("prosqa", "ProsQA: choose between two statements by following a path through a graph"),
-    "prontoqa": _graphs("prontoqa", "ProntoQA: decide whether a statement is true, by a proof of five hops"),
+    "prosqa": _graphs(
+        "prosqa",
+        "ProsQA: choose between two statements by following a path through a graph",
+        f"they are in the folder data of {COCONUT}",
+    ),
+    "prontoqa": _graphs(
+        "prontoqa",
+        "ProntoQA: decide whether a statement is true, by a proof of five hops",
+        f"preprocessing/prontoqa.py of {COCONUT} makes them from github.com/asaparov/prontoqa",
+    ),
 }
 
 CORPORA = Registry("corpus", "adlm.corpora", BUILT_IN)

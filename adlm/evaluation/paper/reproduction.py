@@ -12,7 +12,7 @@ from adlm.config.options import suggestion
 from adlm.config.schema import Anchor
 from adlm.errors import UserError
 from adlm.evaluation.paper.published_tables import BATCH, PublishedRow, PublishedTable, published_sampling
-from adlm.evaluation.paper.results import LEFT_TO_RIGHT, OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Result
+from adlm.evaluation.paper.results import OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Result, is_causal
 
 ERRORS_APART = 2.0
 SAME_SIZE, SAME_TOKENS = 0.01, 0.02  # published ones are rounded: 293M, 262B
@@ -246,7 +246,7 @@ def command_for(table: PublishedTable, row: PublishedRow, column: str, model: st
 def _sampling_command(row: PublishedRow, model: str) -> str:
     if row.method == "data":
         return "adlm judge SAMPLES.jsonl --reference prepared/owt --judge-reference --out card.json"
-    if row.method in LEFT_TO_RIGHT:
+    if is_causal(row.method):
         flags, sampler = "", "left-to-right"
     else:  # "remdm" matches any ReMDM sampler; remdm-loop is the one with published options
         sampler = "remdm-loop" if row.options["sampler"] == "remdm" else str(row.options["sampler"])
@@ -261,4 +261,4 @@ def _sampling_command(row: PublishedRow, model: str) -> str:
 def _steps(billions: float, method: str, length: int) -> int:
     """Training steps with the paper's batch size, to two digits, as the paper rounds its tokens."""
     steps = int(float(f"{billions * 1e9 * 2 / (BATCH * length):.1e}"))
-    return steps // 2 if method in LEFT_TO_RIGHT else steps
+    return steps // 2 if is_causal(method) else steps

@@ -16,12 +16,12 @@ from adlm.evaluation.generation.card import FORMAT, GPT2_LARGE
 from adlm.evaluation.paper.published_tables import EvaluationProtocol, PublishedTable, ResultKind, published_sampling
 from adlm.files import read_json
 from adlm.likelihood.text_sets import INCOMPARABLE
+from adlm.registry import METHODS
 
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
 ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
 MAX_FLOAT = sys.float_info.max
-LEFT_TO_RIGHT = ("ar", "a2r")
 OTHER_SAMPLING = "the samples were drawn with other settings than the published ones"
 
 
@@ -54,6 +54,11 @@ class Result:
         """The known errors combined; None where none is known."""
         known = [error for error in self.errors.values() if error is not None]
         return math.hypot(*known) if known else None
+
+
+def is_causal(method: str) -> bool:
+    """Whether a method, as named in a file or a published table, writes from left to right."""
+    return method in METHODS and bool(METHODS[method].causal)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
 def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
     """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
     trained = about["tokens_trained"]
-    return None if trained is None else trained / (1 if method in LEFT_TO_RIGHT else 2) / 1e9
+    return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
 
 
 def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
@@ -215,7 +220,7 @@ def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[
 
 
 def _sampling_differences(sampling: Mapping[str, Any], method: str) -> Iterator[str]:
-    sampler = "left-to-right" if method in LEFT_TO_RIGHT else sampling["sampler"]
+    sampler = "left-to-right" if is_causal(method) else sampling["sampler"]
     for option, published in published_sampling(sampler).items():
         if sampling[option] != published:
             yield f"{option} {sampling[option]}, not {published}"

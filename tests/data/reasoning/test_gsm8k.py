@@ -47,6 +47,7 @@ def test_prose_is_one_step(tmp_path):
     ("read", "line", "says"),
     [
         (read_original, "{", "line 2 is not JSON"),
+        (read_original, "[" * 100_000, "line 2 is not JSON .it is nested too deeply"),
         (read_original, '{"question": "q"}', "line 2 has no 'answer'"),
         (read_original, '{"question": "q", "answer": "no mark"}', "line 2 has '####' 0 times"),
         (read_original, '{"question": "q", "answer": "a #### 1 #### 2"}', "line 2 has '####' 2 times"),

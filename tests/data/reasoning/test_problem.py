@@ -75,6 +75,7 @@ def test_empty_steps_are_dropped(tmp_path):
     ("text", "says"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON .it is nested too deeply"),
         ('{"question": "q"}', "holds a dict, not an array"),
         (json.dumps([good(), 3]), "entry 1 is a int"),
         (json.dumps([{"question": "q", "steps": []}]), "entry 0 has no 'answer'"),
@@ -84,6 +85,7 @@ def test_empty_steps_are_dropped(tmp_path):
         (json.dumps([good(root=0)]), "has root but not all of"),
         (json.dumps([drawn() | {"target": 2}]), "target 2 is not an index"),
         (json.dumps([drawn() | {"root": -1}]), "root -1 is not an index"),
+        (json.dumps([drawn() | {"root": [0]}]), "root a list is not an index"),
         (json.dumps([drawn() | {"root": True}]), "root True is not an index"),
         (json.dumps([drawn() | {"edges": [[0, 1, 1]]}]), "'edges' is not an array of pairs"),
         (json.dumps([drawn() | {"edges": [[0, 2]]}]), "edges 2 is not an index"),
