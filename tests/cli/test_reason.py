@@ -407,11 +407,12 @@ def test_eval_takes_a_file_a_limit_and_the_model_folder_and_prints_a_summary(mod
     assert "labels predicted, from the first on:" in printed
 
 
-@pytest.mark.parametrize("preset", ["prosqa/small", "prosqa/gpt2"])
-def test_presets_of_reasoning_resolve(preset):
+@pytest.mark.parametrize("preset", ["prosqa/small", "prontoqa/small", "prosqa/gpt2"])
+def test_presets_of_reasoning_resolve_and_those_from_random_weights_use_muon(preset):
     config = resolve([preset])
     assert config.method == "ar"
     assert config.reason is not None
+    assert (config.train.optimizer == "muon") == (config.reason.base == "")
 
 
 @pytest.mark.parametrize(
