@@ -68,9 +68,9 @@ EXAMPLES = {
 }
 FIRST_STEPS = """anchored diffusion language models
 
-  adlm sample --prompt "The old man"         write with the model in the box
-  adlm quickstart                            train a first model, in minutes
-  adlm train own init=box data.path='texts/*.txt'   train on your text, into runs/own
+  adlm sample --prompt "The old man"                write with the model in the box
+  adlm quickstart                                   train a first model, in minutes
+  adlm train own init=box data.path='texts/*.txt'   train on your text
 
 adlm --help lists all commands
 """

@@ -341,7 +341,7 @@ def test_excessive_numbers_are_a_user_error_or_show_progress(here, capsys, monke
         for words, unit in (
             (["sample", "model", "--num", str(10**13), "--out", "many.jsonl"], "/10,000,000,000,000 samples"),
             (["sample", "model", "--steps", "20000", "--sampler", "remdm-conf"], "/1 samples"),
-            (["perplexity", "model", "--data", "text.txt", "--samples", "20000"], "tokens"),
+            (["perplexity", "model", "--data", "text.txt", "--samples", "20000"], "text.txt: "),
         ):
             signal.setitimer(signal.ITIMER_REAL, 120)
             assert main(words) == 130

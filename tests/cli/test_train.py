@@ -82,7 +82,7 @@ def test_held_out_nats_are_labelled_as_exact_or_as_a_bound(method, label, tmp_pa
         (["--plot", "{tmp}"], "has no metrics.jsonl"),
         (["--plot", "{tmp}", "--out", "{tmp}/run"], "takes no other option; leave out --out"),
         (["train.steps=3", "--plot", "{tmp}"], "takes no other option; leave out train.steps=3"),
-        ([], "no preset is given; try `adlm train own data.path=FILE`"),
+        ([], "no preset is given; try `adlm train own init=box data.path=FILE`"),
         (["own", "--steps", "5"], "as a config option: train.steps=... or time.steps=..."),
     ],
 )

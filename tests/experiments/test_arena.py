@@ -178,7 +178,7 @@ def test_the_table_pairs_trials_of_the_same_seed_and_shows_the_spread_over_seeds
     assert [float(gap) for gap in gaps] == pytest.approx([-0.25, -0.26], abs=1e-3)
     seeds, _, spread, gap = line_of(table, "MDLM with auxiliary loss", 2)[1:]
     assert (seeds, float(spread)) == ("2", 0.0)
-    assert gap == "-0.2550 ± 0.0050"  # -0.25 and -0.26: standard deviation 0.0071, over sqrt(2)
+    assert gap == "-0.2550 ± 0.0050 (p = 0.012)"  # -0.25 and -0.26: standard deviation 0.0071, over sqrt(2)
     assert "AR" not in table
 
 
@@ -188,7 +188,7 @@ def test_at_equal_seconds_bounds_are_interpolated_where_the_fastest_trial_ends(r
     assert "After 100.0 s, by linear" in table
     _, _, tokens, nats, gap = line_of(table, "MDLM with auxiliary loss", 3)
     assert (tokens, nats) == ("1,000", "5.7500")
-    assert gap == f"{(5.75 - 5 + 5.75 - 5.01) / 2:+.4f} ± 0.0050"
+    assert gap == f"{(5.75 - 5 + 5.75 - 5.01) / 2:+.4f} ± 0.0050 (p = 0.0043)"
     decaying = {key: {**result, "decay": "trapezoid"} for key, result in results.items()}
     assert "After" not in "\n".join(markdown(decaying, {}))
 
