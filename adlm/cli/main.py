@@ -68,9 +68,9 @@ EXAMPLES = {
 }
 FIRST_STEPS = """anchored diffusion language models
 
-  adlm sample --prompt "The old man"                write with the model in the box
-  adlm quickstart                                   train a first model, in minutes
-  adlm train own init=box data.path='texts/*.txt'   train on your text
+  adlm sample --prompt "The old man"           write with the model in the box
+  adlm quickstart                              train a first model, in minutes
+  adlm train own init=box data.path=book.txt   train it on your text: runs/own
 
 adlm --help lists all commands
 """
