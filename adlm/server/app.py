@@ -34,7 +34,7 @@ from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import add_page, page_files, studio_router
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
-from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
+from adlm.server.submission import EventStream, client_of, next_result, respond_unless_gone, submit
 
 FIELDS = {  # of the bodies by path, for suggestions
     "/v1/completions": tuple(CompletionRequest.model_fields),
@@ -110,7 +110,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             prompt_tokens=plan.prompt_tokens,
             completion_tokens=plan.completion_tokens,
         )
-        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout)
+        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout, client_of(request))
         submit(worker, completion.job)
         if body.stream:
             return EventStream(completion.stream(), completion.deadline)
@@ -152,6 +152,7 @@ class Completion:
         plan: CompletionPlan,
         monitor: PrometheusMonitor,
         deadline: float,
+        client: str,
     ):
         self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
         self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
@@ -163,7 +164,7 @@ class Completion:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
-        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix)
+        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
 
     async def updates(self) -> AsyncIterator[RowUpdate]:
         """Updates until all rows are complete. The job is cancelled if that does not happen."""

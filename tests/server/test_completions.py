@@ -47,11 +47,11 @@ def gate(monkeypatch):
     gate, step = Gate(), JoinedRows.step
     gate.entered.clear()
 
-    def gated_step(rows):
+    def gated_step(rows, turn):
         gate.entered.set()
         assert gate.wait(PATIENCE)
         gate.num_calls += 1
-        step(rows)
+        return step(rows, turn)
 
     monkeypatch.setattr(JoinedRows, "step", gated_step)
     yield gate
@@ -115,7 +115,8 @@ def test_a_streamed_text_equals_the_text_at_once(client, model, sampler, prompt)
 
 
 def test_a_stream_ends_with_usage_and_done(address):
-    body = {"model": "adlm", "prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "logprobs": 0}
+    body = {"model": "adlm", "prompt": "a", "stream": True, "logprobs": 0, "seed": 0}
+    body |= {"stream_options": {"include_usage": True}}
     lines = [line for line in post(address, body).text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 16
@@ -440,7 +441,7 @@ def test_a_bug_is_a_json_error_without_details(models, monkeypatch, caplog):
 
 
 def test_a_failing_batch_is_an_error_and_the_next_request_works(models, monkeypatch):
-    def fail(rows):
+    def fail(rows, turn):
         raise RuntimeError("private details")
 
     with running(models, ServerSettings()) as address:

@@ -20,7 +20,7 @@ from adlm.server.completion import Limits
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, user_error
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.studio.studio_run import describe_model, plan_bound, plan_trace
-from adlm.server.submission import EventStream, RunningTask, respond_unless_gone
+from adlm.server.submission import EventStream, RunningTask, client_of, respond_unless_gone
 from adlm.trace.page import page_template, read_asset
 
 HTML, CSS, SCRIPT, SVG = "text/html", "text/css", "text/javascript", "image/svg+xml"
@@ -111,7 +111,7 @@ def studio_router(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
         deadline = time.monotonic() + timeout
-        return EventStream(_events(RunningTask(worker, work, deadline)), deadline)
+        return EventStream(_events(RunningTask(worker, work, deadline, client_of(request))), deadline)
 
     @router.post("/v1/bound", responses=ERROR_RESPONSES)
     async def bound(body: BoundRequest, request: Request) -> Response:
@@ -122,7 +122,7 @@ def studio_router(
         except UserError as error:
             raise user_error(error) from None
         request.state.log_fields.update(model=worker.name, prompt_tokens=row.x.shape[1])
-        task = RunningTask(worker, work, time.monotonic() + timeout)
+        task = RunningTask(worker, work, time.monotonic() + timeout, client_of(request))
         return await respond_unless_gone(request, _bound(worker.name, task))
 
     return router
