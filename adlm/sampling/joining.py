@@ -4,8 +4,8 @@ Each row has its own steps, options and RNG; one network call serves the next re
 wait. The plain form is `sample_positions_first` of each row alone: with a network of fixed batch (`FrozenNetwork`) both
 give the same bits.
 
-Shapes: S slots, B rows of a call, L positions, N revealed in one call, V symbols. Positions are flat: row * L + position,
-or slot * L + position.
+Shapes: S slots, B rows of a call, L positions, N revealed in one call, V symbols. Positions are flat: row * L +
+position, or slot * L + position.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -191,7 +191,8 @@ class BatchWorker:
         """The items for one call, one after the other from the request that will have used the least time then."""
         if len(items) <= self.batch:
             return items
-        left, turn, used = sorted(items, key=_used_and_arrival), [], {item.job: item.job.used for item in items}
+        left, used = sorted(items, key=_used_and_arrival), {item.job: item.job.used for item in items}
+        turn: list[Item] = []
         while len(turn) < self.batch:
             turn.append(min(left, key=lambda item: used[item.job]))
             left.remove(turn[-1])

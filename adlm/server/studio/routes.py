@@ -18,6 +18,7 @@ from adlm.errors import UserError
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import Limits
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, user_error
+from adlm.server.json_body import JsonRoute
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.studio.studio_run import describe_model, plan_bound, plan_trace
 from adlm.server.submission import EventStream, RunningTask, client_of, respond_unless_gone
@@ -91,7 +92,7 @@ def studio_router(
     workers: Mapping[str, BatchWorker], worker_of: Callable[[str], BatchWorker], limits: Limits, timeout: float
 ) -> APIRouter:
     """The endpoints: what can be chosen, a sampling run step by step, and the bound of a text."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.get("/v1/studio", responses=ERROR_RESPONSES)
     async def describe() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from adlm.methods.inputs import check_sampler
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Frame
 from adlm.server.batching import BatchWorker
-from adlm.server.completion import CompletionPlan, Limits, plan_completion
+from adlm.server.completion import CompletionPlan, Limits, check_size, plan_completion
 from adlm.server.completion_request import CompletionRequest, RequestError
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.trace.recording import TraceInfo, pieces_to_dict, trace_events
@@ -47,6 +47,7 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
 
     It samples the same row as a completion of the same text, options and seed, and so the same tokens.
     """
+    check_size(worker.lm, request.text, "text")
     if not num_masks(request.text):
         raise RequestError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
     options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
@@ -69,6 +70,7 @@ def plan_bound(worker: BatchWorker, request: BoundRequest) -> tuple[TokenRow, Wo
     """The row of a text and the work that scores it. Wrong requests are user errors."""
     lm = worker.lm
     assert lm.tokenizer is not None, "checked when the model was loaded"
+    check_size(lm, request.text, "text")
     if num_masks(request.text):
         raise RequestError("the text has holes; fill them in before its bound is computed", "text")
     try:
