@@ -29,8 +29,8 @@ from adlm.sampling.joining import JoinedRow, JoinedRows
 from adlm.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
 
 LONGEST_RETRY = 60  # seconds
-MAX_TOGETHER = 8
-"""Batches that rows cannot join, at a time: each has its state, such as a KV cache."""
+MAX_TOGETHER = 4
+"""Batches that rows cannot join, at a time. Each has its state, such as a KV cache, and more would be less full."""
 SHUTTING_DOWN = "the server is shutting down"
 log = logging.getLogger("adlm.server")
 
@@ -72,7 +72,7 @@ class BatchWorker:
     """The queue of a model and the thread that samples from it.
 
     There can be several batches: one of joining rows for each padded length, and up to MAX_TOGETHER that rows cannot
-    join, at most one of them for each request.
+    join, at most one of them for each request and for each key: rows that wait for it fill the next one.
     """
 
     def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
@@ -170,9 +170,13 @@ class BatchWorker:
         self._jobs = {item.job for item in (*begun, *self._waiting)}
         self._num_jobs = Counter(job.client for job in self._jobs)
         together = [batch for batch in self._running if not batch.key.joins]
-        busy = {item.job for batch in together for item in batch.items}
+        busy = {batch.key for batch in together} | {item.job for batch in together for item in batch.items}
         has_room = len(together) < MAX_TOGETHER
-        return begun + [item for item in self._waiting if item.key.joins or (has_room and item.job not in busy)]
+        return begun + [
+            item
+            for item in self._waiting
+            if item.key.joins or (has_room and item.key not in busy and item.job not in busy)
+        ]
 
     def _batch_of(self, item: Item) -> Batch:
         """The batch that the item is in or can join, perhaps a new one."""

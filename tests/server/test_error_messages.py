@@ -117,6 +117,7 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(address, monk
 
     monkeypatch.setattr("adlm.server.completion.encode_canvas", fail)
     monkeypatch.setattr("adlm.server.studio.studio_run.token_row", fail)
+    hole = {"completions": "", "bound": "", "trace": "[MASK]"}
     for path, name in (("completions", "prompt"), ("completions", "suffix"), ("trace", "text"), ("bound", "text")):
-        answer = httpx.post(f"{address}/v1/{path}", json={"model": "adlm", name: "a" * 200_000})
+        answer = httpx.post(f"{address}/v1/{path}", json={"model": "adlm", name: hole[path] + "a" * 200_000})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)

@@ -47,9 +47,10 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
 
     It samples the same row as a completion of the same text, options and seed, and so the same tokens.
     """
-    check_size(worker.lm, request.text, "text")
     if not num_masks(request.text):
         raise RequestError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
+    if num_masks(request.text) <= worker.lm.config.length:  # else the number of masks is the better reason
+        check_size(worker.lm, request.text, "text")
     options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
     try:
         plan = plan_completion(worker.lm, CompletionRequest(prompt=request.text, **options), limits)
