@@ -5,8 +5,10 @@ Rows of equal padded length share calls, whatever their sampling options, and ea
 together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas, seed and
 row number, not on the other rows (`LanguageModel.with_fixed_batch`).
 
-Every call is a turn: it is for the requests that have used the least time, counted for each client's requests together.
-A short request therefore waits for a few calls, not for the end of a long one that came before.
+Every call is a turn. Clients have equal shares of the time. Of one client's requests, those that have used little time
+go first, the others after them in classes of 0.5, 1, 2, ... seconds, and in a class the oldest: short requests are
+finished in the order they came, and do not wait for the end of long ones. Every fourth call is for the oldest, so that
+long ones are finished too.
 
 Shapes: B rows, L tokens.
 """
@@ -14,7 +16,6 @@ Shapes: B rows, L tokens.
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -29,6 +30,10 @@ from adlm.sampling.joining import JoinedRow, JoinedRows
 from adlm.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
 
 LONGEST_RETRY = 60  # seconds
+SHORT_SECONDS = 0.5
+"""Time of network calls up to which requests are served in the order they came."""
+OLDEST_EVERY = 4
+"""One of so many calls is for the oldest request of a client, however much it has used."""
 MAX_TOGETHER = 4
 """Batches that rows cannot join, at a time. Each has its state, such as a KV cache, and more would be less full."""
 SHUTTING_DOWN = "the server is shutting down"
@@ -80,8 +85,8 @@ class BatchWorker:
         self._monitor = monitor
         self._waiting: list[Item] = []
         self._running: list[Batch] = []  # changed by the thread only
-        self._jobs: set[Job | Task] = set()  # those of all items
-        self._num_jobs = Counter[str]()  # by client
+        self._used: dict[str, float] = {}  # seconds of network calls by client
+        self._num_calls = 0
         self._changed = threading.Condition()
         self._stopping = self._aborting = False
         self._busy_seconds, self._num_finished, self._row_seconds = 0.0, 0, 0.0
@@ -101,8 +106,6 @@ class BatchWorker:
             if num_rows + len(items) > self.max_waiting + self.batch:
                 estimate = round(num_rows * self._busy_seconds / max(1, self._num_finished))
                 raise QueueFull(num_rows, min(max(1, estimate), LONGEST_RETRY))
-            job.used = min((other.used for other in self._jobs), default=0.0)
-            self._jobs.add(job)
             self._waiting += items
             self._report_rows()
             self._changed.notify()
@@ -148,7 +151,7 @@ class BatchWorker:
                 self._report_rows()
                 self._changed.wait()
             if items:
-                first = min(items, key=_used_and_arrival)
+                first = min(items, key=lambda item: (self._used[item.job.client], self._priority(item)))
                 key, batch = first.key, self._batch_of(first)
                 if key.joins or not batch.items:
                     own = batch.items if key.joins else []
@@ -167,8 +170,9 @@ class BatchWorker:
             batch.items = [item for item in batch.items if not (self._aborting or item.job.cancelled.is_set())]
         self._running = [batch for batch in self._running if batch.items]
         begun = [item for batch in self._running for item in batch.items]
-        self._jobs = {item.job for item in (*begun, *self._waiting)}
-        self._num_jobs = Counter(job.client for job in self._jobs)
+        clients = {item.job.client for item in (*begun, *self._waiting)}
+        least = min((self._used[client] for client in clients if client in self._used), default=0.0)
+        self._used = {client: self._used.get(client, least) for client in clients}
         together = [batch for batch in self._running if not batch.key.joins]
         busy = {batch.key for batch in together} | {item.job for batch in together for item in batch.items}
         has_room = len(together) < MAX_TOGETHER
@@ -191,16 +195,19 @@ class BatchWorker:
         self._running.append(batch)
         return batch
 
+    def _priority(self, item: Item) -> tuple[int, float]:
+        """The place of an item among those of its client: the least is first."""
+        is_turn_of_oldest = self._num_calls % OLDEST_EVERY == OLDEST_EVERY - 1
+        return 0 if is_turn_of_oldest else int(item.job.used / SHORT_SECONDS).bit_length(), item.arrival
+
     def _share(self, items: list[Item]) -> list[Item]:
-        """The items for one call, one after the other from the request that will have used the least time then."""
-        if len(items) <= self.batch:
-            return items
-        left, used = sorted(items, key=_used_and_arrival), {item.job: item.job.used for item in items}
+        """The items for one call, one after the other from the client that will have used the least time then."""
+        left, used = sorted(items, key=self._priority), dict(self._used)
         turn: list[Item] = []
-        while len(turn) < self.batch:
-            turn.append(min(left, key=lambda item: used[item.job]))
+        while left and len(turn) < self.batch:
+            turn.append(min(left, key=lambda item: used[item.job.client]))
             left.remove(turn[-1])
-            used[turn[-1].job] += self._row_seconds * self._num_jobs[turn[-1].job.client]
+            used[turn[-1].job.client] += self._row_seconds
         return turn
 
     def _advance(self, batch: Batch) -> None:
@@ -221,8 +228,10 @@ class BatchWorker:
         self._busy_seconds += seconds
         self._num_finished += num_rows - len(batch.items)
         self._row_seconds = seconds / len(turn)
+        self._num_calls += 1
         for item in turn:
-            item.job.used += self._row_seconds * self._num_jobs[item.job.client]
+            item.job.used += self._row_seconds
+            self._used[item.job.client] += self._row_seconds
         if not has_ended:
             self._monitor.call_done(self.name, len(turn), seconds)
 
@@ -279,10 +288,6 @@ class BatchWorker:
         if num_known > item.num_reported:
             item.num_reported = num_known
             job.notify(RowUpdate(item.row, text[:num_known].tolist()))
-
-
-def _used_and_arrival(item: Item) -> tuple[float, float]:
-    return item.job.used, item.arrival
 
 
 def _run_task(task: Task) -> Iterator[None]:

@@ -85,13 +85,10 @@ class Work:
     """What a request asks of a model's thread."""
 
     client: str = ""
-    """The address that the request came from: clients have equal shares of the network calls."""
+    """The address that the request came from."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     used: float = 0.0
-    """Seconds of network calls, times the number of the client's requests.
-
-    A request begins with the least of those present: it does not wait until it has used as much as they have.
-    """
+    """Seconds of network calls so far."""
 
 
 @dataclass(eq=False)

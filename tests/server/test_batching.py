@@ -153,19 +153,28 @@ def rows_of(lm, num_rows, num_masks, **options):
 
 @pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "confidence"])
 @pytest.mark.parametrize("num_masks", [25, 60], ids=["same length", "other length"])
-def test_a_short_request_does_not_wait_for_the_end_of_a_long_one(models, sampler, num_masks):
+def test_a_short_request_does_not_wait_for_the_end_of_a_long_one(models, monkeypatch, sampler, num_masks):
+    monkeypatch.setattr("adlm.server.batching.SHORT_SECONDS", 0.02)
     worker = BatchWorker("adlm", models["adlm"], 2, 100, NoMonitor())
     jobs = {"long": ("", rows_of(worker.lm, 8, num_masks, sampler=sampler, steps=200))}
     jobs["short"] = ("", rows_of(worker.lm, 1, 4, sampler=sampler, steps=4))
     assert order_of_completion(worker, jobs) == ["short", "long"]
 
 
+def test_a_long_request_is_finished_while_short_ones_keep_coming(models, monkeypatch):
+    monkeypatch.setattr("adlm.server.batching.SHORT_SECONDS", 0.001)
+    worker = BatchWorker("adlm", models["adlm"], 1, 200, NoMonitor())
+    jobs = {"long": ("", rows_of(worker.lm, 1, 25, steps=200))}
+    jobs |= {f"short {number}": ("", rows_of(worker.lm, 1, 4, steps=4)) for number in range(100)}
+    assert order_of_completion(worker, jobs).index("long") < 80
+
+
 def test_a_client_with_many_requests_has_no_more_turns_than_one_with_a_single_request(models):
-    """Of equal requests, nine of a greedy client and one of another, that of the other is the first by far."""
+    """Of ten equal requests, nine of them of one client, that of the other client is one of the first two."""
     worker = BatchWorker("adlm", models["adlm"], 1, 100, NoMonitor())
     jobs = {f"greedy {number}": ("greedy", rows_of(worker.lm, 1, 25, steps=100)) for number in range(9)}
     jobs["modest"] = ("modest", rows_of(worker.lm, 1, 25, steps=100))
-    assert order_of_completion(worker, jobs)[0] == "modest"
+    assert "modest" in order_of_completion(worker, jobs)[:2]
 
 
 BYTES = load_tokenizer("bytes")
