@@ -121,6 +121,11 @@ class Tokenizer:
         """Whether a word and the space before it are one symbol, marked Ġ by GPT-2 and ▁ by SentencePiece."""
         return any(len(symbol) > 1 and symbol[0] in "Ġ▁" for symbol in self.engine.get_vocab())
 
+    @cached_property
+    def longest_symbol(self) -> int:
+        """Characters, or bytes if the tokenizer is byte-level, of the longest symbol."""
+        return max(map(len, self.engine.get_vocab()))
+
     def piece(self, index: int) -> bytes:
         """The UTF-8 bytes that one id adds inside a text; for byte-level tokenizers possibly part of a character.
 

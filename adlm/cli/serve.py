@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     handler = logging.StreamHandler(cast("TextIO", StandardError()))
     handler.setFormatter(JsonFormatter())
-    for name in ("adlm.server", "uvicorn.error"):
+    for name in ("adlm.server", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
     logging.getLogger("adlm.server").setLevel(logging.INFO)

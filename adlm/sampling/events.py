@@ -52,7 +52,9 @@ class EventPlan:
 
     order: Tensor
     """(B,), the canvas rows in the order the calls use: rows with the most calls first."""
-    calls: list[NetworkCall]
+    num_calls: int
+    calls: Iterator[NetworkCall]
+    """Each is made when it is needed: a thousand of them, of small tensors, take megabytes."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +77,31 @@ def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
     step_of_call.numpy()[reveals.call, rank[reveals.row]] = reveals.step
     is_final = reveals.step == len(steps.reveal)
 
-    def split_by_call(events: Events, values: NDArray[np.generic]) -> tuple[Tensor, ...]:
-        sorted_values = torch.from_numpy(values[np.argsort(events.call, kind="stable")]).to(to_fill.device)
-        return torch.split(sorted_values, np.bincount(events.call, minlength=max_calls).tolist())
+    def sort_by_call(events: Events, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values[np.argsort(events.call, kind="stable")]).to(to_fill.device)
 
-    fields = zip(
-        split_by_call(remasks, rank[remasks.row] * length + remasks.position),
-        split_by_call(reveals, rank[reveals.row] * length + reveals.position),
-        split_by_call(reveals, _token_uniforms(reveals, rng)),
-        split_by_call(reveals, is_final),
-        np.bincount(reveals.call[is_final], minlength=max_calls).tolist(),
-        (num_calls > np.arange(max_calls)[:, None]).sum(axis=1).tolist(),
-        steps.conditioning_alpha[step_of_call],
-        steps.end_time[step_of_call],
-        strict=True,
-    )
-    calls = [
-        NetworkCall(remasked, revealed, uniforms, final if num_final else None, num_rows_read, alpha, t)
-        for remasked, revealed, uniforms, final, num_final, num_rows_read, alpha, t in fields
-    ]
-    return EventPlan(torch.from_numpy(order), calls)
+    def ends_of_calls(events: Events) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.bincount(events.call, minlength=max_calls).cumsum()])
+
+    remasked, remask_ends = sort_by_call(remasks, rank[remasks.row] * length + remasks.position), ends_of_calls(remasks)
+    revealed, reveal_ends = sort_by_call(reveals, rank[reveals.row] * length + reveals.position), ends_of_calls(reveals)
+    uniforms, final = sort_by_call(reveals, _token_uniforms(reveals, rng)), sort_by_call(reveals, is_final)
+    num_final = np.bincount(reveals.call[is_final], minlength=max_calls)
+
+    def calls() -> Iterator[NetworkCall]:
+        for call, step in enumerate(step_of_call):
+            remasks_here, reveals_here = (slice(*ends[call : call + 2]) for ends in (remask_ends, reveal_ends))
+            yield NetworkCall(
+                remasked[remasks_here],
+                revealed[reveals_here],
+                uniforms[reveals_here],
+                final[reveals_here] if num_final[call] else None,
+                int((num_calls > call).sum()),
+                steps.conditioning_alpha[step],
+                steps.end_time[step],
+            )
+
+    return EventPlan(torch.from_numpy(order), max_calls, calls())
 
 
 def draw_events(steps: Steps, to_fill: NDArray[np.bool_], rng: RowRng) -> tuple[Events, Events, NDArray[np.int64]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -25,22 +25,15 @@ from adlm.server.errors_json import (
     ERROR_RESPONSES,
     ApiError,
     error_response,
-    invalid_json,
     user_error,
     validation_error,
 )
 from adlm.server.jobs import Job, RowUpdate
+from adlm.server.json_body import JsonRoute
 from adlm.server.monitoring import PrometheusMonitor
 from adlm.server.request_guard import RequestGuard
 from adlm.server.studio.routes import add_page, page_files, studio_router
-from adlm.server.studio.studio_request import BoundRequest, TraceRequest
-from adlm.server.submission import EventStream, next_result, respond_unless_gone, submit
-
-FIELDS = {  # of the bodies by path, for suggestions
-    "/v1/completions": tuple(CompletionRequest.model_fields),
-    "/v1/trace": tuple(TraceRequest.model_fields),
-    "/v1/bound": tuple(BoundRequest.model_fields),
-}
+from adlm.server.submission import EventStream, client_of, next_result, respond_unless_gone, submit
 
 
 @dataclass(frozen=True)
@@ -78,6 +71,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             await asyncio.to_thread(worker.join)
 
     app = FastAPI(title="adlm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     app.state.workers = workers
     app.add_middleware(
         RequestGuard,
@@ -110,7 +104,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             prompt_tokens=plan.prompt_tokens,
             completion_tokens=plan.completion_tokens,
         )
-        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout)
+        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout, client_of(request))
         submit(worker, completion.job)
         if body.stream:
             return EventStream(completion.stream(), completion.deadline)
@@ -133,6 +127,11 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """FastAPI's own page loads scripts from elsewhere."""
+        return RedirectResponse("/openapi.json")
+
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
@@ -152,6 +151,7 @@ class Completion:
         plan: CompletionPlan,
         monitor: PrometheusMonitor,
         deadline: float,
+        client: str,
     ):
         self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
         self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
@@ -163,7 +163,7 @@ class Completion:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
-        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix)
+        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
 
     async def updates(self) -> AsyncIterator[RowUpdate]:
         """Updates until all rows are complete. The job is cancelled if that does not happen."""
@@ -243,12 +243,12 @@ def _report_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:
-        return error_response(validation_error(error.errors(), FIELDS.get(request.url.path, ())))
+        return error_response(validation_error(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def report_http(request: Request, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):  # of the JSON parser, wrapped by FastAPI
-            return error_response(invalid_json())
+        if isinstance(error.__cause__, ApiError):  # of the JSON parser, wrapped by FastAPI
+            return error_response(error.__cause__)
         return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
 
     make_schema = app.openapi

@@ -1,20 +1,23 @@
 """Rows of concurrent requests in shared network calls, made by one thread per model. Independent of HTTP and of text.
 
-Rows of equal padded length share the calls of one batch, whatever their sampling options: a row joins between two calls
-as soon as a slot is free (`sampling/joining.py`). Rows of causal models, and of samplers that choose positions by the
-network's output, begin together and run to the end. The network always reads `batch` rows, so that a row's tokens
-depend on its canvas, seed and row number, not on the other rows (`LanguageModel.with_fixed_batch`).
+Rows of equal padded length share calls, whatever their sampling options, and each call is for the rows whose turn it is
+(`sampling/joining.py`). Rows of causal models, and of samplers that choose positions by the network's output, begin
+together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas, seed and
+row number, not on the other rows (`LanguageModel.with_fixed_batch`).
+
+Every call is a turn. Clients have equal shares of the time. Of one client's requests, those that have used little time
+go first, the others after them in classes of 0.5, 1, 2, ... seconds, and in a class the oldest: short requests are
+finished in the order they came, and do not wait for the end of long ones. Every fourth call is for the oldest, so that
+long ones are finished too.
 
 Shapes: B rows, L tokens.
 """
 
 import logging
-import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -27,6 +30,13 @@ from adlm.sampling.joining import JoinedRow, JoinedRows
 from adlm.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
 
 LONGEST_RETRY = 60  # seconds
+SHORT_SECONDS = 0.5
+"""Time of network calls up to which requests are served in the order they came."""
+OLDEST_EVERY = 4
+"""One of so many calls is for the oldest request of a client, however much it has used."""
+MAX_TOGETHER = 4
+"""Batches that rows cannot join, at a time. Each has its state, such as a KV cache, and more would be less full."""
+SHUTTING_DOWN = "the server is shutting down"
 log = logging.getLogger("adlm.server")
 
 
@@ -34,23 +44,20 @@ log = logging.getLogger("adlm.server")
 class Batch:
     """Items that share network calls."""
 
-    items: list[Item]
-    """Those that are not complete."""
-    calls: Iterator[None]
+    key: BatchKey
+    items: list[Item] = field(default_factory=list)
+    """Those that have begun and are not complete."""
+    turn: list[Item] = field(default_factory=list)
+    """Those that the next call is for."""
+    calls: Iterator[None] = field(init=False)
     """Each `next` makes one network call; the end is the end of the batch."""
-    has_begun: bool = False
-
-    @property
-    def oldest(self) -> float:
-        """When its oldest item came; a batch without items can wait."""
-        return min((item.arrival for item in self.items), default=math.inf)
 
 
 class QueueFull(Exception):
-    """Too many rows are waiting; `retry_after` is an estimate in seconds."""
+    """Too many rows are not complete; `retry_after` is an estimate in seconds."""
 
-    def __init__(self, num_waiting: int, retry_after: int):
-        super().__init__(f"{num_waiting} completions are waiting already; try again in {retry_after} s")
+    def __init__(self, num_rows: int, retry_after: int):
+        super().__init__(f"{num_rows} completions are waiting or running already; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
@@ -69,18 +76,20 @@ class Monitor(Protocol):
 class BatchWorker:
     """The queue of a model and the thread that samples from it.
 
-    There can be several batches: one of joining rows for each padded length, and at most one that rows cannot join. The
-    next network call is for the batch with the oldest row, so that rows are finished in the order they came, roughly.
+    There can be several batches: one of joining rows for each padded length, and up to MAX_TOGETHER that rows cannot
+    join, at most one of them for each request and for each key: rows that wait for it fill the next one.
     """
 
     def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
         self.name, self.lm, self.batch, self.max_waiting = name, lm.with_fixed_batch(batch), batch, max_waiting
         self._monitor = monitor
-        self._waiting: deque[Item] = deque()
-        self._running: dict[BatchKey, Batch] = {}  # only for the thread
+        self._waiting: list[Item] = []
+        self._running: list[Batch] = []  # changed by the thread only
+        self._used: dict[str, float] = {}  # seconds of network calls by client
+        self._num_calls = 0
         self._changed = threading.Condition()
-        self._stopping = False
-        self._busy_seconds, self._num_finished = 0.0, 0
+        self._stopping = self._aborting = False
+        self._busy_seconds, self._num_finished, self._row_seconds = 0.0, 0, 0.0
         self._thread = threading.Thread(target=self._run, name=f"adlm-{name}", daemon=True)
 
     def start(self) -> None:
@@ -92,78 +101,118 @@ class BatchWorker:
         items = [Item(job, row, key) for row, key in enumerate(job.keys(self.lm))]
         with self._changed:
             if self._stopping:
-                raise ShuttingDown("the server is shutting down")
-            if len(self._waiting) + len(items) > self.max_waiting:
-                estimate = round(len(self._waiting) * self._busy_seconds / max(1, self._num_finished))
-                raise QueueFull(len(self._waiting), min(max(1, estimate), LONGEST_RETRY))
-            self._waiting.extend(items)
-            self._report_queue()
+                raise ShuttingDown(SHUTTING_DOWN)
+            num_rows = len(self._waiting) + self._num_running()
+            if num_rows + len(items) > self.max_waiting + self.batch:
+                estimate = round(num_rows * self._busy_seconds / max(1, self._num_finished))
+                raise QueueFull(num_rows, min(max(1, estimate), LONGEST_RETRY))
+            self._waiting += items
+            self._report_rows()
             self._changed.notify()
 
     def cancel(self, job: Job | Task) -> None:
-        """Drop the rows of a job that have not begun; rows that have end at the next network call.
+        """Drop the rows of a job: at once if they have not begun, else after the network call that is being made.
 
         Rows that began together with others end with them.
         """
         job.cancelled.set()
         with self._changed:
-            self._waiting = deque(item for item in self._waiting if item.job is not job)
-            self._report_queue()
+            self._waiting = [item for item in self._waiting if item.job is not job]
+            self._report_rows()
 
-    def stop(self) -> None:
-        """Finish what is running; waiting rows are refused."""
+    def stop(self, at_once: bool = False) -> None:
+        """Refuse waiting rows. Rows that have begun are finished, or refused `at_once` after the current call."""
         with self._changed:
-            self._stopping = True
-            refused, self._waiting = self._waiting, deque()
-            self._report_queue()
+            self._stopping, self._aborting = True, self._aborting or at_once
+            refused, self._waiting = self._waiting, []
+            self._report_rows()
             self._changed.notify()
         for item in refused:
-            item.job.refuse(item.row, "the server is shutting down")
+            item.job.refuse(item.row, SHUTTING_DOWN)
 
     def join(self) -> None:
         self._thread.join()
 
-    def _report_queue(self) -> None:
+    def _num_running(self) -> int:
+        return sum(len(batch.items) for batch in self._running)
+
+    def _report_rows(self) -> None:
         self._monitor.queue_changed(self.name, len(self._waiting))
+        self._monitor.running_changed(self.name, self._num_running())
 
     def _run(self) -> None:
-        while self._begin_waiting():
-            key = min(self._running, key=lambda each: self._running[each].oldest)
-            self._advance(key, self._running[key])
+        while batch := self._next_turn():
+            self._advance(batch)
 
-    def _begin_waiting(self) -> bool:
-        """Put waiting rows where there is room, oldest first. Waits for work; False at the end."""
+    def _next_turn(self) -> Batch | None:
+        """The batch of the next network call. Waits for work; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or self._stopping)
-            left: deque[Item] = deque()
-            for item in self._waiting:
-                if batch := self._batch_with_room(item):
-                    batch.items.append(item)
-                else:
-                    left.append(item)
-            self._waiting = left
-            self._report_queue()
-        self._report_running()
-        return bool(self._running)
+            while not (items := self._items()) and not self._stopping:
+                self._report_rows()
+                self._changed.wait()
+            if items:
+                first = min(items, key=lambda item: (self._used[item.job.client], self._priority(item)))
+                key, batch = first.key, self._batch_of(first)
+                if key.joins or not batch.items:
+                    own = batch.items if key.joins else []
+                    batch.turn = self._share([*own, *(item for item in self._waiting if item.key == key)])
+                    batch.items += [item for item in batch.turn if item not in own]
+                    self._waiting = [item for item in self._waiting if item not in batch.turn]
+            self._report_rows()
+            return batch if items else None
 
-    def _batch_with_room(self, item: Item) -> Batch | None:
-        """The batch that the item can be sampled in, perhaps a new one; None if it must wait."""
-        key = item.key
-        batch = self._running.get(key)
-        if batch is None and (key.joins or all(other.joins for other in self._running)):
-            items: list[Item] = []
-            batch = self._running[key] = Batch(items, self._calls(item, items))
-        is_open = batch is not None and (key.joins or not batch.has_begun) and len(batch.items) < self.batch
-        return batch if is_open else None
+    def _items(self) -> list[Item]:
+        """What may have the next turn. Batches are rid of cancelled rows here, and dropped if they have no others."""
+        for batch in self._running:
+            if self._aborting:
+                for item in batch.items:
+                    item.job.refuse(item.row, SHUTTING_DOWN)
+            batch.items = [item for item in batch.items if not (self._aborting or item.job.cancelled.is_set())]
+        self._running = [batch for batch in self._running if batch.items]
+        begun = [item for batch in self._running for item in batch.items]
+        clients = {item.job.client for item in (*begun, *self._waiting)}
+        least = min((self._used[client] for client in clients if client in self._used), default=0.0)
+        self._used = {client: self._used.get(client, least) for client in clients}
+        together = [batch for batch in self._running if not batch.key.joins]
+        busy = {batch.key for batch in together} | {item.job for batch in together for item in batch.items}
+        has_room = len(together) < MAX_TOGETHER
+        return begun + [
+            item
+            for item in self._waiting
+            if item.key.joins or (has_room and item.key not in busy and item.job not in busy)
+        ]
 
-    def _calls(self, first: Item, items: list[Item]) -> Iterator[None]:
-        if isinstance(first.job, Task):
-            return _run_task(first.job)
-        return self._sample_joined(items) if first.key.joins else self._sample_together(items)
+    def _batch_of(self, item: Item) -> Batch:
+        """The batch that the item is in or can join, perhaps a new one."""
+        for batch in self._running:
+            if item in batch.items or (item.key.joins and item.key == batch.key):
+                return batch
+        batch = Batch(item.key)
+        if isinstance(item.job, Task):
+            batch.calls = _run_task(item.job)
+        else:
+            batch.calls = self._sample_joined(batch) if item.key.joins else self._sample_together(batch)
+        self._running.append(batch)
+        return batch
 
-    def _advance(self, key: BatchKey, batch: Batch) -> None:
+    def _priority(self, item: Item) -> tuple[int, float]:
+        """The place of an item among those of its client: the least is first."""
+        is_turn_of_oldest = self._num_calls % OLDEST_EVERY == OLDEST_EVERY - 1
+        return 0 if is_turn_of_oldest else int(item.job.used / SHORT_SECONDS).bit_length(), item.arrival
+
+    def _share(self, items: list[Item]) -> list[Item]:
+        """The items for one call, one after the other from the client that will have used the least time then."""
+        left, used = sorted(items, key=self._priority), dict(self._used)
+        turn: list[Item] = []
+        while left and len(turn) < self.batch:
+            turn.append(min(left, key=lambda item: used[item.job.client]))
+            left.remove(turn[-1])
+            used[turn[-1].job.client] += self._row_seconds
+        return turn
+
+    def _advance(self, batch: Batch) -> None:
         """One network call. An error ends the batch, not the thread."""
-        started, num_rows, batch.has_begun = time.monotonic(), len(batch.items), True
+        started, turn, num_rows = time.monotonic(), batch.turn, len(batch.items)
         try:
             has_ended = next(batch.calls, self) is self
         except Exception as error:  # the log has the traceback
@@ -175,16 +224,16 @@ class BatchWorker:
             has_ended = True
         if has_ended:
             batch.items.clear()
-            del self._running[key]
         seconds = time.monotonic() - started
         self._busy_seconds += seconds
         self._num_finished += num_rows - len(batch.items)
+        self._row_seconds = seconds / len(turn)
+        self._num_calls += 1
+        for item in turn:
+            item.job.used += self._row_seconds
+            self._used[item.job.client] += self._row_seconds
         if not has_ended:
-            self._monitor.call_done(self.name, num_rows, seconds)
-        self._report_running()
-
-    def _report_running(self) -> None:
-        self._monitor.running_changed(self.name, sum(len(batch.items) for batch in self._running.values()))
+            self._monitor.call_done(self.name, len(turn), seconds)
 
     def frames(self, rows: Sequence[CanvasRow]) -> Iterator[Frame]:
         """The sampling run of rows that begin together, at most `batch`; only for the worker's thread."""
@@ -198,14 +247,10 @@ class BatchWorker:
             rng_seeds=[row.seed for row in rows],
         )
 
-    def _sample_together(self, items: list[Item]) -> Iterator[None]:
+    def _sample_together(self, batch: Batch) -> Iterator[None]:
         """Rows with equal keys, from the first step to the last."""
-        items[:] = [item for item in items if not item.job.cancelled.is_set()]
-        if not items:
-            return
+        items = list(batch.items)
         for frame in self.frames([item.canvas_row for item in items]):
-            if all(item.job.cancelled.is_set() for item in items):
-                return
             all_ids = frame.ids.cpu()
             for item, ids in zip(items, all_ids, strict=False):  # the frames of causal models have padding rows
                 self._report_prefix(item, ids)
@@ -213,28 +258,21 @@ class BatchWorker:
         for item, ids, chance in zip(items, all_ids, frame.chance.cpu(), strict=False):
             _complete(item, ids, chance)
 
-    def _sample_joined(self, items: list[Item]) -> Iterator[None]:
-        """Rows of one padded length. Between two calls `items` may grow; complete and cancelled rows are removed."""
-        rows, joined = JoinedRows(self.batch, self._joinable_run(items[0])), dict[Item, JoinedRow]()
-
-        def remove(item: Item) -> None:
-            items.remove(item)
-            if item in joined:
+    def _sample_joined(self, batch: Batch) -> Iterator[None]:
+        """Rows of one padded length, in each call those whose turn it is."""
+        rows, joined = JoinedRows(self._joinable_run(batch.turn[0])), dict[Item, JoinedRow]()
+        while True:
+            for item in [each for each in joined if each.job.cancelled.is_set()]:
                 rows.leave(joined.pop(item))
-
-        while items:
-            for item in [each for each in items if each.job.cancelled.is_set()]:
-                remove(item)
-            joined |= {item: rows.join(self._joinable_run(item)) for item in items if item not in joined}
-            if joined:
-                rows.step()
-            ids, chance = rows.on_cpu()
-            for item, row in list(joined.items()):
-                if row.calls:
-                    self._report_prefix(item, ids[row.slot])
+            joined |= {item: rows.join(self._joinable_run(item)) for item in batch.turn if item not in joined}
+            all_ids, all_chance = rows.step([joined[item] for item in batch.turn])
+            for item, ids, chance in zip(batch.turn, all_ids, all_chance, strict=True):
+                if joined[item].num_calls:
+                    self._report_prefix(item, ids)
                 else:
-                    _complete(item, ids[row.slot], chance[row.slot])
-                    remove(item)
+                    _complete(item, ids, chance)
+                    batch.items.remove(item)
+                    rows.leave(joined.pop(item))
             yield
 
     def _joinable_run(self, item: Item) -> SamplingRun:
@@ -254,8 +292,6 @@ class BatchWorker:
 
 def _run_task(task: Task) -> Iterator[None]:
     for result in task.work():
-        if task.cancelled.is_set():
-            return
         task.notify(result)
         yield
 

@@ -18,6 +18,7 @@ from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 SMALLEST_CHANCE = 1e-45  # of a float32
+LONGEST_HOLE = len("[MASK*1000000]")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Limits:
     rows: int = 16
     """Prompts times n."""
     steps: int = 1024
-    body_bytes: int = 1 << 20
+    body_bytes: int = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,18 @@ def checked_num_masks(field: str, text: str) -> int:
     return num_masks(text)
 
 
+def check_size(lm: LanguageModel, text: str, param: str) -> None:
+    """Refuse a text that has more characters than the tokens of the model can hold, before it is tokenized."""
+    assert lm.tokenizer is not None, "checked when the model was loaded"
+    most = lm.config.length * max(LONGEST_HOLE, lm.tokenizer.longest_symbol)
+    if len(text) > most:
+        raise RequestError(
+            f"{param} has {len(text):,} characters, and the model's length of {lm.config.length} tokens holds at most "
+            f"{most:,}; shorten it",
+            param,
+        )
+
+
 def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple[Choice, list[int], int]:
     """How the text of a prompt's choices is made, the ids of their row and where its text starts."""
     tokenizer, suffix = lm.tokenizer, request.suffix or ""
@@ -208,6 +221,8 @@ def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple
             f"{amount} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
             "prompt" if has_holes else "max_tokens",
         )
+    for name, text in (("prompt", prompt), ("suffix", suffix)):
+        check_size(lm, text, name)
     try:
         ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
     except UserError as error:

@@ -1,11 +1,10 @@
 """Errors in the JSON shape of OpenAI's API: one message, a type and the status."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from adlm.config.options import suggestion
 from adlm.errors import UserError, printable
 from adlm.server.completion_request import RequestError
 
@@ -18,7 +17,7 @@ TYPES = {
 }
 REMEDIES = {
     "prompt": "prompt must be a string or a list of 1 to 128 strings; token ids are not supported",
-    "stop": "stop must be a text or up to 4 texts",
+    "stop": "stop must be a text of 1 to 1000 characters, or a list of up to 4 of them",
     "echo": "echo is not supported",
     "best_of": "best_of is not supported; use n",
     "logit_bias": "logit_bias is not supported",
@@ -31,7 +30,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, text in (
         (400, "Wrong request"),
         (401, "Wrong API key"),
+        (403, "Host header of another machine"),
         (404, "No such model"),
+        (408, "Head of the request not received in time"),
         (413, "Body too large"),
         (429, "Queue full; see Retry-After"),
         (503, "Timeout or shutdown"),
@@ -44,7 +45,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(message)
-        self.status, self.message, self.param, self.headers = status, printable(message), param, headers
+        self.status, self.message, self.headers = status, printable(message), headers
+        self.param = None if param is None else printable(param)
 
     def as_json(self) -> dict[str, Any]:
         kind = TYPES.get(self.status, "invalid_request_error")
@@ -64,17 +66,15 @@ def invalid_json() -> ApiError:
     return ApiError(400, "the body is not valid JSON")
 
 
-def validation_error(problems: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> ApiError:
-    """The first problem of a body that does not match its schema of these fields, in one line without the value."""
+def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first problem of a body that does not match its schema, in one line without the value."""
     problem = problems[0]
     place = [str(part) for part in problem["loc"][1:]]
     name = place[0] if place else None
-    if problem["type"] == "json_invalid":
-        return invalid_json()
     if name is None:
         return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
-    if problem["type"] == "extra_forbidden":
-        return ApiError(400, f"{name[:60]} is not a field of this request{suggestion(name[:60], fields)}", name[:60])
+    if problem["type"] == "extra_forbidden":  # in an object of the body; those of the body itself are refused before
+        return ApiError(400, f"{'.'.join(place)[:60]} is not a field of this request", name)
     if problem["type"] == "missing":
         return ApiError(400, f"{name} is missing", name)
     detail = str(problem["msg"])

@@ -80,8 +80,19 @@ class RowUpdate:
         return self.chance is not None
 
 
+@dataclass(eq=False, kw_only=True)
+class Work:
+    """What a request asks of a model's thread."""
+
+    client: str = ""
+    """The address that the request came from."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    used: float = 0.0
+    """Seconds of network calls so far."""
+
+
 @dataclass(eq=False)
-class Job:
+class Job(Work):
     """The rows of one request, which have equal sampling options."""
 
     rows: Sequence[CanvasRow]
@@ -89,7 +100,6 @@ class Job:
     """Called from the worker's thread."""
     streams: bool = False
     """Whether prefixes are reported while a row is sampled."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
 
     def keys(self, lm: LanguageModel) -> list[BatchKey]:
         joins = isinstance(self.rows[0].frames(lm), PositionsFirst)
@@ -100,16 +110,15 @@ class Job:
 
 
 @dataclass(eq=False)
-class Task:
-    """Work of one request that makes its own network calls on the model's thread. It waits in the queue as one row."""
+class Task(Work):
+    """Work that makes its own network calls. It waits in the queue as one row."""
 
     work: Callable[[], Iterator[Any]]
-    """Called on the thread; it ends early if the task is cancelled between two of its results."""
+    """Called on the thread; it ends early if the task is cancelled."""
     notify: Callable[[Any], None]
     """Called with every result, from the worker's thread."""
     fail: Callable[[str], None]
     """Called with the reason if the work is not completed."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
 
     def keys(self, lm: LanguageModel) -> list[BatchKey]:
         return [BatchKey(False, self)]  # equal to no other

@@ -30,6 +30,10 @@ BODY_SECONDS = 30.0
 log = logging.getLogger("adlm.server")
 
 
+class ClientGone(Exception):
+    """The client has disconnected before its request was complete."""
+
+
 @dataclass(frozen=True)
 class RequestGuard:
     app: ASGIApp
@@ -60,6 +64,8 @@ class RequestGuard:
             self._check_client(scope)
             body = await self._read_body(scope, receive)
             await self.app(scope, _replay(body, receive), send_guarded)
+        except ClientGone:
+            pass  # nobody reads a response
         except ApiError as error:
             await error_response(error)(scope, receive, send_guarded)
         except Exception as error:  # a bug: reported here, so that the response has its headers and is counted
@@ -99,10 +105,12 @@ class RequestGuard:
             async with asyncio.timeout(BODY_SECONDS):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
                     body += message.get("body", b"")
                     if len(body) > self.max_body_bytes:
                         raise too_large
-                    if not message.get("more_body", False):  # also if the client is gone
+                    if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
             raise ApiError(400, f"the body did not arrive within {BODY_SECONDS:g} s") from None

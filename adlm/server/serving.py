@@ -1,16 +1,26 @@
 """Running the application with uvicorn: one listening socket, and a shutdown that finishes what has begun."""
 
 import asyncio
+import errno
+import os
+import signal
 import socket
+import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from adlm.errors import UserError
+from adlm.server import connections
+from adlm.server.connections import Connection
 
-SHUTDOWN_SECONDS = 60
+SHUTDOWN_SECONDS = 60.0
 """How long running requests may take after SIGTERM or SIGINT; a second SIGINT ends them at once."""
+ABORT_SECONDS = 2.0
+"""How long the answers to requests that are ended may take."""
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server(uvicorn.Server):
@@ -20,31 +30,59 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                backlog=128,  # asyncio reports a lack of file descriptors as often as this
             )
         )
         self.app = app
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._aborted_at: float | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_report_exception)
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is not None:  # not here: the interrupted code may hold the lock of a queue
-            self._loop.call_soon_threadsafe(self.refuse_waiting)
-        super().handle_exit(sig, frame)
+        """On the loop and not here: the interrupted code may hold the lock of a queue."""
+        assert self._loop is not None, "signals are handled while the loop runs"
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+            self._loop.call_soon_threadsafe(self._stop_workers)
+            self._loop.call_soon_threadsafe(self._loop.call_later, SHUTDOWN_SECONDS, self._abort)
+        elif sig == signal.SIGINT:
+            if self._aborted_at is None:
+                self._aborted_at = time.monotonic()
+                self._loop.call_soon_threadsafe(self._abort)
+            elif time.monotonic() - self._aborted_at > 2 * ABORT_SECONDS:
+                os._exit(130)  # during a network call that takes long
 
-    def refuse_waiting(self) -> None:
+    def _stop_workers(self, at_once: bool = False) -> None:
         for worker in self.app.state.workers.values():
-            worker.stop()
+            worker.stop(at_once)
+
+    def _abort(self) -> None:
+        """End running requests with an error. uvicorn's own way would leave the threads of the workers behind."""
+        self._stop_workers(at_once=True)
+        asyncio.get_running_loop().call_later(ABORT_SECONDS, self._close_connections)
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _report_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+        connections.log.error("no connection can be accepted", extra={"fields": {"reason": error.strerror}})
+    else:
+        loop.default_exception_handler(context)
 
 
 def listen(host: str, port: int) -> socket.socket:

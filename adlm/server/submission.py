@@ -30,6 +30,11 @@ def submit(worker: BatchWorker, job: Job | Task) -> None:
         raise ApiError(503, str(error)) from None
 
 
+def client_of(request: Request) -> str:
+    """The address of the client; those behind one proxy are one client."""
+    return request.client.host if request.client is not None else ""
+
+
 async def next_result(results: asyncio.Queue[Result], deadline: float) -> Result:
     """The next result, or 503 at the deadline (of `time.monotonic`)."""
     try:
@@ -42,7 +47,7 @@ async def next_result(results: asyncio.Queue[Result], deadline: float) -> Result
 class RunningTask:
     """A task in the queue of a worker; it is submitted here."""
 
-    def __init__(self, worker: BatchWorker, work: Callable[[], Iterator[Any]], deadline: float):
+    def __init__(self, worker: BatchWorker, work: Callable[[], Iterator[Any]], deadline: float, client: str):
         self._worker, self._deadline = worker, deadline
         loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[tuple[Any, str | None]] = asyncio.Queue()
@@ -51,7 +56,7 @@ class RunningTask:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._results.put_nowait, (result, error))
 
-        self._task = Task(work, lambda result: put(result, None), lambda error: put(None, error))
+        self._task = Task(work, lambda result: put(result, None), lambda error: put(None, error), client=client)
         submit(worker, self._task)
 
     async def results(self) -> AsyncIterator[Any]:

@@ -11,8 +11,9 @@ in the middle, and send bodies that are too large or malformed.
 
 Reported: answers per second, median and 99th percentile of the seconds per request, requests without an answer (lost),
 answers that differ from the one given alone (wrong; the JSON says in what), refused requests (429), what bad clients
-got that they should not have got (unexpected), and the server's memory. --out is the file for the figures as JSON;
---table a Markdown file whose lines between the two `serve_load` comments are replaced.
+got that they should not have got (unexpected), and the server's memory. Last, the seconds of a request of four tokens
+alone, and one second after a request for many long completions, which is then given up. --out is the file for the
+figures as JSON; --table a Markdown file whose lines between the two `serve_load` comments are replaced.
 """
 
 import argparse
@@ -232,6 +233,33 @@ async def run_clients(address: str, pid: int, requests: list[Body], arguments: a
     return results
 
 
+async def measure_short_requests(
+    address: str, model: str, long_requests: Sequence[tuple[int, int]] = ((4, 256), (16, 1024))
+) -> Body:
+    """Seconds of a request of four tokens, alone and while a long request (n, steps) is sampled."""
+    figures: Body = {}
+    async with httpx.AsyncClient(base_url=address, timeout=280) as http:
+
+        async def seconds() -> float:
+            begun = time.monotonic()
+            body = {"model": model, "prompt": "The", "max_tokens": 4, "seed": 0}
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+            return round(time.monotonic() - begun, 3)
+
+        await seconds()
+        figures["alone_s"] = sorted([await seconds() for _ in range(5)])[2]
+        for n, steps in long_requests:
+            body = {"model": model, "max_tokens": 60, "n": n, "steps": steps, "sampler": "remdm-cap"}
+            long = asyncio.create_task(http.post("/v1/completions", json=body))
+            await asyncio.sleep(1)
+            figures[f"behind_n{n}_steps{steps}_s"] = await seconds()
+            figures[f"n{n}_steps{steps}_was_running"] = not long.done()
+            long.cancel()
+            await asyncio.gather(long, return_exceptions=True)
+            await asyncio.sleep(3)  # until the server notices
+    return figures
+
+
 def measure(model: Path, batch: int, arguments: argparse.Namespace) -> list[Body]:
     command = [sys.executable, "-m", "adlm", "serve", str(model), "--port", "0", "--batch", str(batch)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
@@ -239,6 +267,7 @@ def measure(model: Path, batch: int, arguments: argparse.Namespace) -> list[Body
         try:
             address = server.stdout.readline().split()[-1]
             results = asyncio.run(run_clients(address, server.pid, bodies(model.name), arguments))
+            results[-1]["short_requests"] = asyncio.run(measure_short_requests(address, model.name))
         finally:
             server.terminate()
     return [{"batch": batch, **result} for result in results]

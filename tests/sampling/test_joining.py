@@ -15,7 +15,7 @@ from adlm.sampling.joining import JoinedRows
 from adlm.sampling.rng import RowRng
 from adlm.tokens import load_tokenizer
 
-LENGTH, NUM_SLOTS = 24, 3
+LENGTH, BATCH = 24, 3
 OPTIONS = [
     Sampling(steps=6),
     Sampling(steps=30, temperature=0.6, top_k=20),
@@ -37,7 +37,7 @@ def runs_of(method: str, time_conditioning: bool):
         schedule=Schedule(eps=1e-3),
     )
     built = method_of(config)
-    network = FrozenNetwork(randomized(built.build()), batch=NUM_SLOTS)
+    network = FrozenNetwork(randomized(built.build()), batch=BATCH)
     for number in range(12):
         canvas, pad = torch.full((1, LENGTH), built.mask_id), torch.zeros(1, LENGTH, dtype=torch.bool)
         canvas[:, : 1 + number % 5], canvas[:, 9], canvas[:, LENGTH - number :] = 65 + number, 70, 0
@@ -49,23 +49,23 @@ def runs_of(method: str, time_conditioning: bool):
 def test_a_row_has_the_same_bits_alone_and_among_rows_at_other_steps_with_other_options(method, time_conditioning):
     alone = [last_frame(sample_positions_first(run)) for run in runs_of(method, time_conditioning)]
     waiting = list(enumerate(runs_of(method, time_conditioning)))
-    rows, running, rng = JoinedRows(NUM_SLOTS, waiting[0][1]), {}, random.Random(0)
+    rows, running, rng = JoinedRows(waiting[0][1]), {}, random.Random(0)
     numbers_of_rows = set()
     while waiting or running:
-        while waiting and len(running) < NUM_SLOTS and (not running or rng.random() < 0.7):
+        while waiting and (not running or rng.random() < 0.7):
             number, run = waiting.pop()
             running[number] = rows.join(run)
-        numbers_of_rows.add(len(running))
-        rows.step()
-        if rng.random() < 0.1:  # a row that leaves early comes back later
+        turn = rng.sample(sorted(running), min(len(running), rng.randint(1, BATCH)))  # the others wait
+        numbers_of_rows.add(len(turn))
+        all_ids, all_chance = rows.step([running[number] for number in turn])
+        for number, ids, chance in zip(turn, all_ids, all_chance, strict=True):
+            if not running[number].num_calls:
+                assert torch.equal(ids, alone[number].ids[0])
+                assert torch.equal(chance, alone[number].chance[0])
+                rows.leave(running.pop(number))
+        if running and rng.random() < 0.1:  # a row that leaves early comes back later
             number, row = running.popitem()
             rows.leave(row)
             waiting.append((number, list(runs_of(method, time_conditioning))[number]))
-        for number, row in list(running.items()):
-            if not row.calls:
-                ids, chance = rows.on_cpu()
-                assert torch.equal(ids[row.slot], alone[number].ids[0])
-                assert torch.equal(chance[row.slot], alone[number].chance[0])
-                rows.leave(running.pop(number))
     assert numbers_of_rows == {1, 2, 3}
     assert len({tuple(frame.ids[0].tolist()) for frame in alone}) == len(alone)

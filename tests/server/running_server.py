@@ -1,5 +1,7 @@
 """A server in a thread for the tests of this folder, and requests to it."""
 
+import json
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -44,3 +46,30 @@ def wait_until(condition):
 def metrics(address):
     """The text of /metrics."""
     return get(f"{address}/metrics").text
+
+
+@contextmanager
+def connection(address, sent=b""):
+    """A socket that has sent some bytes; it is closed at the end."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+        client.sendall(sent)
+        yield client
+
+
+def connected(address, body):
+    """A client that has sent a completion request and does not read."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
+    return connection(address, f"{head}content-type: application/json\r\n\r\n".encode() + content)
+
+
+def read_all(client):
+    """What the server sends until it closes the connection."""
+    parts = []
+    try:
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)

@@ -84,10 +84,10 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
     worker, begun, submitted = BatchWorker("adlm", lm, 2, 100, NoMonitor()), threading.Event(), threading.Event()
     step, completed, all_done = JoinedRows.step, [], threading.Event()
 
-    def step_after_submission(rows):
+    def step_after_submission(rows, turn):
         begun.set()
         assert submitted.wait(PATIENCE)
-        step(rows)
+        return step(rows, turn)
 
     def notify_as(name):
         def notify(update):
@@ -113,13 +113,68 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
         if number == 3:
             submitted.set()
     assert all_done.wait(PATIENCE)
-    assert [name for name, *_ in completed] == ["first", "second", "third", "long"]
+    assert completed[-1][0] == "long"
     alone = [sample(worker, [row])[0] for row in rows]
     assert {name: rest for name, *rest in completed} == {
         name: [each.ids, each.chance] for name, each in zip(names, alone, strict=True)
     }
     worker.stop()
     worker.join()
+
+
+def order_of_completion(worker, jobs):
+    """The names of jobs {name: (client, rows)}, submitted together, in the order they are completed."""
+    left, completed, all_done = {name: len(rows) for name, (_, rows) in jobs.items()}, [], threading.Event()
+
+    def notify_as(name):
+        def notify(update):
+            assert update.error is None
+            left[name] -= update.complete
+            if left[name] == 0:
+                completed.append(name)
+                if len(completed) == len(jobs):
+                    all_done.set()
+
+        return notify
+
+    for name, (client, rows) in jobs.items():
+        worker.submit(Job(rows, notify_as(name), client=client))
+    worker.start()
+    assert all_done.wait(PATIENCE)
+    worker.stop()
+    worker.join()
+    return completed
+
+
+def rows_of(lm, num_rows, num_masks, **options):
+    ids = (65, 66, 67, *[lm.mask_id] * num_masks)
+    return [CanvasRow(ids, 0, 7, number, lm.sampling(**options)) for number in range(num_rows)]
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "confidence"])
+@pytest.mark.parametrize("num_masks", [25, 60], ids=["same length", "other length"])
+def test_a_short_request_does_not_wait_for_the_end_of_a_long_one(models, monkeypatch, sampler, num_masks):
+    monkeypatch.setattr("adlm.server.batching.SHORT_SECONDS", 0.02)
+    worker = BatchWorker("adlm", models["adlm"], 2, 100, NoMonitor())
+    jobs = {"long": ("", rows_of(worker.lm, 8, num_masks, sampler=sampler, steps=200))}
+    jobs["short"] = ("", rows_of(worker.lm, 1, 4, sampler=sampler, steps=4))
+    assert order_of_completion(worker, jobs) == ["short", "long"]
+
+
+def test_a_long_request_is_finished_while_short_ones_keep_coming(models, monkeypatch):
+    monkeypatch.setattr("adlm.server.batching.SHORT_SECONDS", 0.001)
+    worker = BatchWorker("adlm", models["adlm"], 1, 200, NoMonitor())
+    jobs = {"long": ("", rows_of(worker.lm, 1, 25, steps=200))}
+    jobs |= {f"short {number}": ("", rows_of(worker.lm, 1, 4, steps=4)) for number in range(100)}
+    assert order_of_completion(worker, jobs).index("long") < 80
+
+
+def test_a_client_with_many_requests_has_no_more_turns_than_one_with_a_single_request(models):
+    """Of ten equal requests, nine of them of one client, that of the other client is one of the first two."""
+    worker = BatchWorker("adlm", models["adlm"], 1, 100, NoMonitor())
+    jobs = {f"greedy {number}": ("greedy", rows_of(worker.lm, 1, 25, steps=100)) for number in range(9)}
+    jobs["modest"] = ("modest", rows_of(worker.lm, 1, 25, steps=100))
+    assert "modest" in order_of_completion(worker, jobs)[:2]
 
 
 BYTES = load_tokenizer("bytes")

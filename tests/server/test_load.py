@@ -43,3 +43,9 @@ def test_no_answer_is_lost_or_wrong_beside_slow_disconnecting_and_malformed_clie
     assert load["answers"] >= 16
     assert load["bad_clients"] >= 8
     assert "| 3 | 12 |" in serve_load.table_of([{"batch": 3, **figures} for figures in results])
+
+
+def test_a_short_request_is_answered_while_a_long_one_is_sampled(models, serve_load):
+    with running({"adlm": models["adlm"]}, ServerSettings(batch=1)) as address:
+        figures = asyncio.run(serve_load.measure_short_requests(address, "adlm", [(16, 1024)]))
+    assert figures["n16_steps1024_was_running"]

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,39 +20,60 @@ from running_server import PATIENCE, wait_until  # noqa: E402
 from adlm.cli.main import main  # noqa: E402
 
 
-def test_sigterm_finishes_what_has_begun_and_refuses_what_waits(folders, tmp_path):
-    key = tmp_path / "key"
-    key.write_text("a-key\n")
-    command = ["serve", str(folders["adlm"]), "--port", "0", "--batch", "1", "--api-key-file", str(key)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "adlm", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@contextmanager
+def serving(folder, *words):
+    """The process of `adlm serve` and a client of it."""
+    command = [sys.executable, "-m", "adlm", "serve", str(folder), "--port", "0", "--batch", "1", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
         address = re.fullmatch(r"adlm: serving adlm at (http://127\.0\.0\.1:[1-9]\d*)\n", line)[1]
         with httpx.Client(base_url=address, headers={"authorization": "Bearer a-key"}, timeout=PATIENCE) as client:
-            slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-conf", "steps": 1024, "seed": 0}
-            assert client.get("/health").status_code == 200
-
-            def num_rows_is(num, state):
-                return f'adlm_{state}_rows{{model="adlm"}} {num}.0' in client.get("/metrics").text
-
-            with ThreadPoolExecutor(2) as pool:
-                begun = pool.submit(client.post, "/v1/completions", json=slow)
-                wait_until(lambda: num_rows_is(1, "running"))
-                waiting = pool.submit(client.post, "/v1/completions", json=slow)
-                wait_until(lambda: num_rows_is(1, "queue"))
-                process.send_signal(signal.SIGTERM)
-                assert begun.result().status_code == 200
-                assert len(begun.result().json()["choices"]) == 1
-                assert waiting.result().status_code == 503
-                assert "shutting down" in waiting.result().json()["error"]["message"]
-        assert process.wait(PATIENCE) == -signal.SIGTERM
-        statuses = [json.loads(line)["status"] for line in process.stderr.read().splitlines()]
-        assert sorted(statuses)[-1] == 503
+            yield process, client
     finally:
         process.kill()
         process.communicate()
+
+
+def num_rows_is(client, num, state):
+    return f'adlm_{state}_rows{{model="adlm"}} {num}.0' in client.get("/metrics").text
+
+
+def test_sigterm_finishes_what_has_begun_and_refuses_what_waits(folders, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a-key\n")
+    with serving(folders["adlm"], "--api-key-file", str(key)) as (process, client), ThreadPoolExecutor(2) as pool:
+        slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-conf", "steps": 1024, "seed": 0}
+        assert client.get("/health").status_code == 200
+        begun = pool.submit(client.post, "/v1/completions", json=slow)
+        wait_until(lambda: num_rows_is(client, 1, "running"))
+        waiting = pool.submit(client.post, "/v1/completions", json=slow)
+        wait_until(lambda: num_rows_is(client, 1, "queue"))
+        process.send_signal(signal.SIGTERM)
+        assert begun.result().status_code == 200
+        assert len(begun.result().json()["choices"]) == 1
+        assert waiting.result().status_code == 503
+        assert "shutting down" in waiting.result().json()["error"]["message"]
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+        statuses = [json.loads(line)["status"] for line in process.stderr.read().splitlines()]
+        assert sorted(statuses)[-1] == 503
+
+
+def test_a_second_ctrl_c_ends_running_requests_with_an_error(folders):
+    with serving(folders["adlm"]) as (process, client), ThreadPoolExecutor(4) as pool:
+        slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-cap", "steps": 1024, "n": 16}
+        answers = [pool.submit(client.post, "/v1/completions", json={**slow, "stream": i == 3}) for i in range(4)]
+        wait_until(lambda: num_rows_is(client, 4, "running"))
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        *whole, streamed = (answer.result() for answer in answers)
+        assert [answer.status_code for answer in whole] == [503] * 3
+        for answer in whole:
+            assert answer.json()["error"]["message"] == "the server is shutting down"
+        assert "the server is shutting down" in streamed.text
+        assert process.wait(PATIENCE) == 130
+        assert all(json.loads(line)["event"] == "request" for line in process.stderr.read().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,9 @@ def test_the_link_restores_text_settings_step_and_result(page, address):
     assert KEY not in link
     assert parse_qs(link[1:])["seed"] == ["5"]
     open_studio(page, address, link)
-    page.wait_for("!!document.querySelector('.pane-actions button') && document.querySelector('#form:not(.busy)')?.id")
+    page.wait_for("document.getElementById('message').textContent.includes('Press')")
+    assert page.run("document.getElementById('result').hidden"), "a link alone does not make the server compute"
+    run_to_the_end(page)
     assert (shown(page), page.run("document.getElementById('time').value")) == (text, step)
     values = [page.run(f"document.getElementById('{name}').value") for name in ("model", "sampler", "steps", "seed")]
     assert values == ["mdlm", "remdm-loop", "12", "5"]
@@ -335,9 +337,9 @@ SCREENS = pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)
 def show_everything(page, address, width, dark):
     """A page with two runs, a bound, the explanation and the card of a token."""
     page.emulate(width, 900, dark=dark)
-    state = {"text": TEXT, "seed": 1, "model2": "adlm", "sampler2": "remdm-cap", "show": "fill"}
+    state = {"text": TEXT, "seed": 1, "model2": "adlm", "sampler2": "remdm-cap"}
     open_studio(page, address, f"#{urlencode(state)}")
-    wait_until_complete(page)
+    run_to_the_end(page)
     page.run("document.querySelector('.pane-actions button').click()")
     page.wait_for("!document.getElementById('heat').hidden")
     page.run("document.querySelector('details').open = true")

@@ -19,9 +19,10 @@ from adlm.registry import SAMPLER_SUMMARIES
 from adlm.server.batching import BatchWorker
 from adlm.server.completion import Limits
 from adlm.server.errors_json import ERROR_RESPONSES, ApiError, user_error
+from adlm.server.json_body import JsonRoute
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.server.studio.studio_run import describe_model, plan_bound, plan_trace
-from adlm.server.submission import EventStream, RunningTask, respond_unless_gone
+from adlm.server.submission import EventStream, RunningTask, client_of, respond_unless_gone
 from adlm.trace.page import page_template, read_asset
 
 HTML, CSS, SCRIPT, SVG = "text/html", "text/css", "text/javascript", "image/svg+xml"
@@ -92,7 +93,7 @@ def studio_router(
     workers: Mapping[str, BatchWorker], worker_of: Callable[[str], BatchWorker], limits: Limits, timeout: float
 ) -> APIRouter:
     """The endpoints: what can be chosen, a sampling run step by step, and the bound of a text."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.get("/v1/studio", responses=ERROR_RESPONSES)
     async def describe() -> dict[str, Any]:
@@ -117,7 +118,7 @@ def studio_router(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
         deadline = time.monotonic() + timeout
-        return EventStream(_events(RunningTask(worker, work, deadline)), deadline)
+        return EventStream(_events(RunningTask(worker, work, deadline, client_of(request))), deadline)
 
     @router.post("/v1/bound", responses=ERROR_RESPONSES)
     async def bound(body: BoundRequest, request: Request) -> Response:
@@ -128,7 +129,7 @@ def studio_router(
         except UserError as error:
             raise user_error(error) from None
         request.state.log_fields.update(model=worker.name, prompt_tokens=row.x.shape[1])
-        task = RunningTask(worker, work, time.monotonic() + timeout)
+        task = RunningTask(worker, work, time.monotonic() + timeout, client_of(request))
         return await respond_unless_gone(request, _bound(worker.name, task))
 
     return router

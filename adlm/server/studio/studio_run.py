@@ -17,7 +17,7 @@ from adlm.methods.inputs import check_sampler
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Frame
 from adlm.server.batching import BatchWorker
-from adlm.server.completion import CompletionPlan, Limits, checked_num_masks, plan_completion
+from adlm.server.completion import CompletionPlan, Limits, check_size, checked_num_masks, plan_completion
 from adlm.server.completion_request import CompletionRequest, RequestError
 from adlm.server.studio.studio_request import BoundRequest, TraceRequest
 from adlm.trace.recording import TraceInfo, pieces_to_dict, trace_events
@@ -49,6 +49,8 @@ def plan_trace(worker: BatchWorker, request: TraceRequest, limits: Limits) -> tu
     """
     if not checked_num_masks("text", request.text):
         raise RequestError("the text has no hole; write [MASK] for one token, or [MASK*4] for four", "text")
+    if num_masks(request.text) <= worker.lm.config.length:  # else the number of masks is the better reason
+        check_size(worker.lm, request.text, "text")
     options = {name: value for name, value in request.model_dump().items() if value is not None and name != "text"}
     try:
         plan = plan_completion(worker.lm, CompletionRequest(prompt=request.text, **options), limits)
@@ -69,6 +71,7 @@ def plan_bound(worker: BatchWorker, request: BoundRequest) -> tuple[TokenRow, Wo
     """The row of a text and the work that scores it. Wrong requests are user errors."""
     lm = worker.lm
     assert lm.tokenizer is not None, "checked when the model was loaded"
+    check_size(lm, request.text, "text")
     if num_masks(request.text):
         raise RequestError("the text has holes; fill them in before it is scored", "text")
     try:

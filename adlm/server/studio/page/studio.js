@@ -17,6 +17,7 @@ let isFilling = false;   // whether that is a sampling run
 let runs = [];   // {request, trace, view, pane} of each pane, the last time the holes were filled
 let shown = "";   // what a link shows besides the form: "", "fill" or "score"
 let scored = "";   // the text whose bound is shown
+let linkedStep;   // the step that a link shows, once its text is filled in
 
 const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -353,7 +354,8 @@ function restoreState() {
   setCompare(state.has("model2") || state.has("sampler2"));
   setText(state.get("text") ?? EXAMPLES[modelOf($("model").value).causal ? "continue" : "infill"]);
   const step = state.get("step");
-  if (state.get("show") === "fill") fill(step === null ? undefined : Number(step) || 0);
+  linkedStep = step === null ? undefined : Number(step) || 0;
+  if (state.get("show") === "fill") say("Press “Fill the holes” to see the result of this link.");   // a link alone computes nothing
   else if (state.get("show") === "score") score(state.get("scored") ?? $("source").value);
 }
 
@@ -362,7 +364,8 @@ function restoreState() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (isFilling) running.abort();
-  else fill();
+  else fill(linkedStep);
+  linkedStep = undefined;
 });
 $("source").addEventListener("input", markHoles);
 $("source").addEventListener("keydown", (event) => {
