@@ -100,6 +100,8 @@ def _parse_override(word: str) -> Raw:
         return _init_options(value)
     if option == "data" and "/" in value:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
+    if not value and option in options.descriptions() and option not in options.string_options():
+        raise UserError(f"option {option} has no value; write {option}=...")
     plain = value if option in options.string_options() else _parse_yaml(value, origin=f"{option}={value}")
     return _nested(option.split("."), plain)
 

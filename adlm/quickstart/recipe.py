@@ -122,8 +122,10 @@ def _box_texts() -> BoxTexts:
 def _check_output_folder(out: Path) -> None:
     """Raise a user error if the quickstart would replace a file that it did not write."""
     with reporting_os_errors(out):
-        if not out.is_dir():
+        if not out.exists():
             return
+        if not out.is_dir():
+            raise UserError(f"--out {out} is a file, and the quickstart writes a folder; give another --out")
         for name in METHODS:
             if (out / name).exists() and not _is_quickstart_model(out, name):
                 raise UserError(

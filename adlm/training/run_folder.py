@@ -77,6 +77,8 @@ class RunFolder:
 def open_run_folder(path: Path) -> Iterator[RunFolder]:
     """Create the folder if necessary and lock it, so that only one process trains in it."""
     with reporting_os_errors(path):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out {path} is a file, and a run is a folder; give another --out")
         if path.is_dir() and not (path / CONFIG).is_file() and _has_foreign_files(path):
             raise UserError(f"{path} is not a run of adlm and is not empty; give another --out")
         if (path / WEIGHTS).is_file():

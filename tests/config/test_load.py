@@ -124,7 +124,7 @@ def test_the_last_override_selects_the_text_to_read(tmp_path):
         (["anchor.tau=-1"], "anchor.tau -1 must be at least 0: rule count: a token is an anchor if"),
         (["anchor.tau=2.5"], "anchor.tau 2.5 must be a whole number"),
         (["anchor.tau=true"], "anchor.tau true must be a whole number"),
-        (["anchor.tau="], "anchor.tau null must be a whole number"),
+        (["anchor.tau="], "option anchor.tau has no value; write anchor.tau=..."),
         (["anchor.tau=five"], "anchor.tau 'five' must be a whole number"),
         (["anchor.gamma=big"], "anchor.gamma 'big' must be a number"),
         (["anchor.gamma=.inf"], "anchor.gamma inf must be a finite number"),

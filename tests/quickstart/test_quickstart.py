@@ -298,6 +298,9 @@ def test_own_text_is_named_measured_and_infilled(tmp_path, capsys, monkeypatch):
 def test_prepared_data_and_foreign_folders_are_user_errors(tmp_path, capsys):
     assert main(["quickstart", "data.prepared=somewhere", "--out", str(tmp_path / "quick")]) == 2
     assert "the quickstart prepares its own data; give data.path=FILE" in capsys.readouterr().err.replace("\n", " ")
+    (tmp_path / "file").touch()
+    assert main(["quickstart", "--out", str(tmp_path / "file")]) == 2
+    assert "is a file, and the quickstart writes a folder; give another --out" in capsys.readouterr().err
     (tmp_path / "mine" / "adlm").mkdir(parents=True)
     (tmp_path / "mine" / "adlm" / "thesis.txt").write_text("years of work")
     assert main(["quickstart", "--out", str(tmp_path / "mine")]) == 2

@@ -351,6 +351,8 @@ def test_a_folder_that_is_not_a_run_is_left_alone(prepared, tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UserError, match="is not a run of adlm and is not empty"):
         run(prepared, tmp_path)
+    with pytest.raises(UserError, match="is a file, and a run is a folder; give another --out"):
+        run(prepared, tmp_path / "thesis.tex")
 
 
 def make_gradients_infinite(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
