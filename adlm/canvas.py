@@ -16,7 +16,9 @@ from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
-LIKE_A_HOLE = re.compile(r"(?i:\[\s*mask\s*(\*?\s*-?\d*\s*\]|\*\s*-?\d+))|\[\s*MASK(?![A-Za-z])(\s*\*?\s*-?\d+)?")
+LIKE_A_HOLE = re.compile(  # possessive: linear in the length of the text
+    r"(?i:\[\s*+mask\s*+(\*?+\s*+-?\d*+\s*+\]|\*\s*+-?\d++))|\[\s*+MASK(?![A-Za-z])(\s*+\*?+\s*+-?\d++)?"
+)
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
 

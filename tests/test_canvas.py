@@ -1,6 +1,7 @@
 """Canvases: text with masks."""
 
 import re
+import time
 
 import pytest
 import torch
@@ -71,3 +72,9 @@ def test_rows_of_equal_length_have_no_padding():
     assert canvas.pad is None
     assert canvas.texts(canvas.ids) == [[1, 2], [3, 4]]
     assert canvas.ids.dtype == torch.int64
+
+
+def test_a_long_text_is_checked_in_time_linear_in_its_length():
+    started = time.monotonic()
+    check_holes("[mask" + " " * 100_000 + "x")
+    assert time.monotonic() - started < 5  # milliseconds; a pattern that backtracks takes days

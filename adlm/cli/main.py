@@ -9,7 +9,6 @@ import errno
 import importlib
 import os
 import re
-import resource
 import shlex
 import signal
 import sys
@@ -230,13 +229,22 @@ def run(argv: Sequence[str]) -> int:
         arguments.overrides += rest  # overrides may also follow options
     elif rest:
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if argv[0] not in WITHOUT_TORCH and 0 <= limit < LEAST_MEMORY:
+    if argv[0] not in WITHOUT_TORCH:
+        _check_virtual_memory()
+    return int(_import(argv[0]).run(arguments))
+
+
+def _check_virtual_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < LEAST_MEMORY:
         raise UserError(
             f"ulimit -v {limit // 1024} leaves {limit / 1e9:.2g} GB of virtual memory, and torch needs "
             f"{LEAST_MEMORY / 1e9:g}; write ulimit -v unlimited"
         )
-    return int(_import(argv[0]).run(arguments))
 
 
 def build_parser(argv: Sequence[str]) -> MainParser:

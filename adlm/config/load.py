@@ -110,7 +110,8 @@ def _init_options(model: str) -> Raw:
     """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune."""
     folder = init_folder(model)
     config = to_mapping(load_config(folder / "config.yaml"))
-    own = {"init": model, "tokenizer": BOX if model == BOX else str(folder)}
+    time = {option: config["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
+    own = {"init": model, "tokenizer": BOX if model == BOX else str(folder), "time": time}
     return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
 
 

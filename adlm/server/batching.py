@@ -168,6 +168,7 @@ class BatchWorker:
                 for item in batch.items:
                     item.job.refuse(item.row, SHUTTING_DOWN)
             batch.items = [item for item in batch.items if not (self._aborting or item.job.cancelled.is_set())]
+            batch.turn = [item for item in batch.turn if item in batch.items]
         self._running = [batch for batch in self._running if batch.items]
         begun = [item for batch in self._running for item in batch.items]
         clients = {item.job.client for item in (*begun, *self._waiting)}

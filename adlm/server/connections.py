@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import socket
+import sys
 from http import HTTPStatus
 
 import h11
@@ -74,14 +75,17 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.close_now()
+        self._cancel_timers()
 
     def close_now(self) -> None:
+        self._cancel_timers()
+        self.transport.abort()
+
+    def _cancel_timers(self) -> None:
         for timer in (self.head_timer, self.unread_timer):
             if timer is not None:
                 timer.cancel()
         self.head_timer = None
-        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -93,7 +97,7 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may close its side after a request and wait for the response: True keeps the other side open."""
-        if self._is_idle or self.cycle.more_body or self.cycle.response_started:
+        if self._is_idle or self.cycle.more_body:
             return False
         self.cycle.keep_alive = False
         self.loop.call_later(PROBE_SECONDS, self._probe)
@@ -101,12 +105,20 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.unread_timer = self.loop.call_later(UNREAD_SECONDS, self.close_now)
+        self._watch_reading(sys.maxsize)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.unread_timer is not None:
             self.unread_timer.cancel()
+
+    def _watch_reading(self, unread_before: int) -> None:
+        """Close the connection if the client has read nothing of the response since the last time."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= unread_before:
+            self.close_now()
+        else:
+            self.unread_timer = self.loop.call_later(UNREAD_SECONDS, self._watch_reading, unread)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "the request is not valid HTTP/1.1"))

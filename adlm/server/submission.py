@@ -16,7 +16,7 @@ from adlm.server.jobs import Job, Task
 from adlm.server.request_guard import NOT_ANSWERED
 
 Result = TypeVar("Result")
-UNREAD_SECONDS = 30.0
+AFTER_DEADLINE_SECONDS = 30.0
 """How long after its deadline a stream may wait for a client that does not read."""
 
 
@@ -82,7 +82,7 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._deadline + UNREAD_SECONDS - time.monotonic()):
+            async with asyncio.timeout(self._deadline + AFTER_DEADLINE_SECONDS - time.monotonic()):
                 await super().stream_response(send)
         await self._events.aclose()
 

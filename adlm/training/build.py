@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 from adlm.checkpoints.model_folder import check_fit
 from adlm.config.schema import Train
 from adlm.distributed import Processes
+from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
 from adlm.models.logit_gradients import why_no_triton
@@ -43,7 +44,12 @@ def build_train_state(
     if log_frequencies is not None:
         start_from_unigram(network, log_frequencies)
     if weights is not None:
-        check_fit(network, weights, method.config)
+        try:
+            check_fit(network, weights, method.config)
+        except UserError as error:
+            raise UserError(
+                f"init {method.config.init} does not fit: {error}; leave out the options of model"
+            ) from None
         network.load_state_dict(weights)
     network = network.to(processes.device)
     if train.precision == "float64":

@@ -87,10 +87,7 @@ class TextTask(TrainingData):
             method = method.with_statistics(statistics)
         frequencies = log_frequencies(statistics().counts) if self.config.train.unigram_start else None
         weights = None if resumes or not self.config.init else self._initial_weights()
-        try:
-            return build_train_state(method, processes, report, frequencies, weights)
-        except UserError as error:
-            raise UserError(f"init {self.config.init} does not fit: {error}; leave out the options of model") from None
+        return build_train_state(method, processes, report, frequencies, weights)
 
     def _initial_weights(self) -> dict[str, Tensor]:
         """The weights of the model `init`, whose tokenizer must be that of the prepared text."""

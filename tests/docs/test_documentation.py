@@ -117,7 +117,7 @@ def test_links_to_files_lead_somewhere(page):
         assert target in generated or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0", "model.hidden=16"]
+TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0"]
 TEXT = "\n\n".join(
     f"The captain of ship {n} said that the sea was very calm. He wept, and the crew sang." for n in range(99)
 )
@@ -128,9 +128,10 @@ def shortened(line: str) -> list[str]:
     name, *words = shlex.split(line)
     words = [re.sub(r"^train\.steps=\d+", "train.steps=6", word) for word in words]
     if name == "train" and not words[0].startswith("--"):
-        words += [*TINY, "train.steps=4"]
+        width = [] if any(word.startswith("init=") for word in words) else ["model.hidden=16"]
+        words += [*TINY, *width, "train.steps=4"]
     if name == "quickstart":
-        words += [*TINY, "train.steps=4", "data.path=texts/sea.txt", "tokenizer=bytes"]
+        words += [*TINY, "model.hidden=16", "train.steps=4", "data.path=texts/sea.txt", "tokenizer=bytes"]
     return [name, *words]
 
 

@@ -122,6 +122,28 @@ def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, 
     worker.join()
 
 
+def test_rows_of_a_client_that_leaves_do_not_end_those_that_began_with_them(tmp_path):
+    lm = adlm.load(small_model(tmp_path / "adlm", length=40))
+    worker = BatchWorker("adlm", lm, 2, 100, NoMonitor())
+    begun, cancelled, done = (threading.Event() for _ in range(3))
+
+    def notify_leaving(update):
+        begun.set()
+        assert cancelled.wait(PATIENCE)
+
+    [row] = rows_of(lm, 1, 20, sampler="confidence", steps=20)
+    leaving = Job([row], notify_leaving, streams=True, client="X")
+    worker.submit(leaving)
+    worker.submit(Job([row], lambda update: update.complete and done.set(), client="Y"))
+    worker.start()
+    assert begun.wait(PATIENCE)
+    worker.cancel(leaving)
+    cancelled.set()
+    assert done.wait(PATIENCE)
+    worker.stop()
+    worker.join()
+
+
 def order_of_completion(worker, jobs):
     """The names of jobs {name: (client, rows)}, submitted together, in the order they are completed."""
     left, completed, all_done = {name: len(rows) for name, (_, rows) in jobs.items()}, [], threading.Event()

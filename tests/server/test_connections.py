@@ -5,7 +5,9 @@ import json
 import logging
 import os
 import socket
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +78,18 @@ def test_a_client_that_does_not_read_is_disconnected(address, monkeypatch):
     with connection(address, b"GET /studio/viewer.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000) as client:
         time.sleep(1)
         assert len(read_all(client)) < 2000 * size
+
+
+def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
+    unread, timers, aborted = iter([100, 60, 60]), [], []
+    slow = object.__new__(connections.Connection)
+    slow.loop = SimpleNamespace(call_later=lambda seconds, *call: timers.append(call))
+    slow.transport = SimpleNamespace(get_write_buffer_size=lambda: next(unread), abort=lambda: aborted.append(True))
+    slow._watch_reading(sys.maxsize)
+    for is_aborted in (False, True):
+        watch, unread_before = timers.pop()
+        watch(unread_before)
+        assert bool(aborted) == is_aborted
 
 
 def test_silent_connections_make_room_for_others(address, monkeypatch, caplog):

@@ -236,7 +236,8 @@ def test_the_link_restores_text_settings_step_and_result(page, address):
     open_studio(page, address, link)
     page.wait_for("document.getElementById('message').textContent.includes('Press')")
     assert page.run("document.getElementById('result').hidden"), "a link alone does not make the server compute"
-    run_to_the_end(page)
+    page.point_at("#run", click=True)
+    page.wait_for("!!document.querySelector('.pane-actions button') && document.querySelector('#form:not(.busy)')?.id")
     assert (shown(page), page.run("document.getElementById('time').value")) == (text, step)
     values = [page.run(f"document.getElementById('{name}').value") for name in ("model", "sampler", "steps", "seed")]
     assert values == ["mdlm", "remdm-loop", "12", "5"]
@@ -574,7 +575,7 @@ def test_a_failing_run_is_an_error_without_details_and_the_next_one_works(studio
 
 
 def test_a_stream_that_nobody_reads_ends_at_its_deadline(monkeypatch):
-    monkeypatch.setattr("adlm.server.submission.UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr("adlm.server.submission.AFTER_DEADLINE_SECONDS", 0.1)
     closed = []
 
     async def events():

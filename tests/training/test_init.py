@@ -44,7 +44,7 @@ def test_it_sets_the_options_of_the_network_and_other_options_hold_wherever_they
     assert config == resolve(["own", "init=box", "train.steps=7", "data.path=x"])
 
 
-def test_a_run_from_the_box_begins_at_its_bound(tmp_path, capsys):
+def test_a_run_from_the_box_begins_at_its_weights(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("The old man looked at the sea, and said nothing to his son. " * 60)
     words = ["own", "init=box", f"data.path={tmp_path / 'text.txt'}", *STILL, "train.batch_size=2"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
@@ -55,9 +55,10 @@ def test_a_run_from_the_box_begins_at_its_bound(tmp_path, capsys):
 
 
 def test_a_run_with_a_checkpoint_no_longer_needs_the_model_it_started_from(first, tmp_path, capsys):
-    run, prepared = first
+    run, _ = first
     shutil.copytree(run / "model", tmp_path / "start")
-    words = ["train", f"data.prepared={prepared}", "train.batch_size=8", "train.valid_every=0"]
+    (tmp_path / "text.txt").write_text("the sun and the moon. " * 200)
+    words = ["train", f"data.path={tmp_path / 'text.txt'}", "train.batch_size=8", "train.valid_every=0"]
     for out, start in (("whole", run), ("resumed", tmp_path / "start")):
         steps = 6 if out == "whole" else 3
         constant = (f"train.steps={steps}", "train.decay=constant", "train.warm_up_steps=0")

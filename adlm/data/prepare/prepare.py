@@ -140,7 +140,7 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
     instead = f"add data.prepared={folder} to resume with the text as it was prepared"
     try:
         now = source_recipe(resolve_source(config.data, without=(folder.resolve(), work_folder(folder.resolve()))))
-        if bpe_size(config.tokenizer) is None:
+        if bpe_size(config.tokenizer) is None and not config.init:  # of `init`, the run has its own copy
             now |= tokenizer_recipe(load_tokenizer(config.tokenizer))
     except UserError as error:
         raise UserError(f"{error}; {instead}") from None
