@@ -96,8 +96,11 @@ class Connection(H11Protocol):
         self._watch_head()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client may close its side after a request and wait for the response: True keeps the other side open."""
-        if self._is_idle or self.cycle.more_body:
+        """A client may close its side after a request and wait for the response: True keeps the other side open.
+
+        Not of a stream that has begun: whether its client is gone could be found out only by writing.
+        """
+        if self._is_idle or self.cycle.more_body or self.cycle.response_started:
             return False
         self.cycle.keep_alive = False
         self.loop.call_later(PROBE_SECONDS, self._probe)

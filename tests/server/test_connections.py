@@ -73,10 +73,10 @@ def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
 
 
 def test_a_client_that_does_not_read_is_disconnected(address, monkeypatch):
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.1)
     size = len(get(f"{address}/studio/viewer.js").content)
     with connection(address, b"GET /studio/viewer.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000) as client:
-        time.sleep(1)
+        time.sleep(3)
         assert len(read_all(client)) < 2000 * size
 
 
@@ -148,12 +148,11 @@ def test_a_client_that_leaves_before_its_body_is_complete_is_499(models):
 
 
 @pytest.mark.parametrize("probe_seconds", [60.0, 0.01])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_side_after_a_request_gets_its_answer(address, monkeypatch, stream, probe_seconds):
+def test_a_client_that_closes_its_side_after_a_request_gets_its_answer(address, monkeypatch, probe_seconds):
     monkeypatch.setattr(connections, "PROBE_SECONDS", probe_seconds)
-    body = {"model": "adlm", "max_tokens": 30, "seed": 0, "stream": stream, "steps": 200}
+    body = {"model": "adlm", "max_tokens": 30, "seed": 0, "steps": 200}
     with connected(address, body) as client:
         client.shutdown(socket.SHUT_WR)
         answer = read_all(client)
     assert b"HTTP/1.1 200 OK" in answer
-    assert (b"[DONE]" if stream else b'"usage"') in answer
+    assert b'"usage"' in answer

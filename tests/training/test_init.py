@@ -46,7 +46,8 @@ def test_it_sets_the_options_of_the_network_and_other_options_hold_wherever_they
 
 def test_a_run_from_the_box_begins_at_its_weights(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("The old man looked at the sea, and said nothing to his son. " * 60)
-    words = ["own", "init=box", f"data.path={tmp_path / 'text.txt'}", *STILL, "train.batch_size=2"]
+    words = ["own", "init=box", f"data.path={tmp_path / 'text.txt'}", *STILL, "train.batch_size=1"]
+    words += ["train.sample_every=0", "train.valid_rows=1"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
     assert "next:\n  adlm sample" in capsys.readouterr().out
     trained, box = weights_of(tmp_path / "run"), load_file(BOX_FOLDER / "model.safetensors")
