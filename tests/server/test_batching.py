@@ -5,7 +5,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import small_model
+from small_models import mostly_slow, small_model
 
 import adlm
 from adlm.tokens import load_tokenizer, train_bpe
@@ -173,7 +173,7 @@ def rows_of(lm, num_rows, num_masks, **options):
     return [CanvasRow(ids, 0, 7, number, lm.sampling(**options)) for number in range(num_rows)]
 
 
-@pytest.mark.parametrize("sampler", ["ancestral", "remdm-cap", "confidence"])
+@pytest.mark.parametrize("sampler", mostly_slow(("ancestral", "remdm-cap", "confidence"), "ancestral", "confidence"))
 @pytest.mark.parametrize("num_masks", [25, 60], ids=["same length", "other length"])
 def test_a_short_request_does_not_wait_for_the_end_of_a_long_one(models, monkeypatch, sampler, num_masks):
     monkeypatch.setattr("adlm.server.batching.SHORT_SECONDS", 0.02)
