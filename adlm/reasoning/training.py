@@ -218,6 +218,8 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
         raise UserError("`adlm reason train` runs in one process; start it without torchrun")
     parts = problem_parts(config)
     check_plain_causal(config, f"method {config.method}")
+    if config.init:
+        raise UserError(f"init {config.init} is for `adlm train`; a model to fine-tune goes by reason.base")
     for option in ("recompute", "unigram_start"):
         if getattr(config.train, option):
             raise UserError(f"train.{option} true is for `adlm train`; leave it out")

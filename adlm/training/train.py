@@ -203,7 +203,7 @@ def _rate_change(train: Train, previous: Mapping[str, Any], step: int) -> str:
     """A note if more steps than before raise the learning rate again, which had decayed; else empty."""
     if step == 0 or previous["steps"] >= train.steps:
         return ""
-    before, now = learning_rate(replace(train, steps=previous["steps"]), step - 1), learning_rate(train, step)
+    before, now = learning_rate(replace(train, steps=previous["steps"]), step), learning_rate(train, step)
     if now <= before:
         return ""
     return (

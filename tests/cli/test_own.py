@@ -10,6 +10,8 @@ from small_runs import SMALL, corpus, logged
 from adlm import load
 from adlm.cli.main import main
 from adlm.config.load import resolve, to_mapping
+from adlm.config.schema import Train
+from adlm.training.train import _rate_change
 
 QUICK = ("train.steps=6", "train.batch_size=4", "train.valid_every=0", "train.valid_rows=4", "sampling.steps=4")
 QUICK += ("model.hidden=16", "model.heads=2", "length=32", "train.samples=1")
@@ -110,8 +112,14 @@ def test_training_says_which_rows_it_measured_what_to_type_next_and_that_an_exte
         f"  adlm train --out {out} train.steps=40",
     ]
     assert main(["train", "--out", str(out), "train.steps=40"]) == 0
-    assert "the learning rate had decayed to 0.00042 and starts anew at 0.003" in capsys.readouterr().err
+    assert "the learning rate had decayed to 0 and starts anew at 0.003" in capsys.readouterr().err
     assert not (out / "samples").exists(), "train.sample_every is 0"
+
+
+def test_a_run_that_is_extended_during_its_warm_up_has_no_decay_to_speak_of():
+    train = Train(steps=40, warm_up_steps=10, decay="cosine")
+    assert _rate_change(train, {"steps": 20}, step=5) == ""
+    assert "had decayed" in _rate_change(train, {"steps": 20}, step=15)
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,9 @@ def test_a_model_that_does_not_fit_is_a_user_error(words, sentence, first, tmp_p
     assert error.startswith("adlm: ")
     assert sentence in error
     assert not (tmp_path / "run").exists()
+
+
+def test_reasoning_runs_have_another_option_for_it(first, tmp_path, capsys):
+    words = ["prosqa/small", f"init={first[0]}", "method=ar", "data.problems=16", "train.warm_up_steps=1"]
+    assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "a model to fine-tune goes by reason.base" in capsys.readouterr().err
