@@ -1,6 +1,12 @@
 """adlm: the Anchored Diffusion Language Model, exact and readable."""
 
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,3 +26,32 @@ def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
     )
 
     return load_language_model(path, device)
+
+
+MOVED = {
+    "adlm.evaluation.generation": "adlm.apps.judge",
+    "adlm.evaluation": "adlm.apps",
+    "adlm.harness": "adlm.apps.harness",
+    "adlm.trace": "adlm.apps.trace",
+}
+"""Import paths that earlier documentation names, and where these modules are."""
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Imports a module of MOVED under its earlier name: both names are the same module."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for old, new in MOVED.items():
+            if f"{name}.".startswith(f"{old}."):
+                return ModuleSpec(name, self, origin=new + name.removeprefix(old))
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        assert module.__spec__.origin is not None
+        sys.modules[module.__name__] = import_module(module.__spec__.origin)
+
+
+sys.meta_path.insert(0, MovedModules())  # first, or a moved package's modules would be imported a second time

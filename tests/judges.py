@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adlm.evaluation.generation.generative_perplexity import JudgeInfo
+from adlm.apps.judge.generative_perplexity import JudgeInfo
 from adlm.tokens import load_tokenizer
 
 EOS_ID = 3

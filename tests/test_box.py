@@ -9,7 +9,7 @@ import torch
 import adlm
 from adlm.cli.main import main
 from adlm.config.load import BOX_FOLDER
-from adlm.evaluation.model_summary import summarize_model
+from adlm.model_summary import summarize_model
 from adlm.models.transformer import num_parameters
 
 SENTENCE = "The old man looked at the sea and said nothing."

@@ -11,12 +11,12 @@ from reasoning_runs import prosqa_root, reason_train
 from small_models import small_model
 from worlds import batch_rng, randomized
 
+from adlm.apps.paper.results import is_causal
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.config.schema import Model, Sampling, Vocabulary
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
-from adlm.evaluation.paper.results import is_causal
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
 from adlm.methods.mdlm import Mdlm

@@ -208,7 +208,7 @@ def test_a_path_that_cannot_be_written_is_a_user_error_before_any_work(tmp_path)
 @pytest.mark.parametrize("suffix", PLOT_METADATA)
 def test_plots_written_by_adlm_are_recognized_and_others_are_not(tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from adlm.evaluation.plotting import new_figure, save_figure
+    from adlm.apps.plots import new_figure, save_figure
 
     ours, theirs = tmp_path / f"ours{suffix}", tmp_path / f"theirs{suffix}"
     figure = new_figure(1, 1)

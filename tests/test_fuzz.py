@@ -266,7 +266,7 @@ def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sa
     for module in (limits, perplexity):
         monkeypatch.setattr(module, "memory_of", lambda device: 2**28)
     if name == "quickstart":
-        monkeypatch.setattr("adlm.quickstart.recipe._box_texts", refuse_work)  # the first work it does
+        monkeypatch.setattr("adlm.apps.quickstart.recipe._box_texts", refuse_work)  # the first work it does
 
     @settings(
         max_examples=EXAMPLES or NUM.get(name, 25),

@@ -1,4 +1,4 @@
-"""Layering: each layer imports only lower layers, and only the command line prints."""
+"""Layering: the library in its order, the applications above it, and only the command line prints."""
 
 import ast
 import subprocess
@@ -8,46 +8,16 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "adlm"
 
-# The table of docs/architecture.md. Modules of one package may import each other; packages of one layer may not.
-LAYERS = {
-    "errors": 0,
-    "registry": 1,
-    "files": 1,
-    "hub": 1,
-    "version": 1,
-    "config": 2,
-    "distributed": 3,
-    "tokens": 3,
-    "diffusion": 3,
-    "models": 3,
-    "samples_file": 3,
-    "canvas": 4,
-    "data": 4,
-    "sampling": 4,
-    "inference": 4,
-    "methods": 5,
-    "limits": 6,
-    "checkpoints": 6,
-    "likelihood": 7,
-    "training": 8,
-    "language_model": 8,
-    "reasoning": 9,
-    "evaluation": 9,
-    "benchmark": 9,
-    "trace": 9,
-    "harness": 9,
-    "environment": 9,
-    "server": 10,
-    "quickstart": 10,
-    "export": 10,
-    "cli": 11,
-}
+# The library, from the bottom: each imports only what stands before it. docs/architecture.md explains them.
+# fmt: off
+LIBRARY = [
+    "errors", "registry", "files", "hub", "version", "config", "distributed", "tokens", "diffusion", "models",
+    "samples_file", "canvas", "data", "sampling", "inference", "methods", "limits", "checkpoints", "likelihood",
+    "language_model", "training", "model_summary",
+]
+# fmt: on
+SHARED = ("plots", "trace")  # the applications that others may import
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__"))
-
-
-def package(module: str) -> str:
-    """The first name below the package."""
-    return module.split(".")[1]
 
 
 def imported(path: Path) -> list[str]:
@@ -59,39 +29,72 @@ def imported(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports name the whole path"
             names += [
-                f"{node.module}.{alias.name}" if node.module == "adlm" else str(node.module) for alias in node.names
+                f"{node.module}.{alias.name}" if node.module in ("adlm", "adlm.apps") else str(node.module)
+                for alias in node.names
             ]
     return [name for name in names if name.startswith("adlm.") and name != "adlm.__version__"]
 
 
+def may_import(importer: tuple[str, ...], module: tuple[str, ...]) -> bool:
+    """The three rules, for the parts of two names below `adlm`, such as ("apps", "trace", "page")."""
+    if module[0] == "cli":  # nothing imports the command line
+        return importer[0] == "cli"
+    if module[0] == "apps":  # the library imports no application; applications share plots and traces only
+        own = importer[0] == "apps" and importer[1] == module[1]
+        return importer[0] == "cli" or own or (importer[0] == "apps" and module[1] in SHARED)
+    if importer[0] in ("cli", "apps", module[0]):
+        return True
+    return LIBRARY.index(module[0]) < LIBRARY.index(importer[0])  # in the library, imports go down
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_to_lower_layers(path):
-    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def test_imports_keep_the_three_rules(path):
+    importer = path.relative_to(PACKAGE).with_suffix("").parts
     for module in imported(path):
-        there = package(module)
-        assert there == here or LAYERS[there] < LAYERS[here], f"{here} (layer {LAYERS[here]}) imports {module}"
+        assert may_import(importer, tuple(module.split(".")[1:])), f"{'.'.join(importer)} imports {module}"
 
 
-def test_every_package_has_a_layer():
-    assert {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES} == set(LAYERS)
+def test_every_package_has_its_place():
+    assert {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES} == {*LIBRARY, "apps", "cli"}
 
 
-def test_an_import_of_a_higher_layer_would_be_seen(tmp_path):
+def test_a_wrong_import_would_be_seen(tmp_path):
     climbing = tmp_path / "masking.py"
     climbing.write_text("def late():\n    from adlm.methods import mdlm\n")
     assert imported(climbing) == ["adlm.methods"]
-    assert LAYERS[package("adlm.methods")] > LAYERS["diffusion"]
+    assert not may_import(("diffusion", "masking"), ("methods",))
+    assert not may_import(("language_model",), ("apps", "trace", "page"))
+    assert not may_import(("apps", "judge", "card"), ("apps", "paper", "results"))
+    assert not may_import(("apps", "judge", "card"), ("cli", "console"))
+    assert may_import(("apps", "server", "app"), ("apps", "trace", "page"))
+
+
+def test_documented_import_paths_of_moved_modules_stay():
+    import adlm.harness
+    import adlm.trace.page
+    from adlm.evaluation.generation.diversity import entropy_of
+
+    from adlm.apps import harness
+    from adlm.apps.trace import page
+
+    assert adlm.harness is harness
+    assert adlm.trace.page is page
+    assert entropy_of.__module__ == "adlm.apps.judge.diversity"
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        import adlm.trace.nothing
 
 
 def test_diffusion_depends_on_no_network_config_or_file():
     for path in (PACKAGE / "diffusion").glob("*.py"):
-        assert not {package(module) for module in imported(path)} - {"diffusion", "errors"}
+        assert not {module.split(".")[1] for module in imported(path)} - {"diffusion", "errors"}
         assert "nn.Module" not in path.read_text()
 
 
 def test_only_the_command_line_prints():
     for path in FILES:
-        if path.relative_to(PACKAGE).parts[0] not in ("cli", "trace"):  # trace draws on the console that it is given
+        if (
+            path.relative_to(PACKAGE).parts[:2] != ("apps", "trace") and path.relative_to(PACKAGE).parts[0] != "cli"
+        ):  # trace draws on the console that it is given
             assert not [word for word in (" print(", "sys.stdout.write", "from rich") if word in path.read_text()], path
 
 

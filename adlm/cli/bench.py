@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from adlm.benchmark.sampling_speed import SamplingSpeed, measure_sampling
-from adlm.benchmark.training_speed import TrainingSpeed, fresh_network, measure_training
+from adlm.apps.bench.sampling_speed import SamplingSpeed, measure_sampling
+from adlm.apps.bench.training_speed import TrainingSpeed, fresh_network, measure_training
+from adlm.apps.judge.draw_samples import sampling_config
 from adlm.checkpoints.exported import is_hub_name
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import preset_titles, resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.distributed import default_threads, device_of
 from adlm.errors import UserError
-from adlm.evaluation.generation.draw_samples import sampling_config
 from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of

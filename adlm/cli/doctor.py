@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from rich.text import Text
 
+from adlm.apps.environment import FEATURES, Check, check_environment
 from adlm.cli.console import Console
-from adlm.environment import FEATURES, Check, check_environment
 
 MARKS = {"ok": ("✓", "ok", "green"), "absent": ("-", "-", "yellow"), "broken": ("✗", "NO", "bold red")}
 """Mark, mark where the encoding lacks it, and style of each status."""

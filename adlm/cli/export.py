@@ -6,9 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+from adlm.apps.export.folder import check_exportable, check_folder, export_model, push
 from adlm.config.load import BOX, BOX_FOLDER
 from adlm.errors import UserError, printable
-from adlm.export.folder import check_exportable, check_folder, export_model, push
 from adlm.language_model import load
 from adlm.models.transformer import num_parameters
 

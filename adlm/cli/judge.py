@@ -8,12 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from adlm.cli.console import Console, Stages
-from adlm.cli.streams import write_error
-from adlm.config.options import suggestion
-from adlm.distributed import process_group
-from adlm.errors import UserError, printable
-from adlm.evaluation.generation.card import (
+from adlm.apps.judge.card import (
     Card,
     comparability_labels,
     make_output_folder,
@@ -21,9 +16,14 @@ from adlm.evaluation.generation.card import (
     table_rows,
     write_card,
 )
-from adlm.evaluation.generation.card_plot import plot_cards
-from adlm.evaluation.generation.pipeline import make_card
-from adlm.evaluation.generation.request import METRICS, CardRequest
+from adlm.apps.judge.card_plot import plot_cards
+from adlm.apps.judge.pipeline import make_card
+from adlm.apps.judge.request import METRICS, CardRequest
+from adlm.cli.console import Console, Stages
+from adlm.cli.streams import write_error
+from adlm.config.options import suggestion
+from adlm.distributed import process_group
+from adlm.errors import UserError, printable
 
 
 def run(arguments: argparse.Namespace) -> int:

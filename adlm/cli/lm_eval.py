@@ -18,7 +18,7 @@ USER_ERRORS = (
 
 def run(arguments: argparse.Namespace) -> int:
     write_error("loading the lm-evaluation-harness and its tasks: 10 to 60 seconds")  # before imports that take long
-    from adlm.harness import run_harness  # here, so that --help needs no lm-eval
+    from adlm.apps.harness import run_harness  # here, so that --help needs no lm-eval
 
     try:
         run_harness(with_defaults(arguments.forwarded))

@@ -10,8 +10,8 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
+from adlm.apps.paper.parity import ParityReport, compare
 from adlm.cli.console import Console
-from adlm.evaluation.paper.parity import ParityReport, compare
 
 
 def run(arguments: argparse.Namespace) -> int:

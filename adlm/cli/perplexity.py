@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm import __version__
+from adlm.apps.perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
 from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError
-from adlm.evaluation.model_perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
 from adlm.files import check_output, write_file
 from adlm.language_model import load
 from adlm.likelihood.perplexity import PerplexitySettings, delete_journal

@@ -25,9 +25,9 @@ from adlm.errors import UserError, printable
 from adlm.tokens import Tokenizer
 
 if TYPE_CHECKING:  # --inspect imports torch, which takes seconds; nothing else here does
+    from adlm.apps.reasoning.inspection import InspectedProblem, InspectedProblems
     from adlm.data.rows.anchor_rules import AnchorRule
     from adlm.data.rows.statistics import Statistics
-    from adlm.reasoning.inspection import InspectedProblem, InspectedProblems
 
 NUM_SHOWN_ROWS = 3  # printed by --inspect
 NUM_SHOWN_TOKENS = 160  # of each row
@@ -133,8 +133,8 @@ def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
 
 def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, "InspectedProblems"], list[str]]:
     """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
-    from adlm.reasoning.inspection import inspect_problems
-    from adlm.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.inspection import inspect_problems
+    from adlm.apps.reasoning.rows import ANCHOR_LABELS
 
     source = prepared.manifest["source"]
     if how == "opened":

@@ -11,11 +11,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from adlm.apps.quickstart.recipe import quickstart
+from adlm.apps.quickstart.report import BoxTexts, QuickstartReport
 from adlm.canvas import HOLE
 from adlm.cli.console import Console
 from adlm.cli.train import TrainReporter
-from adlm.quickstart.recipe import quickstart
-from adlm.quickstart.report import BoxTexts, QuickstartReport
 
 
 def run(arguments: argparse.Namespace) -> int:

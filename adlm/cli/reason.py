@@ -19,9 +19,9 @@ from adlm.errors import UserError
 from adlm.files import check_output, file_sha256, replacing
 
 if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.reasoning.solve import Score, Solution, Solver
     from adlm.data.reasoning.problem import Problem
     from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
-    from adlm.reasoning.solve import Score, Solution, Solver
 
     Problems = ProblemFile | GeneratedProblems
 
@@ -37,7 +37,7 @@ def _train(arguments: argparse.Namespace) -> int:
         raise UserError(f"{steps}: reason.epochs and the number of problems decide the steps; give reason.epochs")
     out = run_folder_of(arguments.overrides, arguments.out)
     config = resolve_run(arguments.overrides, out)
-    from adlm.reasoning.training import open_reasoning_task, with_steps
+    from adlm.apps.reasoning.training import open_reasoning_task, with_steps
 
     return train_and_report(with_steps(config), out, open_reasoning_task, arguments.json)
 
@@ -52,7 +52,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.slots and solver.method.slots == "none":
         raise UserError(f"--slots {arguments.slots[0]}: {solver.reason.method} has no slots; leave it out")
     check_output(arguments.out, force=arguments.force, inputs=[part.path] if part.path else [])
-    from adlm.reasoning.solve import score
+    from adlm.apps.reasoning.solve import score
 
     problems = problems[: arguments.limit]
     results = []
@@ -90,8 +90,8 @@ def _solve(solver: "Solver", problems: Sequence["Problem"], num_slots: int, name
 
 def _open(arguments: argparse.Namespace) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
     """The model, the name of the corpus, where the problems are from, and the problems."""
+    from adlm.apps.reasoning.solve import load_solver
     from adlm.distributed import device_of
-    from adlm.reasoning.solve import load_solver
 
     solver = load_solver(arguments.model, device_of(arguments.device))
     name, part = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
@@ -102,9 +102,9 @@ def _open(arguments: argparse.Namespace) -> tuple["Solver", str, "Problems", Seq
 
 
 def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, "Problems"]:
+    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.training import problem_parts
     from adlm.data.sources.problem_files import READERS, ProblemFile
-    from adlm.reasoning.rows import ANCHOR_LABELS
-    from adlm.reasoning.training import problem_parts
 
     if data not in ANCHOR_LABELS:
         file = Path(data)

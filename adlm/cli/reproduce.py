@@ -11,17 +11,17 @@ from typing import Any
 from rich.table import Table
 
 from adlm import __version__
+from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
+from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row
+from adlm.apps.paper.reproduction_plot import plot_reproduction
+from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
+from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
+from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.options import suggestion
 from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
-from adlm.evaluation.model_perplexity import TextSelection, measure_models, with_tokenizer
-from adlm.evaluation.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.evaluation.paper.reproduction import Comparison, compare_with_table, named_row
-from adlm.evaluation.paper.reproduction_plot import plot_reproduction
-from adlm.evaluation.paper.results import ACCURACIES, Result, read_results, results_of
-from adlm.evaluation.plotting import check_plot_path
 from adlm.files import check_output, write_file
 from adlm.language_model import load
 from adlm.likelihood.perplexity import PerplexitySettings, delete_journal

@@ -13,13 +13,7 @@ from pathlib import Path
 from rich.rule import Rule
 from rich.text import Text
 
-from adlm.canvas import encode_canvas, hole_between
-from adlm.cli.console import Console, Progress
-from adlm.cli.streams import write_error
-from adlm.config.load import BOX
-from adlm.distributed import device_of
-from adlm.errors import TEXT, UserError, printable
-from adlm.evaluation.generation.draw_samples import (
+from adlm.apps.judge.draw_samples import (
     FrameFilter,
     SampleRequest,
     check_request,
@@ -28,14 +22,20 @@ from adlm.evaluation.generation.draw_samples import (
     sampling_config,
     tokenizer_of,
 )
+from adlm.apps.trace.page import check_trace_path, write_trace
+from adlm.apps.trace.recording import TraceInfo, TraceRecorder
+from adlm.apps.trace.terminal import show_in_terminal
+from adlm.apps.trace.token_text import decode_side_by_side, tokens_bytes
+from adlm.canvas import encode_canvas, hole_between
+from adlm.cli.console import Console, Progress
+from adlm.cli.streams import write_error
+from adlm.config.load import BOX
+from adlm.distributed import device_of
+from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
 from adlm.language_model import LanguageModel, load
 from adlm.samples_file import Sample, open_samples
 from adlm.sampling.frame import Frame
-from adlm.trace.page import check_trace_path, write_trace
-from adlm.trace.recording import TraceInfo, TraceRecorder
-from adlm.trace.terminal import show_in_terminal
-from adlm.trace.token_text import decode_side_by_side, tokens_bytes
 
 BATCH, GPU_BATCH = 16, 64
 

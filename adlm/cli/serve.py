@@ -27,11 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"adlm serve needs the package {package}; install it with: pip install 'adlm[web]'")
-    from adlm.server.app import ServerSettings, make_app  # here, so that --help needs no fastapi
-    from adlm.server.completion import Limits
-    from adlm.server.monitoring import JsonFormatter
-    from adlm.server.request_guard import is_loopback
-    from adlm.server.serving import Server, address_of, listen
+    from adlm.apps.server.app import ServerSettings, make_app  # here, so that --help needs no fastapi
+    from adlm.apps.server.completion import Limits
+    from adlm.apps.server.monitoring import JsonFormatter
+    from adlm.apps.server.request_guard import is_loopback
+    from adlm.apps.server.serving import Server, address_of, listen
 
     device = device_of(arguments.device)
     batch = arguments.batch
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     handler = logging.StreamHandler(cast("TextIO", StandardError()))
     handler.setFormatter(JsonFormatter())
-    for name in ("adlm.server", "uvicorn.error", "asyncio"):
+    for name in ("adlm.apps.server", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-    logging.getLogger("adlm.server").setLevel(logging.INFO)
+    logging.getLogger("adlm.apps.server").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     app = make_app(_load_models(arguments.models, arguments.device), settings)
     with listen(arguments.host, arguments.port) as bound:

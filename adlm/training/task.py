@@ -1,4 +1,4 @@
-"""What a run trains: the parts of training that depend on the kind of data. Text here, problems in adlm/reasoning."""
+"""What a run trains: the parts of training that depend on the kind of data. Text here, problems in apps/reasoning."""
 
 import functools
 from collections.abc import Callable

@@ -20,21 +20,21 @@ from arena_rows import rows_by_name
 from arena_train import chosen_trials
 
 from adlm import load
-from adlm.benchmark.sampling_speed import measure_sampling
-from adlm.canvas import hole_between
-from adlm.config.schema import Sampling
-from adlm.distributed import local_device
-from adlm.errors import UserError
-from adlm.evaluation.generation.card import Card, read_card, write_card
-from adlm.evaluation.generation.draw_samples import (
+from adlm.apps.bench.sampling_speed import measure_sampling
+from adlm.apps.judge.card import Card, read_card, write_card
+from adlm.apps.judge.draw_samples import (
     SampleRequest,
     provenance_of,
     sample_batch,
     sampling_config,
     tokenizer_of,
 )
-from adlm.evaluation.generation.pipeline import judge_of, make_card
-from adlm.evaluation.generation.request import CardRequest
+from adlm.apps.judge.pipeline import judge_of, make_card
+from adlm.apps.judge.request import CardRequest
+from adlm.canvas import hole_between
+from adlm.config.schema import Sampling
+from adlm.distributed import local_device
+from adlm.errors import UserError
 from adlm.files import write_file
 from adlm.language_model import LanguageModel
 from adlm.samples_file import open_samples

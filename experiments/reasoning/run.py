@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from adlm.evaluation.paper.published_tables import TABLES
+from adlm.apps.paper.published_tables import TABLES
 
 TITLES = {
     "smollm2-prosqa": "ProsQA, SmolLM2-135M",

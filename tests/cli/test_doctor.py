@@ -13,9 +13,10 @@ import time
 import pytest
 import torch
 
-from adlm import environment, hub
+from adlm import hub
+from adlm.apps import environment
+from adlm.apps.environment import FEATURES, check_environment
 from adlm.cli.main import main
-from adlm.environment import FEATURES, check_environment
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,7 @@ def test_the_marks_are_ascii_where_the_encoding_is():
     script = """
 from adlm.cli.console import Console
 from adlm.cli.doctor import _print_check
-from adlm.environment import Check
+from adlm.apps.environment import Check
 _print_check(Console(), Check("core", "packages", "ok", "here"))
 _print_check(Console(), Check("core", "packages", "broken", "gone"))
 """

@@ -12,17 +12,17 @@ from texts import prose
 from torchrun import close, on_two
 
 import adlm
-from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
-from adlm.cli.main import main
-from adlm.evaluation.generation import pipeline as judging
-from adlm.evaluation.generation.diversity import unigram_entropy
-from adlm.evaluation.generation.generative_perplexity import (
+from adlm.apps.judge import pipeline as judging
+from adlm.apps.judge.diversity import unigram_entropy
+from adlm.apps.judge.generative_perplexity import (
     generative_perplexity,
     token_nats,
     truncate_texts,
     window_layout,
 )
-from adlm.evaluation.generation.judges import HuggingFaceFeaturiser, OwnJudge
+from adlm.apps.judge.judges import HuggingFaceFeaturiser, OwnJudge
+from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
+from adlm.cli.main import main
 from adlm.samples_file import Provenance, Sample, open_samples, read_samples
 from adlm.tokens import load_tokenizer
 
@@ -255,7 +255,7 @@ def test_running_out_of_memory_is_a_user_error_with_a_smaller_batch(place, capsy
 
 
 SMALL_PARTS = """
-import os, adlm.evaluation.generation.cache as cache, adlm.evaluation.generation.pipeline as judging
+import os, adlm.apps.judge.cache as cache, adlm.apps.judge.pipeline as judging
 cache.TEXTS_PER_PART = 4
 token_nats = judging.token_nats
 def counted(judge, part, *more):
@@ -271,7 +271,7 @@ judging.token_nats = counted
 def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
     words += ("--reference", place / "texts.txt", "--judge-reference")
-    monkeypatch.setattr("adlm.evaluation.generation.cache.TEXTS_PER_PART", 4)
+    monkeypatch.setattr("adlm.apps.judge.cache.TEXTS_PER_PART", 4)
     one = judged(capsys, *words, "--out", tmp_path / "one" / "card.json")
     two = tmp_path / "two" / "card.json"
     run = on_two(tmp_path, "judge", *words, "--json", "--out", two, first=SMALL_PARTS)
@@ -296,13 +296,11 @@ def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_pat
         "--out",
         tmp_path / "c.json",
     )
-    monkeypatch.setattr("adlm.evaluation.generation.cache.TEXTS_PER_PART", 4)
+    monkeypatch.setattr("adlm.apps.judge.cache.TEXTS_PER_PART", 4)
     judged(capsys, *words)
     part = next(tmp_path.glob("judged/*/00001.npz"))
     part.write_bytes(part.read_bytes()[:40])
-    run = on_two(
-        tmp_path, "judge", *words, first="import adlm.evaluation.generation.cache as cache; cache.TEXTS_PER_PART = 4"
-    )
+    run = on_two(tmp_path, "judge", *words, first="import adlm.apps.judge.cache as cache; cache.TEXTS_PER_PART = 4")
     errors = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
     assert len(errors) == 1
     assert "00001.npz is damaged; delete it" in errors[0]
@@ -310,7 +308,7 @@ def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_pat
 
 
 LATE = """
-import os, time, adlm.evaluation.generation.pipeline as judging
+import os, time, adlm.apps.judge.pipeline as judging
 from adlm.errors import UserError
 token_nats = judging.token_nats
 def one_fails(*words):
@@ -319,7 +317,7 @@ def one_fails(*words):
         raise UserError("the original error")
     return token_nats(*words)
 judging.token_nats = one_fails
-import adlm.evaluation.generation.cache as cache; cache.TEXTS_PER_PART = 20
+import adlm.apps.judge.cache as cache; cache.TEXTS_PER_PART = 20
 """
 
 

@@ -71,7 +71,7 @@ def harness(world, monkeypatch):
 def test_multiple_choice_and_generation_run_end_to_end(world, harness, capsys, tmp_path, method):
     from lm_eval.api.instance import Instance
 
-    from adlm.harness import HarnessModel
+    from adlm.apps.harness import HarnessModel
 
     arguments = ["--model_args", f"path={method},samples=4,seed=3", "--tasks", "choice,generate"]
     assert harness(*arguments, "--output_path", str(tmp_path), "--log_samples", "--device", "cpu") == 0
@@ -136,7 +136,7 @@ def test_the_example_task_runs_without_a_network(harness, capsys, tmp_path, monk
 
 
 def test_the_command_says_what_it_does_before_it_imports_the_harness(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "adlm.harness", None)
+    monkeypatch.setitem(sys.modules, "adlm.apps.harness", None)
     with pytest.raises(ImportError):
         run(argparse.Namespace(forwarded=["ls", "tasks"]))
     assert capsys.readouterr().err.startswith("loading the lm-evaluation-harness and its tasks")
@@ -146,7 +146,7 @@ def test_without_the_harness_the_error_has_the_command_that_installs_it(capsys, 
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "adlm.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "adlm.apps.harness", raising=False)
     assert main(["lm-eval", "--tasks", "choice"]) == 2
     assert capsys.readouterr().err.endswith(
         "adlm: the package lm-eval is not installed; try pip install 'adlm[lm-eval]'\n"
@@ -173,6 +173,6 @@ def test_a_closed_pipe_is_not_taken_for_a_missing_network(monkeypatch):
     def run_harness(arguments):
         raise BrokenPipeError
 
-    monkeypatch.setattr("adlm.harness.run_harness", run_harness)
+    monkeypatch.setattr("adlm.apps.harness.run_harness", run_harness)
     with pytest.raises(BrokenPipeError):
         run(argparse.Namespace(forwarded=["ls", "tasks"]))

@@ -170,7 +170,7 @@ def test_problems_are_inspected_as_json_too(name, split, labels, corpora, capsys
 
 
 def test_generated_problems_are_inspected(corpora, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.reasoning.inspection.MAX_PROBLEMS", 4)
+    monkeypatch.setattr("adlm.apps.reasoning.inspection.MAX_PROBLEMS", 4)
     words = problem_words("prosqa", corpora, "data.problems=5", "--inspect")
     assert main(["prepare", *words]) == 0
     out = capsys.readouterr().out

@@ -20,14 +20,14 @@ from small_models import small_model
 from small_runs import SMALL, corpus
 from torchrun import on_two
 
+from adlm.apps.reasoning.rows import ANCHOR_LABELS
+from adlm.apps.reasoning.solve import parse_answer, wilson_interval
+from adlm.apps.reasoning.training import open_reasoning_task
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.data.reasoning.problem import Problem, write_problems
 from adlm.distributed import Processes
 from adlm.errors import UserError
-from adlm.reasoning.rows import ANCHOR_LABELS
-from adlm.reasoning.solve import parse_answer, wilson_interval
-from adlm.reasoning.training import open_reasoning_task
 from adlm.training.run_folder import RunFolder
 
 QUICK = ("reason.first_epochs=0", "reason.epochs=3")

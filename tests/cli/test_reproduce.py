@@ -7,12 +7,12 @@ import pytest
 from small_models import small_model
 from torchrun import close, on_two
 
+from adlm.apps.paper.published_tables import TABLES
 from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
 from adlm.cli import reproduce
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
-from adlm.evaluation.paper.published_tables import TABLES
 
 
 @pytest.fixture(scope="module")

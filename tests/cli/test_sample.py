@@ -14,8 +14,8 @@ import torch
 from small_models import small_model
 
 import adlm
+from adlm.apps.judge.draw_samples import sample_batch
 from adlm.cli.main import main
-from adlm.evaluation.generation.draw_samples import sample_batch
 from adlm.samples_file import read_samples
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adlm.evaluation.generation.request import EOS, METRICS, START
+from adlm.apps.judge.request import EOS, METRICS, START
 
 EXAMPLE = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
   adlm judge samples.jsonl --model runs/judge --reference prepared/own --features minilm --out cards/own.json

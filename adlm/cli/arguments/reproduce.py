@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from adlm.apps.paper.published_tables import TABLES
 from adlm.cli.arguments.perplexity import add_measurement_options
-from adlm.evaluation.paper.published_tables import TABLES
 from adlm.likelihood.names import AUTO, ESTIMATOR_LINES
 
 EXAMPLE = """adlm reproduce owt-ppl                                        print the published table

@@ -1,0 +1,292 @@
+"""Results of models from JSON files: of `adlm perplexity`, of `adlm judge`, or accuracies. Measures nothing.
+
+A result that is not comparable with the published one has the reasons, whatever its value.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from adlm.apps.judge.card import FORMAT, GPT2_LARGE
+from adlm.apps.paper.published_tables import EvaluationProtocol, PublishedTable, ResultKind, published_sampling
+from adlm.errors import UserError
+from adlm.files import read_json
+from adlm.likelihood.text_sets import INCOMPARABLE
+from adlm.registry import METHODS
+
+SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
+MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
+ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
+MAX_FLOAT = sys.float_info.max
+OTHER_SAMPLING = "the samples were drawn with other settings than the published ones"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured number of one of our models."""
+
+    model: str
+    method: str
+    column: str
+    value: float
+    errors: Mapping[str, float | None]
+    """Standard errors by source, in the unit of the value; None where unknown."""
+    how: str
+    """The estimator, the judge or the featuriser."""
+    incomparable: tuple[str, ...] = ()
+    """Why it is not comparable with the published number."""
+    differs: tuple[str, ...] = ()
+    """Settings that differ from those of the table."""
+    partial: str = ""
+    """Where the errors do not cover all sources: which they cover."""
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    tokens: float | None = None
+    """Training tokens in billions, as the paper counts them; None where unknown."""
+    parameters: float | None = None
+    """In millions."""
+
+    @property
+    def stderr(self) -> float | None:
+        """The known errors combined; None where none is known."""
+        known = [error for error in self.errors.values() if error is not None]
+        return math.hypot(*known) if known else None
+
+
+def is_causal(method: str) -> bool:
+    """Whether a method, as named in a file or a published table, writes from left to right."""
+    return method in METHODS and bool(METHODS[method].causal)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The content of a JSON file of one of the three kinds."""
+    content = read_json(path)
+    if kind_of(content) is None:
+        raise UserError(
+            f"{path} is neither what `adlm perplexity --out` nor what `adlm judge --out` writes, nor accuracies "
+            f"({ACCURACIES})"
+        )
+    return dict(content)
+
+
+def kind_of(content: Any) -> ResultKind | None:
+    if not isinstance(content, dict):
+        return None
+    if isinstance(content.get("figures"), list) and content["figures"]:
+        return "perplexity"
+    if content.get("card") == FORMAT:
+        return "card"
+    is_accuracy = isinstance(content.get("accuracy"), dict) and isinstance(content.get("method"), str)
+    return "accuracy" if is_accuracy else None
+
+
+def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> list[Result]:
+    """The results for this table in a file; a UserError if there are none."""
+    kind = kind_of(content)
+    if kind != table.kind:
+        assert kind is not None
+        raise UserError(
+            f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is compared with `{MADE_BY[table.kind]}`"
+        )
+    try:
+        if kind == "perplexity":
+            results = list(_perplexities(content["figures"], table, name))
+        elif kind == "card":
+            results = [*_sample_metrics(content, table), *_reference_metrics(content)]
+        else:
+            results = list(_accuracies(content, table, name))
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{name} is incomplete: it has no {error}; make it again") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{name} is damaged ({error}); make it again") from None
+    for result in results:
+        _check_types(result, name)
+    if not results:
+        raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
+    return results
+
+
+def _check_types(result: Result, name: str) -> None:
+    numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
+    if not all(_is_number(value) for value in numbers if value is not None):
+        raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
+    strings = (result.model, result.method, result.how)
+    valid_options = all(isinstance(value, str) or _is_number(value) for value in result.options.values())
+    if not all(isinstance(text, str) for text in strings) or not valid_options:
+        raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= MAX_FLOAT
+
+
+def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Result]:
+    protocol = table.protocol
+    assert protocol is not None
+    columns = {corpus: column for column, corpora in protocol.corpora.items() for corpus in corpora}
+    in_table = [figure for figure in figures if figure["corpus"] in columns]
+    if not in_table and len(protocol.corpora) > 1:
+        corpora = ", ".join(dict.fromkeys(figure["corpus"] for figure in figures))
+        raise UserError(f"{name} has figures on {corpora}, and table {table.name} is of {', '.join(columns)}")
+    for figure in in_table or figures:
+        column = columns.get(figure["corpus"], next(iter(protocol.corpora)))
+        about = figure["about"]
+        if figure["perplexity"] is None:
+            raise UserError(f"{name}: the perplexity of {figure['model']} on {figure['corpus']} is too large a number")
+        yield Result(
+            model=figure["model"],
+            method=figure["method"],
+            column=column,
+            value=figure["perplexity"],
+            errors={
+                "monte_carlo": _perplexity_stderr(figure["monte_carlo_stderr"], figure["perplexity"]),
+                "documents": _perplexity_stderr(figure["document_stderr"], figure["perplexity"]),
+            },
+            how=figure["estimator"],
+            incomparable=tuple(_text_differences(figure, protocol, column)),
+            differs=tuple(_setting_differences(figure, protocol)),
+            options={option: about[option] for option in ("gamma", "tau") if about[option] is not None},
+            tokens=_billions_trained(about, figure["method"]),
+            parameters=about["parameters"] / 1e6,
+        )
+
+
+def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
+    """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
+    trained = about["tokens_trained"]
+    return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
+
+
+def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
+    """d exp(nats) = exp(nats) d nats."""
+    return None if error is None else error * perplexity
+
+
+def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, column: str) -> Iterator[str]:
+    if figure["corpus"] not in protocol.corpora[column]:
+        yield f"the text is {figure['corpus']}, not {' or '.join(protocol.corpora[column])}"
+    elif figure["split"] != protocol.splits[column] and not any(INCOMPARABLE in note for note in figure["notes"]):
+        yield f"the split is {figure['split']}, not {protocol.splits[column]}"
+    yield from (note for note in figure["notes"] if INCOMPARABLE in note)
+    yield from _tokenizer_differences(figure["about"], protocol)
+    if figure["length"] != protocol.length:
+        yield f"rows of {figure['length']:,} tokens, not {protocol.length:,}"
+    if figure["packing"] != protocol.packing:
+        yield f"packing {figure['packing']}, not {protocol.packing}"
+
+
+def _setting_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
+    if figure["estimator"] not in ("published", "exact"):
+        yield f"estimator {figure['estimator']}, not published"
+    yield from _training_differences(figure["about"], protocol)
+
+
+def _tokenizer_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
+    symbols = about["symbols"]
+    if symbols != protocol.symbols:
+        yield f"a tokenizer of {symbols:,} symbols, not {protocol.tokenizer} {protocol.symbols:,}"
+
+
+def _training_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
+    if about["trained_on"] != protocol.trained_on:
+        yield f"trained on {about['trained_on'] or 'an unknown text'}, not {protocol.trained_on}"
+
+
+def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
+    protocol, samples = table.protocol, card["samples"]
+    assert protocol is not None
+    made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
+    about = made_by["about"]
+    num_differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
+    sampling_differs = tuple(_sampling_differences(sampling, made_by["method"]))
+    reasons = (*_tokenizer_differences(about, protocol), *_length_differences(made_by["canvases"]))
+    if sampling_differs:
+        reasons += (OTHER_SAMPLING,)
+    for result in _card_results(card, reasons):
+        yield replace(
+            result,
+            model=made_by["model"],
+            method=made_by["method"],
+            differs=(*num_differs, *sampling_differs, *_training_differences(about, protocol)),
+            options={"sampler": sampling["sampler"], "steps": sampling["steps"]},
+            tokens=_billions_trained(about, made_by["method"]),
+            parameters=about["parameters"] / 1e6,
+        )
+
+
+def _sampling_differences(sampling: Mapping[str, Any], method: str) -> Iterator[str]:
+    sampler = "left-to-right" if is_causal(method) else sampling["sampler"]
+    for option, published in published_sampling(sampler).items():
+        if sampling[option] != published:
+            yield f"{option} {sampling[option]}, not {published}"
+
+
+def _reference_metrics(card: Mapping[str, Any]) -> Iterator[Result]:
+    """Metrics of the reference texts, where they were judged too."""
+    if not card.get("reference_judged"):
+        return
+    about = card["reference"]
+    reasons = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
+    if about.get("row_length") != SAMPLE_LENGTH:
+        reasons.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
+    for result in _card_results(card["reference_judged"], tuple(reasons)):
+        yield replace(result, model=str(about["place"]), method="data")
+
+
+def _card_results(metrics: Mapping[str, Any], reasons: tuple[str, ...]) -> Iterator[Result]:
+    """The metrics of a card, without model and method; `reasons` make each of them not comparable."""
+    mauve, perplexity, entropy = (metrics.get(metric) for metric in ("mauve", "perplexity", "entropy"))
+    if mauve is not None and mauve["value"] is not None:
+        featuriser = mauve["featuriser"]["name"]
+        incomparable = (*_label_reasons(featuriser, "the features are of", mauve["label"]), *reasons)
+        partial = "the spread over k-means seeds alone, no error over samples"
+        errors = {"seeds": mauve["spread"]}
+        yield Result("", "", "mauve", mauve["value"], errors, featuriser, incomparable, partial=partial)
+    if perplexity is not None and perplexity["pooled"]["value"] is not None:
+        judge, pooled = perplexity["judge"]["name"], perplexity["pooled"]
+        incomparable = (*_label_reasons(judge, "the judge is", perplexity["label"]), *reasons)
+        yield Result("", "", "gen-ppl", pooled["value"], {"samples": pooled["stderr"]}, judge, incomparable)
+    if entropy is not None and entropy["value"] is not None:
+        yield Result("", "", "entropy", entropy["value"], {"samples": entropy["stderr"]}, "", reasons)
+
+
+def _label_reasons(judge: str, prefix: str, label: str | None) -> tuple[str, ...]:
+    """The reasons in the label of a metric; without a label, whether the judge is GPT-2 large."""
+    if label:
+        return (label.partition(": ")[2] or label,)
+    return () if judge in GPT2_LARGE else (f"{prefix} {judge}, not GPT-2 large",)
+
+
+def _length_differences(canvases: list[str]) -> Iterator[str]:
+    for canvas in canvases:
+        masks = re.fullmatch(r"\[MASK\*(\d+)\]", canvas)
+        if masks is None:
+            yield "samples that began with a given text"
+        elif int(masks[1]) != SAMPLE_LENGTH:
+            yield f"samples of {int(masks[1]):,} tokens, not {SAMPLE_LENGTH:,}"
+
+
+def _accuracies(content: Mapping[str, Any], table: PublishedTable, name: str) -> Iterator[Result]:
+    for column, accuracy in content["accuracy"].items():
+        right, num = accuracy["right"], accuracy["of"]
+        if column not in table.units or not 0 <= right <= num or num < 1:
+            raise UserError(f"{name}: {column} with {right} right of {num} is not an accuracy of table {table.name}")
+        yield Result(
+            name,
+            content["method"],
+            column,
+            100 * right / num,
+            {"problems": _binomial_stderr(right, num)},
+            f"of {num:,}",
+        )
+
+
+def _binomial_stderr(right: float, num: float) -> float:
+    """In percent, with two right and two wrong answers added, so that it is not 0 where all are right [Agresti]."""
+    share = (right + 2) / (num + 4)
+    return 100 * math.sqrt(share * (1 - share) / (num + 4))

@@ -1,0 +1,227 @@
+"""A causal language model with continuous slots: the input of a slot is the hidden state at the position before it.
+
+Any causal model of `transformers`, or our own AR network, behind one interface. Slots are read one after the other; a
+KV cache keeps what was read before them, in training too.
+
+Shapes: B rows, L tokens, n new tokens, d wide, V symbols.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adlm.apps.reasoning.rows import ReasoningBatch
+from adlm.checkpoints.pretrained import num_positions
+from adlm.models.transformer import Transformer, rotary_angles
+
+
+class Reader(Protocol):
+    """Reads a batch of rows from left to right, in parts."""
+
+    def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
+        """Hidden states (B, n, d) of the next n input embeddings (B, n, d); is_text (B, n) is False at padding."""
+        ...
+
+
+class CausalLanguageModel(Protocol):
+    """What is needed of a causal model."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens it can read; None if there is no limit."""
+        ...
+
+    def reader(self) -> Reader:
+        """A reader that has read nothing yet."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(B, n, d)"""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., V) of hidden states (..., d)."""
+        ...
+
+
+class HuggingFaceModel(nn.Module):
+    """A causal model of `transformers`; any with `inputs_embeds`, a KV cache and a linear output layer."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+        self.max_length = num_positions(model)
+        model.set_attn_implementation("sdpa")  # takes a mask of booleans
+        _fuse_norms(model)
+
+    def reader(self) -> "HuggingFaceReader":
+        return HuggingFaceReader(self.model)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(B, n, d), in bfloat16 under autocast: what all layers add to, in half the memory of float32."""
+        embedded: Tensor = self.model.get_input_embeddings()(ids)
+        kind = ids.device.type
+        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden)  # type: ignore[no-any-return]
+
+
+def _fuse_norms(model: nn.Module) -> None:
+    """Make RMS norms one operation; as `transformers` writes them they are six, each a pass over the hidden states."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "variance_epsilon") and isinstance(weight, nn.Parameter):
+            example = torch.linspace(-1, 2, len(weight)).to(weight)[None]
+            if torch.allclose(module(example), _rms_norm(module, example), rtol=1e-5, atol=1e-5):
+                module.forward = partial(_rms_norm, module)
+
+
+def _rms_norm(module: Any, hidden: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):  # needs input and weight of one type
+        return F.rms_norm(hidden, module.weight.shape, module.weight.to(hidden.dtype), module.variance_epsilon)
+
+
+@dataclass
+class HuggingFaceReader:
+    model: Any
+    cache: Any = None
+    is_text: Tensor | None = None
+    """(B, L), of everything read so far."""
+
+    def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
+        self.is_text = is_text if self.is_text is None else torch.cat([self.is_text, is_text], dim=1)
+        positions = (self.is_text.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
+        output = self.model.base_model(
+            inputs_embeds=inputs,
+            attention_mask=_visible(self.is_text, inputs.shape[1]),
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.cache = output.past_key_values
+        return output.last_hidden_state  # type: ignore[no-any-return]
+
+
+def _visible(is_text: Tensor, num_new: int) -> Tensor:
+    """(B, 1, n, L), True where one of the n new positions attends: to text before it, and always to itself.
+
+    A position of padding on the left would otherwise attend to nothing, for which attention kernels may return NaN.
+    """
+    columns = torch.arange(is_text.shape[1], device=is_text.device)
+    rows = columns[-num_new:, None]
+    return is_text[:, None, None, :] & (columns <= rows) | (columns == rows)
+
+
+class OwnModel(nn.Module):
+    """Our AR network, without time conditioning. Rotary embeddings have no largest position."""
+
+    max_length = None
+
+    def __init__(self, network: Transformer):
+        super().__init__()
+        self.network = network
+
+    def reader(self) -> "OwnReader":
+        return OwnReader(self.network)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.network.embedding(ids)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.network.head(hidden)  # type: ignore[no-any-return]
+
+
+@dataclass
+class OwnReader:
+    """Keeps keys and values of every block. Rotary embeddings are relative, so padding on the left changes nothing."""
+
+    network: Transformer
+    cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values (B, H, L, d / H) of everything read so far, block by block."""
+    is_text: Tensor | None = None
+
+    def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
+        trunk: Any = self.network.trunk
+        num_new = inputs.shape[1]
+        self.is_text = is_text if self.is_text is None else torch.cat([self.is_text, is_text], dim=1)
+        visible = _visible(self.is_text, num_new)
+        cos, sin = rotary_angles(self.is_text.shape[1], trunk.head_width, like=inputs)
+        h, cache = inputs, []
+        for number, block in enumerate(trunk.blocks):
+            q, k, v = block.queries_keys_values(block.norm1(h), (cos[-num_new:], sin[-num_new:]))
+            if self.cache:
+                k, v = (torch.cat(pair, dim=2) for pair in zip(self.cache[number], (k, v), strict=True))
+            cache.append((k, v))
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+            h = h + block.gated(mixed.transpose(1, 2).flatten(-2), block.out, 1.0)
+            h = h + block.mlp(block.norm2(h), 1.0)
+        self.cache = cache
+        return trunk.finish(h, None)  # type: ignore[no-any-return]
+
+
+def hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
+    """(B, L, d): the hidden state at every position of a batch, slots fed back one after the other."""
+    hidden, _ = read_rows(model, batch.ids, batch.is_text, batch.slots)
+    return hidden
+
+
+def read_rows(model: CausalLanguageModel, ids: Tensor, is_text: Tensor, slots: range) -> tuple[Tensor, Reader]:
+    """The hidden states (B, L, d) of rows with continuous slots in the columns `slots`, and the reader after them."""
+    reader = model.reader()
+    if not slots:
+        return reader.read(model.embed(ids), is_text), reader
+    parts = [reader.read(model.embed(ids[:, : slots.start]), is_text[:, : slots.start])]
+    for column in slots:
+        parts.append(reader.read(parts[-1][:, -1:], is_text[:, column : column + 1]))
+    if slots.stop < ids.shape[1]:
+        parts.append(reader.read(model.embed(ids[:, slots.stop :]), is_text[:, slots.stop :]))
+    return torch.cat(parts, dim=1), reader
+
+
+def plain_hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
+    """`hidden_states` without a cache, the whole row read once for each slot: the test oracle."""
+    inputs = model.embed(batch.ids)
+    for column in batch.slots:
+        hidden = model.reader().read(inputs, batch.is_text)
+        inputs = torch.cat([inputs[:, :column], hidden[:, column - 1 : column], inputs[:, column + 1 :]], dim=1)
+    return model.reader().read(inputs, batch.is_text)
+
+
+@torch.no_grad()
+def resize_vocabulary(model: HuggingFaceModel | OwnModel, num_known: int, size: int) -> None:
+    """Give embedding and output layer at least `size` symbols; those from `num_known` on are new.
+
+    The rows of new symbols are the mean of the others: a new symbol starts as likely as an average one, and its
+    embedding has an ordinary size. A small seeded noise tells them apart.
+    """
+    if isinstance(model, HuggingFaceModel):
+        network = model.model
+        if network.get_input_embeddings().weight.shape[0] < size:
+            network.resize_token_embeddings(size, mean_resizing=False)
+        embedding, output = network.get_input_embeddings(), network.get_output_embeddings()
+    else:
+        embedding, output = _with_rows(model.network.embedding, size), _with_rows(model.network.head, size)
+        model.network.embedding, model.network.head = embedding, output
+    generator = torch.Generator().manual_seed(0)
+    for layer in [embedding] if output.weight is embedding.weight else [embedding, output]:
+        mean, spread = layer.weight[:num_known].mean(dim=0), layer.weight[:num_known].std(dim=0)
+        num_new = len(layer.weight) - num_known
+        noise = torch.randn(num_new, len(mean), generator=generator).to(mean)
+        layer.weight[num_known:] = mean + 0.1 * spread * noise
+
+
+def _with_rows(layer: Any, num: int) -> Any:
+    """An embedding or linear layer with `num` rows, the first of them those of `layer`; a new bias is the mean."""
+    if isinstance(layer, nn.Embedding):
+        new: Any = nn.Embedding(num, layer.embedding_dim)
+    else:
+        new = nn.Linear(layer.in_features, num)
+        new.bias[: len(layer.bias)] = layer.bias
+        new.bias[len(layer.bias) :] = layer.bias.mean()
+    new.weight[: len(layer.weight)] = layer.weight
+    return new.to(layer.weight)

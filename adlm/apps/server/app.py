@@ -1,0 +1,263 @@
+"""The HTTP application: OpenAI's completions API over the batch workers, the studio, model list, health and metrics."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from adlm import __version__
+from adlm.apps.server.batching import BatchWorker
+from adlm.apps.server.completion import CompletionPlan, Limits, plan_completion
+from adlm.apps.server.completion_request import CompletionRequest
+from adlm.apps.server.errors_json import (
+    ERROR_RESPONSES,
+    ApiError,
+    error_response,
+    user_error,
+    validation_error,
+)
+from adlm.apps.server.jobs import Job, RowUpdate
+from adlm.apps.server.json_body import JsonRoute
+from adlm.apps.server.monitoring import PrometheusMonitor
+from adlm.apps.server.request_guard import RequestGuard
+from adlm.apps.server.studio.routes import add_page, page_files, studio_router
+from adlm.apps.server.submission import EventStream, client_of, next_result, respond_unless_gone, submit
+from adlm.errors import UserError
+from adlm.language_model import NO_TOKENIZER, LanguageModel
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How models are served."""
+
+    batch: int = 4
+    """Rows that the network reads at once. All calls have this many, so one row alone costs as much as `batch`."""
+    max_waiting: int = 256
+    """Rows that may wait for each model."""
+    timeout: float = 300.0
+    """Seconds until a request is given up."""
+    api_key: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> FastAPI:
+    """The application for models by name. Its workers start and stop with it; `app.state.workers` are the workers."""
+    for name, lm in models.items():
+        if lm.tokenizer is None:
+            raise UserError(f"{name}: {NO_TOKENIZER}")
+    monitor, created = PrometheusMonitor(), int(time.time())
+    workers = {
+        name: BatchWorker(name, lm, settings.batch, settings.max_waiting, monitor) for name, lm in models.items()
+    }
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for worker in workers.values():
+            worker.start()
+        yield
+        for worker in workers.values():
+            worker.stop()
+        for worker in workers.values():
+            await asyncio.to_thread(worker.join)
+
+    app = FastAPI(title="adlm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
+    app.state.workers = workers
+    app.add_middleware(
+        RequestGuard,
+        monitor=monitor,
+        api_key=settings.api_key,
+        max_body_bytes=settings.limits.body_bytes,
+        without_key=frozenset({"/health", *page_files()}),
+    )
+    _report_errors_as_json(app)
+
+    def worker_of(model: str) -> BatchWorker:
+        if model not in workers:
+            raise ApiError(404, f"there is no model {model[:100]!r}; this server has {', '.join(workers)}", "model")
+        return workers[model]
+
+    def describe(model: str) -> dict[str, Any]:
+        return {"id": model, "object": "model", "created": created, "owned_by": "adlm"}
+
+    @app.post("/v1/completions", responses=ERROR_RESPONSES)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
+        worker = worker_of(body.model)
+        try:
+            plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
+        except UserError as error:
+            raise user_error(error) from None
+        request.state.log_fields.update(
+            model=worker.name,
+            rows=len(plan.rows),
+            prompt_tokens=plan.prompt_tokens,
+            completion_tokens=plan.completion_tokens,
+        )
+        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout, client_of(request))
+        submit(worker, completion.job)
+        if body.stream:
+            return EventStream(completion.stream(), completion.deadline)
+        return await respond_unless_gone(request, completion.respond())
+
+    @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
+    async def refuse_chat() -> Response:
+        """Refused: the models have no chat template."""
+        raise ApiError(400, "chat is not supported: these models have no chat template; use /v1/completions")
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [describe(name) for name in workers]}
+
+    @app.get("/v1/models/{model:path}", responses=ERROR_RESPONSES)
+    async def get_model(model: str) -> dict[str, Any]:
+        return describe(worker_of(model).name)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """FastAPI's own page loads scripts from elsewhere."""
+        return RedirectResponse("/openapi.json")
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
+
+    add_page(app)
+    app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
+    return app
+
+
+class Completion:
+    """One completion request from submission to response."""
+
+    def __init__(
+        self,
+        worker: BatchWorker,
+        body: CompletionRequest,
+        plan: CompletionPlan,
+        monitor: PrometheusMonitor,
+        deadline: float,
+        client: str,
+    ):
+        self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
+        self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self.header["model"] = worker.name
+        loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[RowUpdate] = asyncio.Queue()
+
+        def notify(update: RowUpdate) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._updates.put_nowait, update)
+
+        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
+
+    async def updates(self) -> AsyncIterator[RowUpdate]:
+        """Updates until all rows are complete. The job is cancelled if that does not happen."""
+        num_left = len(self.plan.rows)
+        try:
+            while num_left:
+                update = await next_result(self._updates, self.deadline)
+                if update.error is not None:
+                    raise ApiError(503, update.error)
+                num_left -= update.complete
+                yield update
+            self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, self.plan.completion_tokens)
+        finally:
+            if num_left:
+                self.worker.cancel(self.job)
+
+    async def respond(self) -> Response:
+        """The whole response."""
+        choices: dict[int, dict[str, Any]] = {}
+        async for update in self.updates():
+            if update.complete:
+                text, reason = self.plan.choices[update.row].text(update.ids, complete=True)
+                choices[update.row] = self._choice(update.row, text, reason, await self._logprobs(update))
+        ordered = [choices[row] for row in sorted(choices)]
+        return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
+        sent, finished = [""] * len(self.plan.rows), set[int]()
+        updates = self.updates()
+        try:
+            async for update in updates:
+                row = update.row
+                if row in finished:
+                    continue
+                text, reason = self.plan.choices[row].text(update.ids, update.complete)
+                piece = text.removeprefix(sent[row])
+                if not update.complete and self.body.logprobs is not None:
+                    reason = None  # the log-probabilities come with the last piece, from the complete row
+                if reason is not None:
+                    finished.add(row)
+                if piece or reason is not None:
+                    sent[row] = text
+                    logprobs = await self._logprobs(update) if update.complete else None
+                    yield self._event([self._choice(row, piece, reason, logprobs)])
+            if self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield self._event([], usage=self._usage())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield f"data: {json.dumps(error.as_json())}\n\n"
+        finally:
+            await updates.aclose()  # type: ignore[attr-defined]
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**self.header, 'choices': choices, 'seed': self.plan.seed, **more})}\n\n"
+
+    async def _logprobs(self, update: RowUpdate) -> dict[str, Any] | None:
+        if self.body.logprobs is None or update.chance is None:
+            return None
+        return await asyncio.to_thread(self.plan.choices[update.row].logprobs, update.ids, update.chance)
+
+    @staticmethod
+    def _choice(row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": row, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _usage(self) -> dict[str, int]:
+        prompt, completion = self.plan.prompt_tokens, self.plan.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _report_errors_as_json(app: FastAPI) -> None:
+    """All errors in OpenAI's shape; a body that does not match the schema has status 400, also in /openapi.json."""
+
+    @app.exception_handler(ApiError)
+    async def report(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def report_validation(request: Request, error: RequestValidationError) -> Response:
+        return error_response(validation_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def report_http(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, ApiError):  # of the JSON parser, wrapped by FastAPI
+            return error_response(error.__cause__)
+        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+
+    make_schema = app.openapi
+
+    def schema_without_422() -> dict[str, Any]:
+        schema = make_schema()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return schema
+
+    app.openapi = schema_without_422  # type: ignore[method-assign]

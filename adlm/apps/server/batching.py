@@ -1,0 +1,306 @@
+"""Rows of concurrent requests in shared network calls, made by one thread per model. Independent of HTTP and of text.
+
+Rows of equal padded length share calls, whatever their sampling options, and each call is for the rows whose turn it is
+(`sampling/joining.py`). Rows of causal models, and of samplers that choose positions by the network's output, begin
+together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas, seed and
+row number, not on the other rows (`LanguageModel.with_fixed_batch`).
+
+Every call is a turn. Clients have equal shares of the time. Of one client's requests, those that have used little time
+go first, the others after them in classes of 0.5, 1, 2, ... seconds, and in a class the oldest: short requests are
+finished in the order they came, and do not wait for the end of long ones. Every fourth call is for the oldest, so that
+long ones are finished too.
+
+Shapes: B rows, L tokens.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from adlm.apps.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
+from adlm.errors import UserError
+from adlm.language_model import LanguageModel
+from adlm.sampling.events import PositionsFirst
+from adlm.sampling.frame import NOT_FINITE, Frame, SamplingRun
+from adlm.sampling.joining import JoinedRow, JoinedRows
+
+LONGEST_RETRY = 60  # seconds
+SHORT_SECONDS = 0.5
+"""Time of network calls up to which requests are served in the order they came."""
+OLDEST_EVERY = 4
+"""One of so many calls is for the oldest request of a client, however much it has used."""
+MAX_TOGETHER = 4
+"""Batches that rows cannot join, at a time. Each has its state, such as a KV cache, and more would be less full."""
+SHUTTING_DOWN = "the server is shutting down"
+log = logging.getLogger("adlm.apps.server")
+
+
+@dataclass(eq=False)
+class Batch:
+    """Items that share network calls."""
+
+    key: BatchKey
+    items: list[Item] = field(default_factory=list)
+    """Those that have begun and are not complete."""
+    turn: list[Item] = field(default_factory=list)
+    """Those that the next call is for."""
+    calls: Iterator[None] = field(init=False)
+    """Each `next` makes one network call; the end is the end of the batch."""
+
+
+class QueueFull(Exception):
+    """Too many rows are not complete; `retry_after` is an estimate in seconds."""
+
+    def __init__(self, num_rows: int, retry_after: int):
+        super().__init__(f"{num_rows} completions are waiting or running already; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class ShuttingDown(Exception):
+    """The server accepts no more rows."""
+
+
+class Monitor(Protocol):
+    """What a worker reports about its work."""
+
+    def queue_changed(self, model: str, num_rows: int) -> None: ...
+    def running_changed(self, model: str, num_rows: int) -> None: ...
+    def call_done(self, model: str, num_rows: int, seconds: float) -> None: ...
+
+
+class BatchWorker:
+    """The queue of a model and the thread that samples from it.
+
+    There can be several batches: one of joining rows for each padded length, and up to MAX_TOGETHER that rows cannot
+    join, at most one of them for each request and for each key: rows that wait for it fill the next one.
+    """
+
+    def __init__(self, name: str, lm: LanguageModel, batch: int, max_waiting: int, monitor: Monitor):
+        self.name, self.lm, self.batch, self.max_waiting = name, lm.with_fixed_batch(batch), batch, max_waiting
+        self._monitor = monitor
+        self._waiting: list[Item] = []
+        self._running: list[Batch] = []  # changed by the thread only
+        self._used: dict[str, float] = {}  # seconds of network calls by client
+        self._num_calls = 0
+        self._changed = threading.Condition()
+        self._stopping = self._aborting = False
+        self._busy_seconds, self._num_finished, self._row_seconds = 0.0, 0, 0.0
+        self._thread = threading.Thread(target=self._run, name=f"adlm-{name}", daemon=True)
+
+    def start(self) -> None:
+        _ = self.lm.frozen  # built once, before requests in other threads are checked
+        self._thread.start()
+
+    def submit(self, job: Job | Task) -> None:
+        """Append the rows of a job, or a task, to the queue."""
+        items = [Item(job, row, key) for row, key in enumerate(job.keys(self.lm))]
+        with self._changed:
+            if self._stopping:
+                raise ShuttingDown(SHUTTING_DOWN)
+            num_rows = len(self._waiting) + self._num_running()
+            if num_rows + len(items) > self.max_waiting + self.batch:
+                estimate = round(num_rows * self._busy_seconds / max(1, self._num_finished))
+                raise QueueFull(num_rows, min(max(1, estimate), LONGEST_RETRY))
+            self._waiting += items
+            self._report_rows()
+            self._changed.notify()
+
+    def cancel(self, job: Job | Task) -> None:
+        """Drop the rows of a job: at once if they have not begun, else after the network call that is being made.
+
+        Rows that began together with others end with them.
+        """
+        job.cancelled.set()
+        with self._changed:
+            self._waiting = [item for item in self._waiting if item.job is not job]
+            self._report_rows()
+
+    def stop(self, at_once: bool = False) -> None:
+        """Refuse waiting rows. Rows that have begun are finished, or refused `at_once` after the current call."""
+        with self._changed:
+            self._stopping, self._aborting = True, self._aborting or at_once
+            refused, self._waiting = self._waiting, []
+            self._report_rows()
+            self._changed.notify()
+        for item in refused:
+            item.job.refuse(item.row, SHUTTING_DOWN)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _num_running(self) -> int:
+        return sum(len(batch.items) for batch in self._running)
+
+    def _report_rows(self) -> None:
+        self._monitor.queue_changed(self.name, len(self._waiting))
+        self._monitor.running_changed(self.name, self._num_running())
+
+    def _run(self) -> None:
+        while batch := self._next_turn():
+            self._advance(batch)
+
+    def _next_turn(self) -> Batch | None:
+        """The batch of the next network call. Waits for work; None at the end."""
+        with self._changed:
+            while not (items := self._items()) and not self._stopping:
+                self._report_rows()
+                self._changed.wait()
+            if items:
+                first = min(items, key=lambda item: (self._used[item.job.client], self._priority(item)))
+                key, batch = first.key, self._batch_of(first)
+                if key.joins or not batch.items:
+                    own = batch.items if key.joins else []
+                    batch.turn = self._share([*own, *(item for item in self._waiting if item.key == key)])
+                    batch.items += [item for item in batch.turn if item not in own]
+                    self._waiting = [item for item in self._waiting if item not in batch.turn]
+            self._report_rows()
+            return batch if items else None
+
+    def _items(self) -> list[Item]:
+        """What may have the next turn. Batches are rid of cancelled rows here, and dropped if they have no others."""
+        for batch in self._running:
+            if self._aborting:
+                for item in batch.items:
+                    item.job.refuse(item.row, SHUTTING_DOWN)
+            batch.items = [item for item in batch.items if not (self._aborting or item.job.cancelled.is_set())]
+            batch.turn = [item for item in batch.turn if item in batch.items]
+        self._running = [batch for batch in self._running if batch.items]
+        begun = [item for batch in self._running for item in batch.items]
+        clients = {item.job.client for item in (*begun, *self._waiting)}
+        least = min((self._used[client] for client in clients if client in self._used), default=0.0)
+        self._used = {client: self._used.get(client, least) for client in clients}
+        together = [batch for batch in self._running if not batch.key.joins]
+        busy = {batch.key for batch in together} | {item.job for batch in together for item in batch.items}
+        has_room = len(together) < MAX_TOGETHER
+        return begun + [
+            item
+            for item in self._waiting
+            if item.key.joins or (has_room and item.key not in busy and item.job not in busy)
+        ]
+
+    def _batch_of(self, item: Item) -> Batch:
+        """The batch that the item is in or can join, perhaps a new one."""
+        for batch in self._running:
+            if item in batch.items or (item.key.joins and item.key == batch.key):
+                return batch
+        batch = Batch(item.key)
+        if isinstance(item.job, Task):
+            batch.calls = _run_task(item.job)
+        else:
+            batch.calls = self._sample_joined(batch) if item.key.joins else self._sample_together(batch)
+        self._running.append(batch)
+        return batch
+
+    def _priority(self, item: Item) -> tuple[int, float]:
+        """The place of an item among those of its client: the least is first."""
+        is_turn_of_oldest = self._num_calls % OLDEST_EVERY == OLDEST_EVERY - 1
+        return 0 if is_turn_of_oldest else int(item.job.used / SHORT_SECONDS).bit_length(), item.arrival
+
+    def _share(self, items: list[Item]) -> list[Item]:
+        """The items for one call, one after the other from the client that will have used the least time then."""
+        left, used = sorted(items, key=self._priority), dict(self._used)
+        turn: list[Item] = []
+        while left and len(turn) < self.batch:
+            turn.append(min(left, key=lambda item: used[item.job.client]))
+            left.remove(turn[-1])
+            used[turn[-1].job.client] += self._row_seconds
+        return turn
+
+    def _advance(self, batch: Batch) -> None:
+        """One network call. An error ends the batch, not the thread."""
+        started, turn, num_rows = time.monotonic(), batch.turn, len(batch.items)
+        try:
+            has_ended = next(batch.calls, self) is self
+        except Exception as error:  # the log has the traceback
+            message = str(error) if isinstance(error, UserError) else "sampling failed"
+            fields = {"model": self.name, "message": str(error)}  # of ids, not of text
+            log.error("batch failed", extra={"fields": fields}, exc_info=error)
+            for item in batch.items:
+                item.job.refuse(item.row, message)
+            has_ended = True
+        if has_ended:
+            batch.items.clear()
+        seconds = time.monotonic() - started
+        self._busy_seconds += seconds
+        self._num_finished += num_rows - len(batch.items)
+        self._row_seconds = seconds / len(turn)
+        self._num_calls += 1
+        for item in turn:
+            item.job.used += self._row_seconds
+            self._used[item.job.client] += self._row_seconds
+        if not has_ended:
+            self._monitor.call_done(self.name, len(turn), seconds)
+
+    def frames(self, rows: Sequence[CanvasRow]) -> Iterator[Frame]:
+        """The sampling run of rows that begin together, at most `batch`; only for the worker's thread."""
+        length = rows[0].padded_length(self.lm)
+        if self.lm.method.causal:  # a KV cache has a fixed number of rows
+            rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
+        return self.lm.run_sampler(
+            padded_canvas(rows, length, self.lm.fill_id),
+            rows[0].sampling,
+            rng_rows=[row.number for row in rows],
+            rng_seeds=[row.seed for row in rows],
+        )
+
+    def _sample_together(self, batch: Batch) -> Iterator[None]:
+        """Rows with equal keys, from the first step to the last."""
+        items = list(batch.items)
+        for frame in self.frames([item.canvas_row for item in items]):
+            all_ids = frame.ids.cpu()
+            for item, ids in zip(items, all_ids, strict=False):  # the frames of causal models have padding rows
+                self._report_prefix(item, ids)
+            yield
+        for item, ids, chance in zip(items, all_ids, frame.chance.cpu(), strict=False):
+            _complete(item, ids, chance)
+
+    def _sample_joined(self, batch: Batch) -> Iterator[None]:
+        """Rows of one padded length, in each call those whose turn it is."""
+        rows, joined = JoinedRows(self._joinable_run(batch.turn[0])), dict[Item, JoinedRow]()
+        while True:
+            for item in [each for each in joined if each.job.cancelled.is_set()]:
+                rows.leave(joined.pop(item))
+            joined |= {item: rows.join(self._joinable_run(item)) for item in batch.turn if item not in joined}
+            all_ids, all_chance = rows.step([joined[item] for item in batch.turn])
+            for item, ids, chance in zip(batch.turn, all_ids, all_chance, strict=True):
+                if joined[item].num_calls:
+                    self._report_prefix(item, ids)
+                else:
+                    _complete(item, ids, chance)
+                    batch.items.remove(item)
+                    rows.leave(joined.pop(item))
+            yield
+
+    def _joinable_run(self, item: Item) -> SamplingRun:
+        return cast(PositionsFirst, item.canvas_row.frames(self.lm)).run
+
+    def _report_prefix(self, item: Item, ids: Tensor) -> None:
+        """Report the tokens before the first mask of a streamed row, if there are more than before."""
+        job = cast(Job, item.job)
+        if not job.streams or job.cancelled.is_set():
+            return
+        text = ids[: len(item.canvas_row.ids)]
+        num_known = int((text != self.lm.mask_id).long().cumprod(dim=0).sum())
+        if num_known > item.num_reported:
+            item.num_reported = num_known
+            job.notify(RowUpdate(item.row, text[:num_known].tolist()))
+
+
+def _run_task(task: Task) -> Iterator[None]:
+    for result in task.work():
+        task.notify(result)
+        yield
+
+
+def _complete(item: Item, ids: Tensor, chance: Tensor) -> None:
+    """Report the last state of a row."""
+    end = len(item.canvas_row.ids)
+    if chance.isfinite().all():
+        cast(Job, item.job).notify(RowUpdate(item.row, ids[:end].tolist(), chance[:end].tolist()))
+    else:
+        item.job.refuse(item.row, NOT_FINITE)

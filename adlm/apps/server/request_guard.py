@@ -1,0 +1,138 @@
+"""ASGI middleware around the application: API key, Host, size of the body, headers, request ids, log and metrics."""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from adlm.apps.server.errors_json import ApiError, error_response
+from adlm.apps.server.monitoring import PrometheusMonitor
+
+# Of responses that do not set their own, as the files of the studio do.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+NOT_ANSWERED = 499
+"""The status in log and metrics if the client is gone before the response."""
+BODY_SECONDS = 30.0
+"""Time within which the body of a request must arrive."""
+log = logging.getLogger("adlm.apps.server")
+
+
+class ClientGone(Exception):
+    """The client has disconnected before its request was complete."""
+
+
+@dataclass(frozen=True)
+class RequestGuard:
+    app: ASGIApp
+    monitor: PrometheusMonitor
+    api_key: str | None
+    max_body_bytes: int
+    without_key: frozenset[str]
+    """Paths that need no key."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, started, status = f"req_{uuid.uuid4().hex}", time.monotonic(), NOT_ANSWERED
+        scope["state"] = {**scope.get("state", {}), "log_fields": {}}
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check_client(scope)
+            body = await self._read_body(scope, receive)
+            await self.app(scope, _replay(body, receive), send_guarded)
+        except ClientGone:
+            pass  # nobody reads a response
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_guarded)
+        except Exception as error:  # a bug: reported here, so that the response has its headers and is counted
+            log.error("bug", extra={"fields": {"request_id": request_id}}, exc_info=error)
+            if status == NOT_ANSWERED:
+                bug = ApiError(500, "internal error; the server's log has the details")
+                await error_response(bug)(scope, receive, send_guarded)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")  # not the path: it is the client's text
+            seconds = time.monotonic() - started
+            self.monitor.request_done(route, status, seconds)
+            fields = {"request_id": request_id, "route": route, "status": status, "seconds": round(seconds, 4)}
+            log.info("request", extra={"fields": {**fields, **scope["state"]["log_fields"]}})
+
+    def _check_client(self, scope: Scope) -> None:
+        """A key where one is set. Without one, only pages of this machine may ask: a page on the web can have its own
+        name resolved to 127.0.0.1 (DNS rebinding), but its requests still carry that name."""
+        if self.api_key is None:
+            host = Headers(scope=scope).get("host", "localhost")
+            if not is_loopback(re.sub(r":\d*$", "", host).strip("[]")):
+                raise ApiError(403, "the Host header must name this machine; use 127.0.0.1 or localhost, or set a key")
+            return
+        if scope["path"] in self.without_key:
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`")
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """The body, refused as soon as it is known to be too large."""
+        too_large = ApiError(413, f"the body is larger than {self.max_body_bytes} bytes; send less text per request")
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and (len(announced) > 15 or int(announced) > self.max_body_bytes):
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body_bytes:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(400, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is that of this machine for itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` after the body was read: the body, then what else arrives, such as a disconnect."""
+    is_read = False
+
+    async def receive_again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

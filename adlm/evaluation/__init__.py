@@ -1,1 +1,0 @@
-"""Numbers about models and about this code itself. Never imports training."""
