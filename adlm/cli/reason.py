@@ -19,11 +19,8 @@ from adlm.errors import UserError
 from adlm.files import check_output, file_sha256, replacing
 
 if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.reasoning.problems import Problem, Problems
     from adlm.apps.reasoning.solve import Score, Solution, Solver
-    from adlm.data.reasoning.problem import Problem
-    from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
-
-    Problems = ProblemFile | GeneratedProblems
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,16 +99,15 @@ def _open(arguments: argparse.Namespace) -> tuple["Solver", str, "Problems", Seq
 
 
 def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, "Problems"]:
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
     from adlm.apps.reasoning.training import problem_parts
-    from adlm.data.sources.problem_files import READERS, ProblemFile
 
-    if data not in ANCHOR_LABELS:
-        file = Path(data)
-        if file.suffix not in READERS or not file.is_file():
-            names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
+    if data not in problem_sets():
+        file, readers = Path(data), problem_set(config.data.name).readers
+        if file.suffix not in readers or not file.is_file():
+            names, forms = ", ".join(problem_sets()), ", ".join(readers)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
-        return config.data.name, ProblemFile(file, file.name, arguments.split)
+        return config.data.name, ProblemFile(file, file.name, arguments.split, readers)
     trained_on = config.data.root if Path(config.data.root).is_dir() else ""
     num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
     section = replace(config.data, name=data, problems=num, root=arguments.root or trained_on)

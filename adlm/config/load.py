@@ -117,11 +117,15 @@ def _init_options(model: str) -> Raw:
 
 def init_folder(model: str) -> Path:
     """The model folder that the option `init` names; a user error if there is none."""
-    path = BOX_FOLDER if model == BOX else Path(model)
-    for folder in (path / "model", path):
-        if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
-            return folder
-    raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+    folder = model_folder_at(BOX_FOLDER if model == BOX else Path(model))
+    if folder is None or not (folder / "model.safetensors").is_file():
+        raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+    return folder
+
+
+def model_folder_at(path: Path) -> Path | None:
+    """The model folder of a run, or the path itself if it is one; None if it is neither."""
+    return next((folder for folder in (path / "model", path) if (folder / "config.yaml").is_file()), None)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:

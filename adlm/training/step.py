@@ -100,6 +100,8 @@ class TrainState:
     """None computes in the dtype of the weights."""
     flops_per_token: float | None = None
     """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
+    max_length: int | None = None
+    """Of the rows; None is the length of the model."""
 
     @property
     def device(self) -> torch.device:
@@ -136,12 +138,17 @@ class TrainState:
 
 
 def new_train_state(
-    method: Objective, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
+    method: Objective,
+    network: Any,
+    autocast_dtype: torch.dtype | None = None,
+    flops_per_token: float | None = None,
+    max_length: int | None = None,
 ) -> TrainState:
     """The state before the first step, with the optimizer and the EMA of the config."""
     train = method.config.train
     ema = EMA(network, train.ema) if train.ema > 0 else None
-    return TrainState(method, network, build_optimizer(network, train), ema, autocast_dtype, flops_per_token)
+    optimizer = build_optimizer(network, train)
+    return TrainState(method, network, optimizer, ema, autocast_dtype, flops_per_token, max_length)
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ def train_step(
             generator.set_state(start)  # every micro-batch draws the noise of the global batch and uses its own rows
         if isinstance(network, FSDPModule):
             network.set_requires_all_reduce(number == len(batches))
-        check_clean(method.config, batch.x, batch.pad)
+        check_clean(method.config, batch.x, batch.pad, max_length=state.max_length)
         x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
         with state.autocast(), fast_attention(device):
             loss = method.loss(network, x, pad, progress, BatchRng(generator, batch.batch_slice))

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adlm.apps.reasoning.methods import reason_of
 from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel, resize_vocabulary
 from adlm.apps.reasoning.rows import with_reasoning_tokens
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
-    CONFIG,
     ModelFolder,
     load_model_folder,
     network_of,
     replace_model_folder,
 )
 from adlm.checkpoints.pretrained import load_pretrained, load_pretrained_model
+from adlm.config.load import model_folder_at
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
@@ -41,13 +42,12 @@ class BaseModel:
 
 def open_base(config: Config, texts: Callable[[], Iterable[str]]) -> BaseModel:
     """The model that `reason.base` names, or `model` from random weights; a bpe tokenizer is trained on `texts`."""
-    assert config.reason is not None
-    base = config.reason.base
+    base = reason_of(config).base
     if not base:
         size = bpe_size(config.tokenizer)
         plain = load_tokenizer(config.tokenizer) if size is None else train_bpe(texts(), size)
         return _new_model(config, with_reasoning_tokens(plain))
-    folder = next((folder for folder in (Path(base, "model"), Path(base)) if (folder / CONFIG).is_file()), None)
+    folder = model_folder_at(Path(base))
     return _open_pretrained(config, base) if folder is None else _open_own(config, folder)
 
 

@@ -26,9 +26,10 @@ from small_models import small_model
 from small_runs import logged, weights
 from worlds import randomized
 
+from adlm.apps.reasoning.datasets.prosqa import PROSQA
 from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
 from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel
-from adlm.apps.reasoning.rows import ANCHOR_LABELS, Encoder, special_ids, with_reasoning_tokens
+from adlm.apps.reasoning.rows import Encoder, special_ids, with_reasoning_tokens
 from adlm.apps.reasoning.solve import load_solver
 from adlm.apps.reasoning.training import ReasoningBatches
 from adlm.config.schema import Model
@@ -188,7 +189,7 @@ def batches() -> ReasoningBatches:
     """37 problems in batches of 2: 18 batches an epoch, which are two groups, and one problem left over."""
     problems = prosqa_problems(37)
     tokenizer = with_reasoning_tokens(tokenizer_of(problems))
-    encoder = Encoder(tokenizer.encode_batch, ANCHOR_LABELS["prosqa"], special_ids(tokenizer))
+    encoder = Encoder(tokenizer.encode_batch, PROSQA, special_ids(tokenizer))
     return ReasoningBatches(encoder.encode(problems), encoder, REASONING_METHODS["acot"], STAGES, 2, seed=5)
 
 

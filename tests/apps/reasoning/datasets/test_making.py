@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from reasoning_runs import generate_prontoqa, generate_prosqa
 
-from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
-from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
-from adlm.data.reasoning.problem import write_problems
-from adlm.data.reasoning.series import Forbidden, forbidden_forms
+from adlm.apps.reasoning.datasets import prontoqa, prosqa
+from adlm.apps.reasoning.datasets.prontoqa import Skeleton
+from adlm.apps.reasoning.datasets.prosqa import Shape
+from adlm.apps.reasoning.problems import Forbidden, forbidden_forms, write_problems
 from adlm.errors import UserError
 
 TASKS = {"prosqa": (prosqa, generate_prosqa), "prontoqa": (prontoqa, generate_prontoqa)}
@@ -26,7 +26,7 @@ def task(request):
 def test_every_generated_problem_is_proved(task):
     language, generate = task
     problems = list(generate(500, 3))
-    assert [language.flaw(problem) for problem in problems] == [None] * 500
+    assert [language.proof_error(problem) for problem in problems] == [None] * 500
     assert len({language.content(problem) for problem in problems}) == 500
 
 
@@ -60,7 +60,7 @@ def test_forbidden_problems_are_skipped_and_nothing_else_changes(task, tmp_path)
         changed = [index for index, problem in enumerate(plain) if problem in forbidden]
         assert {4, 11} <= set(changed)
         assert [index for index in range(30) if kept[index] != plain[index]] == changed
-        assert all(language.flaw(problem) is None for problem in kept)
+        assert all(language.proof_error(problem) is None for problem in kept)
 
 
 def test_a_renamed_copy_is_forbidden_by_structure_and_not_by_content():
@@ -109,13 +109,13 @@ def test_generated_prontoqa_graphs_match_their_sentences():
 @pytest.mark.parametrize("hops", [1, 3, 6])
 def test_a_prontoqa_proof_has_the_requested_number_of_hops(hops):
     for problem in generate_prontoqa(20, 0, skeleton=Skeleton(hops=hops)):
-        assert prontoqa.flaw(problem) is None
+        assert prontoqa.proof_error(problem) is None
         assert len(problem.steps) == hops + 1
 
 
 def test_a_prosqa_proof_has_a_number_of_hops_in_the_requested_range():
     for problem in generate_prosqa(20, 0, shape=Shape(num_nodes=40, min_hops=5, max_hops=5)):
-        assert prosqa.flaw(problem) is None
+        assert prosqa.proof_error(problem) is None
         assert len(problem.steps) == 5
 
 

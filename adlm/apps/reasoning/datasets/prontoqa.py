@@ -1,15 +1,38 @@
-"""Parses and solves ProntoQA questions. Independent of how problems are generated.
+"""ProntoQA: decide whether a statement is true, by a proof of five hops. Read, solved, checked and generated.
 
 A question states rules in three wordings (`Each tumpus is a gorpus.` `Every tumpus is not happy.` `Tumpuses are
 gorpuses.`), says what someone is (`Alex is a tumpus.`), and asks `True or false: Alex is not happy.`
+All 1,000 real problems have the same skeleton; they differ in words, negations, wordings and order.
 """
 
+import random
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
-from adlm.data.reasoning.problem import Problem
-from adlm.data.reasoning.series import canonical_form
+from adlm.apps.reasoning.problems import Graph, Problem, ProblemSet, canonical_form
 from adlm.errors import UserError
+
+# Concepts are invented words, so that problems can be solved only from their sentences [Saparov and He, 2023].
+NAMES = ("Alex", "Fae", "Max", "Polly", "Rex", "Sally", "Sam", "Stella", "Wren")
+STEMS = "brim dum gor grim im jom lem lor num rom shum ster tum vum wum yum zum"
+CONCEPTS = tuple(f"{stem}pus" for stem in STEMS.split())
+PROPERTY_FAMILIES = (
+    ("blue", "brown", "orange", "red"),
+    ("large", "small"),
+    ("liquid", "luminous", "metallic", "wooden"),
+    ("opaque", "transparent"),
+    ("feisty", "happy", "nervous", "shy"),
+    ("bright", "dull"),
+    ("bitter", "sour", "spicy", "sweet"),
+    ("earthy", "floral", "fruity"),
+    ("cold", "hot", "temperate"),
+    ("aggressive", "amenable", "angry", "kind", "mean"),
+    ("discordant", "loud", "melodic", "muffled"),
+    ("fast", "moderate", "slow"),
+    ("overcast", "rainy", "snowy", "sunny", "windy"),
+)
+"""A problem uses at most one word of each family, so that properties do not contradict each other."""
 
 ONE = re.compile(r"(Each|Every) ([a-z]+) is (?:an? ([a-z]+us)|(not )?([a-z]+))\.")
 MANY = re.compile(r"([A-Z][a-z]*us)es are (?:([a-z]+us)es|(not )?([a-z]+))\.")
@@ -103,7 +126,7 @@ def solve(question: str) -> str:
     return str(claim in found)
 
 
-def flaw(problem: Problem) -> str | None:
+def proof_error(problem: Problem) -> str | None:
     """The first error in a problem, or None if its steps prove its answer.
 
     In a valid proof the answer follows from the question and its negation does not. Each step except the last states a
@@ -161,3 +184,110 @@ def structure(problem: Problem) -> str:
     kinds = {(True, False): "is a", (False, False): "is", (False, True): "is not"}
     edges = ((fact.subject, fact.predicate, kinds[fact.kind, fact.negated]) for fact in puzzle.facts)
     return canonical_form(colours, edges)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Length of the proof and frequency of negated properties; the defaults match the real files."""
+
+    hops: int = 5
+    """Number of rules in the proof: hops - 1 between concepts, then one for the property."""
+    chain_negated: float = 0.26
+    """Probability of `not` in the properties of the chain's concepts, except the last."""
+    branch_negated: float = 0.31
+    """Probability of `not` in the properties of the other concepts."""
+    last_negated: float = 0.45
+    """Probability of `not` in the property of the claim; the decoy has the opposite property."""
+
+    def __post_init__(self) -> None:
+        # 2 * hops + 4 concepts and 2 * hops + 1 families of properties in one problem
+        most = min((len(CONCEPTS) - 4) // 2, (len(PROPERTY_FAMILIES) - 1) // 2)
+        if not 1 <= self.hops <= most:
+            raise UserError(f"hops {self.hops} is outside 1 to {most}, the most for which there are words")
+        for chance in (self.chain_negated, self.branch_negated, self.last_negated):
+            if not 0 <= chance <= 1:
+                raise UserError(f"a chance of `not` of {chance} is outside 0 to 1; give chain, branch and last_negated")
+
+
+REAL = Skeleton()
+
+
+def draw(rng: random.Random, skeleton: Skeleton = REAL) -> Problem:
+    """A chain of concepts c1 ... ch, a branch at each, one more concept after the last, and two decoys.
+
+    The first decoy is a second concept of the name and leads to another concept; the second has the property of the
+    claim negated. Every concept has a property, except the one after the chain and the one the first decoy leads to.
+    """
+    hops = skeleton.hops
+    name = rng.choice(NAMES)
+    words = rng.sample(CONCEPTS, 2 * hops + 4)
+    chain, branches = words[:hops], words[hops : 2 * hops]
+    beyond, decoy, elsewhere, contrary = words[2 * hops :]
+    claimed, *properties = (rng.choice(family) for family in rng.sample(PROPERTY_FAMILIES, 2 * hops + 1))
+
+    links = [Fact(x, y, True) for x, y in pairwise(chain)]
+    branch_rules = [Fact(x, y, True) for x, y in zip(chain, branches, strict=True)]
+    side_rules = [Fact(chain[-1], beyond, True), Fact(decoy, elsewhere, True)]
+    bearers = [*chain[:-1], *branches, decoy]
+    chances = [skeleton.chain_negated] * (hops - 1) + [skeleton.branch_negated] * (hops + 1)
+    property_rules = [
+        Fact(x, word, False, rng.random() < chance)
+        for x, word, chance in zip(bearers, properties, chances, strict=True)
+    ]
+    last = Fact(chain[-1], claimed, False, rng.random() < skeleton.last_negated)
+    rules = [
+        *links,
+        *branch_rules,
+        *side_rules,
+        *property_rules,
+        last,
+        Fact(contrary, claimed, False, not last.negated),
+    ]
+    rng.shuffle(rules)
+    sentences = {rule: sentence(rule, rng.choice(("Each", "Every", "Many", "Many"))) for rule in rules}
+
+    states = [Fact(name, concept, True) for concept in chain]
+    stated = [sentence(states[0]), sentence(Fact(name, decoy, True))]
+    rng.shuffle(stated)
+    conclusion = Fact(name, claimed, False, last.negated)
+    claim = Fact(name, claimed, False, rng.random() < 0.5)
+    proof = zip(states, [*links, last], strict=True)
+    steps = (f"{sentence(state)} {sentences[rule]}" for state, rule in proof)
+    return Problem(
+        question=" ".join([*sentences.values(), *stated, CLAIM_PREFIX + sentence(claim)]),
+        steps=(*steps, sentence(conclusion)),
+        answer=str(claim == conclusion),
+        graph=_graph(name, chain, rules),
+    )
+
+
+def _graph(name: str, chain: list[str], rules: list[Fact]) -> Graph:
+    """The rules between concepts, with symbols in the order of the real files: name, chain, the rest alphabetically.
+
+    neg_target is the first symbol after the chain, as in the real files, and has no meaning. The real files omit
+    concepts that occur only in a single plural sentence, about one per problem; ours omit none.
+    """
+    edges = [(rule.subject, rule.predicate) for rule in rules if rule.kind]
+    concepts = {rule.subject for rule in rules} | {concept for _, concept in edges}
+    symbols = (name, *chain, *sorted(concepts - set(chain)))
+    index_of = {symbol: index for index, symbol in enumerate(symbols)}
+    return Graph(
+        symbols=symbols,
+        edges=tuple((index_of[x], index_of[y]) for x, y in edges),
+        root=0,
+        target=len(chain),
+        neg_target=len(chain) + 1,
+        chain_concepts=tuple(chain),
+    )
+
+
+PRONTOQA = ProblemSet(
+    title="ProntoQA: decide whether a statement is true, by a proof of five hops (data.problems generates problems)",
+    folders=("prontoqa",),
+    files={split: (f"prontoqa_{split}.json",) for split in ("train", "valid", "test")},
+    origin="preprocessing/prontoqa.py of github.com/facebookresearch/coconut makes them from "
+    "github.com/asaparov/prontoqa; or generate problems: data.problems=20000",
+    labels=anchor_labels,
+    draw=draw,
+    form=content,  # not `structure`: with a single skeleton, most draws have the structure of some test problem
+)

@@ -10,20 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reasoning_runs import generate_prontoqa, generate_prosqa
 
-from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.make_prontoqa import Skeleton, generate_prontoqa
-from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
-from adlm.data.reasoning.problem import read_problems
-from adlm.data.reasoning.series import forbidden_forms
-from adlm.data.reasoning.vocabulary import PROPERTY_FAMILIES, PROSQA_CONCEPTS, PROSQA_NAMES
+from adlm.apps.reasoning.datasets import prontoqa, prosqa
+from adlm.apps.reasoning.datasets.prontoqa import Skeleton
+from adlm.apps.reasoning.datasets.prosqa import Shape
+from adlm.apps.reasoning.problems import forbidden_forms, read_problems
 
 SIGNIFICANT = 3.1
 NUM_MADE = 3000
 # Of the 300 valid problems 64 prove exactly 11 things of the entity: a lump that neither the 500 test problems (66, and
 # chi-square z = -0.4) nor ours have. There only the distribution functions are compared.
 LUMPY = {("prosqa", "valid"): {"proved of the entity"}}
-FAMILY = {word: index for index, family in enumerate(PROPERTY_FAMILIES) for word in family}
+FAMILY = {word: index for index, family in enumerate(prontoqa.PROPERTY_FAMILIES) for word in family}
 
 
 def chi_square_z(a, b):
@@ -94,8 +93,8 @@ def prosqa_statistics(problems):
         note("the answer is mentioned less", np.sign(num_in[right] - num_in[wrong]))
         note("the answer's last fact comes later", facts_place(facts, right) > facts_place(facts, wrong))
         note("deepest leaf", max(proved.values()) - len(problem.steps))
-        note("name", PROSQA_NAMES.index(puzzle.entity))
-        note("concept", *(PROSQA_CONCEPTS.index(node) for node in nodes if node[0].islower()))
+        note("name", prosqa.NAMES.index(puzzle.entity))
+        note("concept", *(prosqa.CONCEPTS.index(node) for node in nodes if node[0].islower()))
     return found
 
 

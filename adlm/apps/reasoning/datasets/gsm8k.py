@@ -1,13 +1,15 @@
-"""Readers for the original and the prose format of GSM8K, and the anchors of its reasoning. Independent of graphs.
+"""GSM8K: grade-school maths word problems, in three formats, and their anchor labels. There is no generator.
 
-The processed files (gsm_valid.json, gsm_test.json) are read by `problem.read_problems`. A step is a calculator
+The processed files (gsm_valid.json, gsm_test.json) are read by `problems.read_problems`. A step is a calculator
 annotation, `<<16-3-4=9>>`; the prose format has none, so its whole reasoning is one step.
 """
 
 import re
 from pathlib import Path
+from typing import Any
 
-from adlm.data.reasoning.problem import Problem, read_text, text_field
+from adlm.apps.reasoning.problems import Problem, ProblemSet, read_problems, read_text, text_field
+from adlm.data.sources.corpora import Hub
 from adlm.errors import UserError
 from adlm.files import parse_json
 
@@ -25,12 +27,13 @@ def read_original(path: Path) -> tuple[Problem, ...]:
             entry = parse_json(line)
         except ValueError as error:
             raise UserError(f"{where} is not JSON ({error}); expected {{question, answer}}") from None
-        problems.append(parse_original(text_field(entry, "question", where), text_field(entry, "answer", where), where))
+        problems.append(_parse_original(entry, where))
     return tuple(problems)
 
 
-def parse_original(question: str, annotated: str, where: str) -> Problem:
+def _parse_original(entry: Any, where: str) -> Problem:
     """The problem of a question and its annotated reasoning, which ends with `####` and the result."""
+    question, annotated = text_field(entry, "question", where), text_field(entry, "answer", where)
     reasoning, answer = _split(annotated, "####", where)
     return Problem(question, tuple(MARK.findall(reasoning)), answer)
 
@@ -69,3 +72,22 @@ def _split(text: str, mark: str, where: str) -> tuple[str, str]:
     if len(after) != 1:
         raise UserError(f"{where} has {mark!r} {len(after)} times; expected it once, with the rest after it")
     return before.strip(), after[0].strip()
+
+
+def _hub_text(record: Any) -> str:
+    """The document of a record of GSM8K on the Hub."""
+    return _parse_original(record, "a record of the hub").as_text()
+
+
+GSM8K = ProblemSet(
+    title="GSM8K: grade-school maths word problems with calculation steps",
+    folders=("gsm8k",),
+    files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
+    hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}, text=_hub_text),
+    origin="train.jsonl and test.jsonl are in github.com/openai/grade-school-math, and gsm_icot.bash of "
+    "github.com/facebookresearch/coconut makes gsm_valid.json; problems that are generated: data=prosqa "
+    "data.problems=20000",
+    labels=anchor_labels,
+    label_prefix="",
+    readers={".json": read_problems, ".jsonl": read_original, ".txt": read_prose},
+)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from adlm.data.reasoning.gsm8k import anchor_labels, read_original, read_prose
-from adlm.data.reasoning.problem import Problem, read_problems
+from adlm.apps.reasoning.datasets.gsm8k import anchor_labels, read_original, read_prose
+from adlm.apps.reasoning.problems import Problem, read_problems
 from adlm.errors import UserError
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from adlm.data.reasoning import prosqa
-from adlm.data.reasoning.problem import Problem, read_problems
+from adlm.apps.reasoning.datasets import prosqa
+from adlm.apps.reasoning.problems import Problem, read_problems
 from adlm.errors import UserError
 
 FACTS = (
@@ -19,7 +19,7 @@ GOOD = Problem(f"{FACTS} Is Ada a kiv or blick?", STEPS, "Ada is a blick.")
 
 def test_the_provable_option_is_the_answer():
     assert prosqa.solve(GOOD.question) == "Ada is a blick."
-    assert prosqa.flaw(GOOD) is None
+    assert prosqa.proof_error(GOOD) is None
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_provable_option_is_the_answer():
     ],
 )
 def test_every_flaw_is_detected(problem, says):
-    assert says in prosqa.flaw(problem)
+    assert says in prosqa.proof_error(problem)
 
 
 def test_the_anchors_are_the_concepts_that_the_steps_lead_to():
@@ -103,7 +103,7 @@ def test_parsing_a_sentence_inverts_writing_it():
 def test_every_real_problem_is_proved_by_a_shortest_chain(data_folder, split):
     problems = read_problems(data_folder / "prosqa" / f"prosqa_{split}.json")
     assert len(problems) == {"valid": 300, "test": 500}[split]
-    assert [prosqa.flaw(problem) for problem in problems] == [None] * len(problems)
+    assert [prosqa.proof_error(problem) for problem in problems] == [None] * len(problems)
     for problem in problems:
         graph, puzzle = problem.graph, prosqa.parse(problem.question)
         assert {(graph.symbols[a], graph.symbols[b]) for a, b in graph.edges} == set(puzzle.facts)

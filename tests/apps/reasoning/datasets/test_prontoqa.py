@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from adlm.data.reasoning import prontoqa
-from adlm.data.reasoning.problem import Problem, read_problems
-from adlm.data.reasoning.prontoqa import Fact
+from adlm.apps.reasoning.datasets import prontoqa
+from adlm.apps.reasoning.datasets.prontoqa import Fact
+from adlm.apps.reasoning.problems import Problem, read_problems
 from adlm.errors import UserError
 
 FACTS = (
@@ -21,8 +21,8 @@ GOOD = Problem(f"{FACTS} True or false: Ada is not shiny.", STEPS, "True")
 def test_a_provable_claim_is_true_and_its_negation_false():
     assert prontoqa.solve(GOOD.question) == "True"
     assert prontoqa.solve(GOOD.question.replace("Ada is not", "Ada is")) == "False"
-    assert prontoqa.flaw(GOOD) is None
-    assert prontoqa.flaw(replace(GOOD, question=f"{FACTS} True or false: Ada is shiny.", answer="False")) is None
+    assert prontoqa.proof_error(GOOD) is None
+    assert prontoqa.proof_error(replace(GOOD, question=f"{FACTS} True or false: Ada is shiny.", answer="False")) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_provable_claim_is_true_and_its_negation_false():
     ],
 )
 def test_every_flaw_is_detected(problem, says):
-    assert says in prontoqa.flaw(problem)
+    assert says in prontoqa.proof_error(problem)
 
 
 def test_the_anchors_are_the_predicates_of_the_steps():
@@ -113,6 +113,6 @@ def test_other_sentences_are_refused():
 def test_every_real_problem_is_proved(data_folder, split):
     problems = read_problems(data_folder / "prontoqa" / f"prontoqa_{split}.json")
     assert len(problems) == {"valid": 200, "test": 800}[split]
-    assert [prontoqa.flaw(problem) for problem in problems] == [None] * len(problems)
+    assert [prontoqa.proof_error(problem) for problem in problems] == [None] * len(problems)
     for problem in problems:
         assert prontoqa.anchor_labels(problem)[1:] == problem.graph.chain_concepts
