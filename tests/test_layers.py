@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "adlm"
 # The library, from the bottom: each imports only what stands before it. docs/architecture.md explains them.
 # fmt: off
 LIBRARY = [
-    "errors", "registry", "files", "hub", "version", "config", "distributed", "tokens", "diffusion", "models",
-    "samples_file", "canvas", "data", "sampling", "inference", "methods", "limits", "checkpoints", "likelihood",
-    "language_model", "training", "model_summary",
+    "errors", "registry", "files", "hub", "version", "config", "request", "distributed", "tokens", "diffusion",
+    "models", "samples_file", "canvas", "data", "sampling", "inference", "methods", "limits", "checkpoints",
+    "likelihood", "language_model", "training", "model_summary",
 ]
 # fmt: on
 SHARED = ("plots", "trace")  # the applications that others may import

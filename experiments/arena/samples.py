@@ -16,11 +16,7 @@ from arena.tables import ARENA, TIMED_RUNS
 from sweep import Results
 
 from adlm import load
-from adlm.apps.bench.sampling_speed import measure_sampling
-from adlm.canvas import hole_between
-from adlm.config.schema import Sampling
-from adlm.distributed import local_device
-from adlm.errors import UserError
+from adlm.apps.bench import measure_sampling
 from adlm.apps.judge.draw_samples import (
     SampleRequest,
     provenance_of,
@@ -28,8 +24,14 @@ from adlm.apps.judge.draw_samples import (
     sampling_config,
     tokenizer_of,
 )
-from adlm.apps.judge.pipeline import judge_of, make_card
-from adlm.apps.judge.request import CardRequest
+from adlm.apps.judge.inputs import read_inputs
+from adlm.apps.judge.judges import judge_of
+from adlm.apps.judge.pipeline import make_card
+from adlm.apps.judge.settings import JudgeSettings
+from adlm.canvas import hole_between
+from adlm.config.schema import Sampling
+from adlm.distributed import local_device
+from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.samples_file import open_samples
 
@@ -111,8 +113,7 @@ def judge_samples(arguments: argparse.Namespace) -> None:
             name = f"{file.stem}.{Path(judge).stem}"
             if name in results.of("card"):
                 continue
-            request = CardRequest(
-                samples=file,
+            settings = JudgeSettings(
                 metrics=tuple(metrics),
                 reference=arguments.reference,
                 judge_reference=arguments.reference is not None,
@@ -120,7 +121,9 @@ def judge_samples(arguments: argparse.Namespace) -> None:
                 features=arguments.features or "",
                 batch=arguments.batch,
             )
-            card = make_card(request, arguments.out / "judged", lambda stage, done, total: None, open_judge)
+            card = make_card(
+                read_inputs(file, settings), arguments.out / "judged", lambda stage, done, total: None, open_judge
+            )
             assert card is not None  # None in the other processes of torchrun
             results.add("card", name, card)
             print(f"{name}: gen-PPL {card['perplexity']['pooled']['value']:.4g}", flush=True)

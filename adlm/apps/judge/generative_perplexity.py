@@ -1,6 +1,6 @@
 """Generative perplexity: the perplexity of samples under a judge, a causal language model. No files.
 
-There are two conventions for the start of a text (START in request.py): its first token is given and not counted, as
+There are two conventions for the start of a text (START in settings.py): its first token is given and not counted, as
 published for judges of the hub; or every window begins with the judge's bos, like the training rows of our own models.
 A text longer than the judge's context is read in windows that overlap by half, so that every token is predicted exactly
 once.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.apps.judge.diversity import Mean, mean_of
-from adlm.apps.judge.request import Eos, Start
+from adlm.apps.judge.settings import Eos, Start
 from adlm.errors import UserError
 from adlm.likelihood.estimate import Nats, summarize
 
@@ -189,7 +189,7 @@ def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
 
 
 def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
-    """(n,), True at the tokens that are counted (see EOS and START of request.py)."""
+    """(n,), True at the tokens that are counted (see EOS and START of settings.py)."""
     x, position = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
     predicted = position >= (start == "given")

@@ -15,17 +15,30 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adlm.apps.judge.generative_perplexity import JudgeInfo
+from adlm.apps.judge.generative_perplexity import Judge, JudgeInfo
 from adlm.apps.judge.mauve import FeaturiserInfo, check_finite
-from adlm.apps.judge.request import Pooling
+from adlm.apps.judge.settings import Pooling
+from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
+from adlm.config.load import BOX
 from adlm.config.schema import Config
 from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
+from adlm.language_model import load
 from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
+
+
+def judge_of(name: str, device: torch.device) -> Judge:
+    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
+    path = Path(name)
+    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
+    if is_ours or path.suffix == ".ckpt" or name == BOX:
+        lm = load(name, str(device))
+        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
+    return HuggingFaceJudge(name, device)
 
 
 class OwnJudge:

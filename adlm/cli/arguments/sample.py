@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from adlm.cli.arguments import add_subcommand as add_subcommand
 from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
 
 EXAMPLE = """adlm sample --prompt "The old man looked at the sea"

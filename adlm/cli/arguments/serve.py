@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from adlm.cli.arguments import add_subcommand as add_subcommand
+
 EXAMPLE = """adlm serve
   adlm serve runs/own
   adlm serve runs/own runs/mdlm --port 8080 --api-key-file key.txt
