@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-EXAMPLE = "adlm parity tests/golden"
+EXAMPLE = "adlm parity tests/parity/golden"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
