@@ -16,9 +16,10 @@ from adlm.apps.judge.card import (
     table_rows,
     write_card,
 )
-from adlm.apps.judge.card_plot import plot_cards
 from adlm.apps.judge.pipeline import make_card
 from adlm.apps.judge.request import METRICS, CardRequest
+from adlm.apps.paper.results import card_points
+from adlm.apps.plots import check_plot_path, plot_cards
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.options import suggestion
@@ -103,7 +104,9 @@ def _plot(arguments: argparse.Namespace) -> None:
         raise UserError("--plot needs at least one card, and none is given")
     if arguments.out is None:
         raise UserError("--plot needs --out FILE for the plot")
-    plot_cards({str(path): read_card(path) for path in arguments.samples}, arguments.out, arguments.force)
+    cards = {str(path): read_card(path) for path in arguments.samples}
+    check_plot_path(arguments.out, "--out", arguments.force, arguments.samples)
+    plot_cards(card_points(cards), arguments.out)
     sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else printable(str(arguments.out))}\n")
 
 

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row
-from adlm.apps.paper.reproduction_plot import plot_reproduction
+from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
 from adlm.apps.plots import check_plot_path
@@ -134,7 +133,7 @@ def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], argu
     if arguments.out is not None:
         write_file(arguments.out, json.dumps(report, indent=1) + "\n")
     if arguments.plot is not None:
-        plot_reproduction(table, comparisons, arguments.plot)
+        plot_comparisons(table, comparisons, arguments.plot)
     if arguments.json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif arguments.markdown:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None or arguments.overrides:
             given = " ".join(["--out"] * (arguments.out is not None) + arguments.overrides)
             raise UserError(f"--plot writes into the first run's folder and takes no other option; leave out {given}")
-        from adlm.training.plots import plot_runs
+        from adlm.apps.plots import plot_runs
 
         console = Console(stderr=True)
         files = [str(file) for file in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
