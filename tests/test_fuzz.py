@@ -142,7 +142,7 @@ def sandbox(tmp_path_factory):
     shutil.copytree(folder.with_name("run") / "model", folder / "reasoning")
     (folder / "text.txt").write_text("law and order, day and night\n" * 40)
     prepare(resolve([f"data.path={folder}/text.txt", "tokenizer=bytes", "length=16"]), folder / "prepared")
-    golden = Path(__file__).parent / "golden"
+    golden = Path(__file__).parent / "parity" / "golden"
     shutil.copytree(golden, folder / "golden")
     shutil.copy(golden / "mdlm-tiny.ckpt", folder / "model.ckpt")
     made = [

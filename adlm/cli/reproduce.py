@@ -11,7 +11,7 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row
+from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
@@ -194,9 +194,7 @@ def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], requ
     if request.out is not None:
         write_file(request.out, json.dumps(report, indent=1) + "\n")
     if request.plot is not None:
-        from adlm.apps.paper.reproduction_plot import plot_reproduction
-
-        plot_reproduction(table, comparisons, request.plot)
+        plot_comparisons(table, comparisons, request.plot)
     if request.json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif request.markdown:

@@ -22,7 +22,7 @@ from adlm.checkpoints.published import read_checkpoint
 from adlm.cli.main import main
 from adlm.errors import UserError
 
-GOOD = Path(__file__).parents[1] / "golden" / "adlm-tiny.ckpt"
+GOOD = Path(__file__).parents[1] / "parity" / "golden" / "adlm-tiny.ckpt"
 
 
 class Call:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
-from adlm.apps.quickstart.loss_chart import Lines, draw_loss_chart
+from adlm.apps.plots import Lines, draw_loss_chart
 from adlm.apps.quickstart.report import SEED_CAVEAT, TRACE, QuickstartReport, TrainedModel
 from adlm.canvas import HOLE
 

@@ -9,10 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from comparison import ParityRow, compare
 from worlds import randomized, seeded
 
-from adlm.apps.paper.parity import ParityRow, compare
 from adlm.checkpoints.published import RENAMED, read_checkpoint
+from adlm.cli.main import main
 from adlm.config.schema import Anchor, Config, Model, Schedule, Time, Vocabulary
 from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
@@ -319,3 +320,9 @@ def test_a_checkpoint_that_would_run_code_runs_none(copy, tmp_path):
     with pytest.raises(UserError, match=r"it names _?io.open, which no checkpoint needs; nothing in it was executed"):
         compare(copy)
     assert not (tmp_path / "ran").exists()
+
+
+def test_without_the_tests_the_command_says_where_they_are(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("adlm.cli.parity.COMPARISON", tmp_path / "comparison.py")
+    assert main(["parity", str(tmp_path)]) == 2
+    assert "run it in a clone of the repository" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from adlm.errors import UserError
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from adlm.apps.judge.card_plot import plot_cards  # noqa: E402
+from adlm.apps import plots  # noqa: E402
+from adlm.apps.paper.results import card_points  # noqa: E402
 from adlm.apps.plots import COLOURS, LabelPlacer, new_figure  # noqa: E402
 
 STEPS = (128, 256, 512, 1024, 2048, 4096)
@@ -32,6 +33,10 @@ def card(method="adlm", steps=1024, perplexity=25.4, entropy=5.35, mauve=0.7, ju
         "entropy": {"value": entropy, "stderr": 0.01},
         "mauve": {"value": mauve, "spread": 0.01, "featuriser": {"name": "gpt2-large"}, "label": None},
     }
+
+
+def plot_cards(cards, path):
+    plots.plot_cards(card_points(cards), path)
 
 
 def plot_text(cards, path):
