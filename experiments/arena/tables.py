@@ -242,7 +242,7 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
         kind = "GPU computing" if by_computing else "training steps"
         notes.append(f"Seconds of {kind} on {', '.join(devices)}, without compilation and validation")
     if timed and not own:
-        notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
+        notes[0] += ": steps times the seconds of a step measured alone on the device"
     if by_computing:
         titles = "; ".join(doubtful.values())
         notes.append(f"Not of whole steps, because the GPU waited for the host in the timing of: {titles}")
