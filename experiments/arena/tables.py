@@ -242,7 +242,7 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
         kind = "GPU computing" if by_computing else "training steps"
         notes.append(f"Seconds of {kind} on {', '.join(devices)}, without compilation and validation")
     if timed and not own:
-        notes[0] += ": steps times the seconds of a step measured alone on the device (the files in seconds/)"
+        notes[0] += ": steps times the seconds of a step measured alone on the device"
     if by_computing:
         titles = "; ".join(doubtful.values())
         notes.append(f"Not of whole steps, because the GPU waited for the host in the timing of: {titles}")
@@ -253,27 +253,47 @@ def with_seconds(trials: Iterable[tuple[Row, int, Result]], timings: Timings) ->
     return timed, "".join(f"{note}. " for note in notes).strip()
 
 
-def _at_equal_seconds(group: Group, results: Trials, timings: Timings) -> Iterator[str]:
-    """The validation bounds when the fastest trial ends, for trials whose learning rate does not decay."""
+@dataclass(frozen=True)
+class AtEqualSeconds:
+    """Validation bounds when the fastest trial ends, by linear interpolation."""
+
+    seconds: float
+    titles: dict[str, str]
+    nats: dict[str, dict[int, float]]
+    """By row and seed."""
+    tokens: dict[str, list[float]]
+    notes: str
+
+
+def at_equal_seconds(group: Group, results: Trials, timings: Timings) -> AtEqualSeconds | None:
+    """Of the trials whose learning rate does not decay; None of fewer than two."""
     constant = [trial for trial in trials_with_results(group, results) if trial[2]["decay"] == "constant"]
     trials, notes = with_seconds(constant, timings)
-    if len(trials) > 1:
-        seconds = min(trial.curve[1][-1] for trial in trials)
-        nats: dict[str, dict[int, float]] = {}
-        tokens: dict[str, list[float]] = {}
-        for trial in trials:
-            steps, times, bounds = trial.curve
-            nats.setdefault(trial.row.name, {})[trial.seed] = float(np.interp(seconds, times, bounds))
-            step = float(np.interp(seconds, times, steps))
-            tokens.setdefault(trial.row.name, []).append(step * trial.result["tokens"] / trial.result["steps"])
-        yield f"After {seconds:.1f} s, by linear interpolation of the validation bounds:\n"
+    if len(constant) < 2:
+        return None
+    seconds = min((trial.curve[1][-1] for trial in trials), default=0.0)
+    found = AtEqualSeconds(seconds, {trial.row.name: trial.row.title for trial in trials}, {}, {}, notes)
+    for trial in trials:
+        steps, times, bounds = trial.curve
+        found.nats.setdefault(trial.row.name, {})[trial.seed] = float(np.interp(seconds, times, bounds))
+        step = float(np.interp(seconds, times, steps))
+        found.tokens.setdefault(trial.row.name, []).append(step * trial.result["tokens"] / trial.result["steps"])
+    return found
+
+
+def _at_equal_seconds(group: Group, results: Trials, timings: Timings) -> Iterator[str]:
+    found = at_equal_seconds(group, results, timings)
+    if found is None:
+        return
+    if sum(map(len, found.nats.values())) > 1:
+        yield f"After {found.seconds:.1f} s, by linear interpolation of the validation bounds:\n"
         yield _header("model", "seeds", "tokens", "nats per token", *(f"minus {name}" for name in group.against))
-        for name, title in {trial.row.name: trial.row.title for trial in trials}.items():
-            gaps = [_mean_gap(nats[name], nats.get(other, {})) if other != name else "" for other in group.against]
-            mean = f"{np.mean(list(nats[name].values())):.4f}"
-            yield f"| {title} | {len(nats[name])} | {np.mean(tokens[name]):,.0f} | {mean} | {' | '.join(gaps)} |"
-    if len(constant) > 1:
-        yield f"\n{notes}\n"
+        for name, title in found.titles.items():
+            nats = found.nats[name]
+            gaps = [_mean_gap(nats, found.nats.get(other, {})) if other != name else "" for other in group.against]
+            cells = (f"{np.mean(found.tokens[name]):,.0f}", f"{np.mean(list(nats.values())):.4f}", *gaps)
+            yield f"| {title} | {len(nats)} | {' | '.join(cells)} |"
+    yield f"\n{found.notes}\n"
 
 
 @dataclass(frozen=True)
