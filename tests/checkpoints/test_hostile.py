@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import mostly_slow
 
 from adlm.checkpoints.published import read_checkpoint
 from adlm.cli.main import main
@@ -354,7 +355,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+LARGEST = ("millions of sets", "a hundred thousand entries", "ten thousand blocks")  # seconds of CPU time each
+
+
+@pytest.mark.parametrize("case", mostly_slow(CASES, *(case for case in CASES if case not in LARGEST)))
 def test_a_hostile_or_damaged_file_is_a_user_error_and_has_no_effect(case, tmp_path, monkeypatch, capsys):
     file, ran, out = tmp_path / "model.ckpt", tmp_path / "ran", tmp_path / "out" / "model"
     CASES[case](file, ran)

@@ -325,10 +325,8 @@ ENDS = {
     ids=str,
 )
 def test_the_bound_of_an_untrained_network_is_log_v(name, schedule, time):
-    least = Model(
-        hidden=4, heads=1, blocks=1, denoiser_blocks=1, condition=4, dropout=0.0
-    )  # uniform beliefs in any case
-    method = method_of(settings(name, schedule=ENDS[schedule], time=time, model=least))
+    smallest = Model(hidden=4, heads=1, blocks=1, denoiser_blocks=1, condition=4, dropout=0.0)  # uniform like any other
+    method = method_of(settings(name, schedule=ENDS[schedule], time=time, model=smallest))
     nats = method.bound(method.build(), text(rows=4096), None, batch_rng()).mean(dim=1)
     error = nats.std() / math.sqrt(len(nats))
     assert abs(nats.mean() - math.log(11)) < 5 * error + 1e-4
