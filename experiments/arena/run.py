@@ -45,8 +45,7 @@ from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.models.meta import on_meta
-from adlm.models.transformer import num_parameters
+from adlm.models.transformer import num_parameters, on_meta
 
 
 def main() -> None:

@@ -20,9 +20,8 @@ from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
-from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, logits_everywhere
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.reference import reference_transition, sample_reference

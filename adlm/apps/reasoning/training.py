@@ -26,11 +26,11 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
 from adlm.training.build import autocast_dtype
+from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
 from adlm.training.task import Report
-from adlm.training.validation import ValidationResult
 
 BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on
 GROUP = 16  # batches whose problems are sorted by length
@@ -119,7 +119,7 @@ class ReasoningBatches:
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """Problems, encoded for a model: see `training.task.Task`."""
+    """Problems, encoded for a model: see `training.task.TrainingTask`."""
 
     base: BaseModel
     encoder: Encoder
