@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import BaseModel, CausalModel, check_plain_causal, open_base, save_reasoning_model
+from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import ReasoningObjective
+from adlm.apps.reasoning.network import CausalModel, ReasoningObjective
 from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, Problems, problem_set
 from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
