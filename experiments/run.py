@@ -106,8 +106,7 @@ def parameters_of(trial: Trial) -> int:
     from adlm.config.load import resolve
     from adlm.config.schema import Vocabulary
     from adlm.methods import method_of
-    from adlm.models.meta import on_meta
-    from adlm.models.transformer import num_parameters
+    from adlm.models.transformer import num_parameters, on_meta
 
     symbols = sweep_of("arena").symbols[trial.group.tokenizer]
     config = replace(resolve(trial.overrides()), vocabulary=Vocabulary(symbols, mask_id=0))

@@ -20,9 +20,8 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional_noise import Noise, noise_model
 from adlm.methods import method_of
-from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import eval_mode, vocabulary_of
-from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch
+from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.ordered import SCORE_RESOLUTION
 

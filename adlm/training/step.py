@@ -25,7 +25,7 @@ from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Loss
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
-from adlm.training.sharding import gather_tensors, reshard
+from adlm.training.sharding import gather_tensors, local_shard, reshard
 
 
 class EMA:
@@ -46,8 +46,8 @@ class EMA:
         """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
         self.num_updates += finite
         decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
-        averages = [_local(weight) for weight in self.weights.values()]
-        weights = [_local(weight) for weight in network.parameters()]
+        averages = [local_shard(weight) for weight in self.weights.values()]
+        weights = [local_shard(weight) for weight in network.parameters()]
         share = ((1 - decay) * finite).to(averages[0].dtype)
         torch._foreach_lerp_(averages, weights, [share] * len(weights))
 
@@ -66,11 +66,6 @@ class EMA:
             own = weight.clone()
             weight.copy_(self.weights[name])
             self.weights[name].copy_(own)
-
-
-def _local(weight: Tensor) -> Tensor:
-    """This process's shard of a sharded weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class Objective(Protocol):

@@ -279,6 +279,7 @@ CASES = {
     "a key that takes exponential time to hash": nested_tuples(),
     "a memo as large as memory": program(b"K\x01r\xff\xff\xff\x7f0."),
     "a number of two gigabytes": program(b"\x8b\xff\xff\xff\x7f\x01."),
+    "a permitted call that would take four gigabytes": program(b"c__builtin__\nbytearray\n\x8a\x05\0\0\0\0\x01\x85R."),
     "a text of an exabyte": program(b"\x8d" + struct.pack("<Q", 2**60) + b"x."),
     "bytes of an exabyte": program(b"\x8e" + struct.pack("<Q", 2**60) + b"x."),
     "a list of lists of lists": program(b"]" + b"".join(b"q\x01](h\x01h\x01e" for _ in range(100)) + b"."),

@@ -24,7 +24,7 @@ from adlm import load
 from adlm.data.prepare.prepared import open_prepared
 from adlm.errors import UserError
 from adlm.registry import METHODS
-from adlm.training import checkpoint, stopping, train
+from adlm.training import run_folder, stopping, train
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_bits(number, pr
     process = start(prepared, tmp_path, *RESUMED, f"signal={number}")
     process.join()
     assert process.exitcode == 128 + number
-    stopped = checkpoint.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
+    stopped = run_folder.find_checkpoint(tmp_path / "checkpoints", lambda message: None)
     assert stopped is not None
     assert stopped.counters.step == 5
     assert (tmp_path / "model" / "model.safetensors").is_file()
@@ -189,9 +189,9 @@ def replace_tensors(path: Path, content: bytes) -> None:
     """Replace the tensors of a checkpoint and correct its checksums."""
     (path / "tensors.safetensors").write_bytes(content)
     manifest = json.loads((path / "checkpoint.json").read_text())
-    manifest["tensors"] = checkpoint._size_and_checksum(path / "tensors.safetensors")
+    manifest["tensors"] = run_folder._size_and_checksum(path / "tensors.safetensors")
     manifest.pop("sha256")
-    checkpoint.write_manifest(path / "checkpoint.json", manifest)
+    run_folder.write_manifest(path / "checkpoint.json", manifest)
 
 
 def test_a_checkpoint_cannot_run_code(prepared, uninterrupted, tmp_path, monkeypatch):
@@ -230,12 +230,12 @@ def no_space(*values, **named):
 @pytest.mark.parametrize("name", mostly_slow(["write_tensors", "write_manifest"], "write_manifest"))
 def test_a_full_disk_is_a_user_error_and_loses_nothing(name, prepared, uninterrupted, tmp_path, monkeypatch):
     """The checkpoint of step 9 does not fit; that of step 6 is intact, and with free space the run ends the same."""
-    original = getattr(checkpoint, name)
+    original = getattr(run_folder, name)
 
     def full(*values, **named):
         return no_space() if (tmp_path / "checkpoints/step-00000006").exists() else original(*values, **named)
 
-    monkeypatch.setattr(checkpoint, name, full)
+    monkeypatch.setattr(run_folder, name, full)
     with pytest.raises(
         UserError, match=r"step-00000009 cannot be written: No space left.*last checkpoint is .*step-00000006"
     ):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adlm.apps.reasoning.methods import reason_of
-from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel, resize_vocabulary
+from adlm.apps.reasoning.network import CausalModel, HuggingFaceModel, OwnModel, resize_vocabulary
 from adlm.apps.reasoning.rows import with_reasoning_tokens
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
@@ -26,8 +26,6 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, tokenizer_of_transformers, train_bpe
 from adlm.training.seeds import seed_of
-
-CausalModel = HuggingFaceModel | OwnModel
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Shapes: B rows, L tokens, n new tokens, d wide, V symbols, N targets.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,46 +29,18 @@ from adlm.models.transformer import Transformer, rotary_angles
 ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Reader(Protocol):
-    """Reads a batch of rows from left to right, in parts."""
-
-    def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
-        """Hidden states (B, n, d) of the next n input embeddings (B, n, d); is_text (B, n) is False at padding."""
-        ...
-
-
-class CausalLanguageModel(Protocol):
-    """What is needed of a causal model."""
-
-    @property
-    def max_length(self) -> int | None:
-        """The most tokens it can read; None if there is no limit."""
-        ...
-
-    def reader(self) -> Reader:
-        """A reader that has read nothing yet."""
-        ...
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """(B, n, d)"""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., V) of hidden states (..., d)."""
-        ...
-
-
 class HuggingFaceModel(nn.Module):
     """A causal model of `transformers`; any with `inputs_embeds`, a KV cache and a linear output layer."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-        self.max_length = num_positions(model)
+        self.max_length = num_positions(model)  # the most tokens it can read; None if there is no limit
         model.set_attn_implementation("sdpa")  # takes a mask of booleans
         _fuse_norms(model)
 
     def reader(self) -> "HuggingFaceReader":
+        """Reads a batch of rows from left to right, in parts; it has read nothing yet."""
         return HuggingFaceReader(self.model)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -78,6 +50,7 @@ class HuggingFaceModel(nn.Module):
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """(..., V) of hidden states (..., d)."""
         return self.model.get_output_embeddings()(hidden)  # type: ignore[no-any-return]
 
 
@@ -104,6 +77,7 @@ class HuggingFaceReader:
     """(B, L), of everything read so far."""
 
     def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
+        """Hidden states (B, n, d) of the next n input embeddings (B, n, d); is_text (B, n) is False at padding."""
         self.is_text = is_text if self.is_text is None else torch.cat([self.is_text, is_text], dim=1)
         positions = (self.is_text.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
         output = self.model.base_model(
@@ -128,7 +102,10 @@ def _visible(is_text: Tensor, num_new: int) -> Tensor:
 
 
 class OwnModel(nn.Module):
-    """Our AR network, without time conditioning. Rotary embeddings have no largest position."""
+    """Our AR network, without time conditioning, with the interface of `HuggingFaceModel`.
+
+    Rotary embeddings have no largest position.
+    """
 
     max_length = None
 
@@ -174,7 +151,12 @@ class OwnReader:
         return trunk.finish(h, None)  # type: ignore[no-any-return]
 
 
-def read_rows(model: CausalLanguageModel, ids: Tensor, is_text: Tensor, slots: range) -> tuple[Tensor, Reader]:
+CausalModel = HuggingFaceModel | OwnModel
+
+
+def read_rows(
+    model: CausalModel, ids: Tensor, is_text: Tensor, slots: range
+) -> tuple[Tensor, HuggingFaceReader | OwnReader]:
     """The hidden states (B, L, d) of rows with continuous slots in the columns `slots`, and the reader after them."""
     reader = model.reader()
     if not slots:
@@ -187,7 +169,7 @@ def read_rows(model: CausalLanguageModel, ids: Tensor, is_text: Tensor, slots: r
     return torch.cat(parts, dim=1), reader
 
 
-def plain_hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
+def plain_hidden_states(model: CausalModel, batch: ReasoningBatch) -> Tensor:
     """The hidden states of `read_rows` without a cache, the whole row read once for each slot: the test oracle."""
     inputs = model.embed(batch.ids)
     for column in batch.slots:
@@ -217,7 +199,7 @@ class ReasoningObjective:
             return reasoning_loss(network, as_batch(x, pad, self.ids, method), anchor_weight)
 
 
-def reasoning_loss(model: CausalLanguageModel, batch: ReasoningBatch, anchor_weight: float) -> Loss:
+def reasoning_loss(model: CausalModel, batch: ReasoningBatch, anchor_weight: float) -> Loss:
     """Cross-entropy of reasoning and answer + anchor_weight * cross-entropy of the anchor labels.
 
     Slots without a label have no loss, and with `anchor_weight` 0 no slot has. `parts["anchors"]` is the cross-entropy
@@ -234,14 +216,14 @@ def reasoning_loss(model: CausalLanguageModel, batch: ReasoningBatch, anchor_wei
     return Loss(total, by_position, batch.predicted.sum(), parts)
 
 
-def _cross_entropy(model: CausalLanguageModel, hidden: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+def _cross_entropy(model: CausalModel, hidden: Tensor, ids: Tensor, where: Tensor) -> Tensor:
     """-log p (N,) of the ids at `where` (B, L) given what stands before them."""
     logits = model.logits(hidden[:, :-1][where[:, 1:]]).float()
     return F.cross_entropy(logits, ids[where], reduction="none")
 
 
 @torch.no_grad()
-def resize_vocabulary(model: HuggingFaceModel | OwnModel, num_known: int, size: int) -> None:
+def resize_vocabulary(model: CausalModel, num_known: int, size: int) -> None:
     """Give embedding and output layer at least `size` symbols; those from `num_known` on are new.
 
     The rows of new symbols are the mean of the others: a new symbol starts as likely as an average one, and its

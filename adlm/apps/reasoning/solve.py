@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import CausalModel, reasoning_network, require_tokenizer
+from adlm.apps.reasoning.base_model import reasoning_network, require_tokenizer
 from adlm.apps.reasoning.methods import ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import CausalLanguageModel, read_rows, reasoning_loss
+from adlm.apps.reasoning.network import CausalModel, read_rows, reasoning_loss
 from adlm.apps.reasoning.problems import Problem, problem_set
 from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate, special_ids
 from adlm.checkpoints.model_folder import load_model_folder
@@ -45,7 +45,7 @@ class Generated:
 
 @torch.no_grad()
 def generate(
-    model: CausalLanguageModel,
+    model: CausalModel,
     prompts: Sequence[Sequence[int]],
     ids: SpecialIds,
     method: ReasoningMethod,

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import BaseModel, CausalModel, check_plain_causal, open_base, save_reasoning_model
+from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import ReasoningObjective
+from adlm.apps.reasoning.network import CausalModel, ReasoningObjective
 from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, Problems, problem_set
 from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
@@ -26,11 +26,11 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
 from adlm.training.build import autocast_dtype
+from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
 from adlm.training.task import Report
-from adlm.training.validation import ValidationResult
 
 BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on
 GROUP = 16  # batches whose problems are sorted by length
@@ -119,7 +119,7 @@ class ReasoningBatches:
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """Problems, encoded for a model: see `training.task.Task`."""
+    """Problems, encoded for a model: see `training.task.TrainingTask`."""
 
     base: BaseModel
     encoder: Encoder
