@@ -21,6 +21,7 @@ class Option(NamedTuple):
     help: str
     """The default is added to it, unless it names the default itself."""
     metavar: str | tuple[str, ...] | None = None
+    """The name of the value in `--help`, by default from its type."""
     group: str = ""
     """The title under which `--help` lists the option."""
     choices: Sequence[str] | Mapping[Any, str] = ()
@@ -39,9 +40,9 @@ class Option(NamedTuple):
 
 
 def option(
+    help: str,
     default: Any = MISSING,
     *,
-    help: str,
     metavar: str | tuple[str, ...] | None = None,
     group: str = "",
     choices: Sequence[str] | Mapping[Any, str] = (),
@@ -56,6 +57,9 @@ def option(
     """A field of a request, given by keyword; see Option. Without a default it must be given."""
     described = Option(help, metavar, group, choices, minimum, maximum, remedy, positional, repeated, commas, forwarded)
     return field(default=default, metadata={"option": described}, kw_only=True)
+
+
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 class Parameter(NamedTuple):
@@ -74,7 +78,16 @@ class Parameter(NamedTuple):
     @property
     def flag(self) -> str:
         """The option as it is written on the command line."""
-        return str(self.option.metavar or self.name) if self.option.positional else f"--{self.name.replace('_', '-')}"
+        return str(self.metavar) if self.option.positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def metavar(self) -> str | tuple[str, ...] | None:
+        """None for a list of choices, which argparse shows itself."""
+        if self.option.metavar is not None or (self.choices and not self.option.commas):
+            return self.option.metavar
+        if self.option.positional:
+            return self.name.upper() if self.num_values is None else self.name.upper().removesuffix("S")
+        return METAVARS.get(self.type)
 
     @property
     def help(self) -> str:
@@ -134,6 +147,8 @@ class Request:
 
     example: ClassVar[str] = ""
     """Command lines for `--help`."""
+    action: ClassVar[str] = ""
+    """The name of the subcommand, if it is one."""
 
     def __post_init__(self) -> None:
         for parameter in parameters(type(self)):

@@ -24,10 +24,7 @@ class DoctorRequest(Request):
 
 The exit code is 1 if something that adlm cannot work without is broken, else 0."""
 
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = DoctorRequest
+    json: bool = option("print JSON", False)
 
 
 def run(request: DoctorRequest) -> int:

@@ -27,23 +27,15 @@ class JudgeRequest(JudgeSettings):
   adlm judge --plot cards/*.json --out cards.png"""
 
     files: tuple[Path, ...] = option(
-        (),
-        positional=True,
-        metavar="SAMPLES",
-        help="a file written by `adlm sample --out`; with --plot, cards",
+        "a file written by `adlm sample --out`; with --plot, cards", (), positional=True, metavar="SAMPLES"
     )
     out: Path | None = option(
+        "write the card; expensive intermediate results are cached next to it in judged/.\nwith --plot, the plot file",
         None,
-        metavar="FILE",
-        help="write the card; expensive intermediate results are cached next to it in judged/.\n"
-        "with --plot, the plot file",
     )
-    force: bool = option(False, help="replace a file that adlm did not write")
-    json: bool = option(False, help="print the card as one line of JSON")
-    plot: bool = option(False, help="plot perplexity against entropy and MAUVE against steps for several cards")
-
-
-REQUEST = JudgeRequest
+    force: bool = option("replace a file that adlm did not write", False)
+    json: bool = option("print the card as one line of JSON", False)
+    plot: bool = option("plot perplexity against entropy and MAUVE against steps for several cards", False)
 
 
 def run(request: JudgeRequest) -> int:

@@ -1,7 +1,7 @@
 """Parsers made from requests: the arguments of a command are the fields of its record. Imports no command."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
@@ -20,26 +20,24 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
 
 
-Requests = type[Request] | Mapping[str, type[Request]]
-"""The record of a command, or the records of its subcommands by name."""
-
-
-def add_command(subparsers: "argparse._SubParsersAction[Any]", name: str, line: str, requests: Requests) -> None:
+def add_command(
+    subparsers: "argparse._SubParsersAction[Any]", name: str, line: str, requests: Sequence[type[Request]]
+) -> None:
     """The parser of a command, with its line in the list of commands, its options and its example."""
-    records = dict(requests) if isinstance(requests, Mapping) else {"": requests}
     parser = subparsers.add_parser(
         name,
         help=line,
         description=f"{line[0].upper()}{line[1:]}.",
-        epilog="example:\n  " + "\n  ".join(record.example for record in records.values()),
+        epilog="example:\n  " + "\n  ".join(request.example for request in requests),
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    if not isinstance(requests, Mapping):
-        add_options(parser, requests)
+    if len(requests) == 1:
+        add_options(parser, requests[0])
         return
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action, record in requests.items():
-        add_command(actions, action, f"{str(record.__doc__)[0].lower()}{str(record.__doc__)[1:].split('.')[0]}", record)
+    for request in requests:
+        first_line = str(request.__doc__).partition("\n")[0].rstrip(".")
+        add_command(actions, request.action, f"{first_line[0].lower()}{first_line[1:]}", [request])
 
 
 def add_options(parser: argparse.ArgumentParser, request: type[Request]) -> None:
@@ -63,7 +61,7 @@ def _settings(parameter: Parameter) -> dict[str, Any]:
     if parameter.type is bool:
         action = argparse.BooleanOptionalAction if default is None else "store_true"
         return {"action": action, "default": default, "help": help_text}
-    settings: dict[str, Any] = {"metavar": described.metavar, "help": help_text, "type": parameter.type}
+    settings: dict[str, Any] = {"metavar": parameter.metavar, "help": help_text, "type": parameter.type}
     if described.commas:
         settings["type"] = _split
     elif parameter.choices:

@@ -38,39 +38,25 @@ class ReproduceRequest(MeasurementRequest):
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
-    table: str = option(
-        positional=True,
-        metavar="TABLE",
-        help="\n".join(f"{name}: {table.title}" for name, table in TABLES.items()),
-    )
+    table: str = option("\n".join(f"{name}: {table.title}" for name, table in TABLES.items()), positional=True)
     models: tuple[str, ...] = option(
+        "model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
+        "JSON results of `adlm perplexity --out` and `adlm judge --out`",
         (),
         positional=True,
-        metavar="MODEL",
-        help="model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
-        "JSON results of `adlm perplexity --out` and `adlm judge --out`",
     )
-    row: tuple[str, ...] = option(
-        (), repeated=True, metavar="R", help="row of the table: once for all models, or once per model"
-    )
-    markdown: bool = option(False, help="print a Markdown table")
-    force: bool = option(False, help="replace files that adlm did not write")
-    json: bool = option(False, help="print JSON")
-    out: Path | None = option(
-        None, metavar="FILE", help="write the comparison as JSON; rerun the same command to resume"
-    )
-    plot: Path | None = option(
-        None, metavar="FILE", help="plot published and measured values with error bars (.png, .svg, .pdf)"
-    )
+    row: tuple[str, ...] = option("row of the table: once for all models, or once per model", (), repeated=True)
+    markdown: bool = option("print a Markdown table", False)
+    force: bool = option("replace files that adlm did not write", False)
+    json: bool = option("print JSON", False)
+    out: Path | None = option("write the comparison as JSON; rerun the same command to resume", None)
+    plot: Path | None = option("plot published and measured values with error bars (.png, .svg, .pdf)", None)
     data: tuple[str, ...] = option(
+        "the table's texts, such as a prepared folder (default: the corpora by name)",
         (),
         group=MEASURING,
         metavar="DATA",
-        help="the table's texts, such as a prepared folder (default: the corpora by name)",
     )
-
-
-REQUEST = ReproduceRequest
 
 
 def run(request: ReproduceRequest) -> int:
