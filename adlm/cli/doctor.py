@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rich.text import Text
 
-from adlm.apps.environment import FEATURES, Check, check_environment
+from adlm.apps.doctor import FEATURES, Check, check_environment
 from adlm.cli.console import Console
 from adlm.request import Request, option
 
