@@ -10,6 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ from adlm.errors import UserError
 from adlm.files import opened, replacing, reporting_os_errors, write_file
 
 TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
+
+DAMAGED = (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
+"""What numpy raises for a file that is not whole."""
 
 Arrays = dict[str, NDArray[Any]]
 Item = TypeVar("Item")
@@ -46,7 +50,12 @@ def compute_in_parts(
     arrays have the form that `compute` returns. `report_done` is called with the approximate number of items done.
     """
     digest, (rank, ranks) = json_sha256(about), distributed.rank_and_size()
-    cache = None if folder is None else _make_cache_folder(folder / f"{kind}-{digest[:24]}", about)
+    cache = None if folder is None else folder / f"{kind}-{digest[:24]}"
+    if cache is not None:
+        with reporting_os_errors(cache):
+            cache.mkdir(parents=True, exist_ok=True)
+        if not (cache / "about.json").is_file():
+            write_file(cache / "about.json", json.dumps(about, indent=1))
     done: dict[int, Arrays] = {}
     for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
         path = None if cache is None else cache / f"{number:05}.npz"
@@ -60,14 +69,6 @@ def compute_in_parts(
     return [parts[number] for number in sorted(parts)]
 
 
-def _make_cache_folder(folder: Path, about: Mapping[str, Any]) -> Path:
-    with reporting_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "about.json").is_file():
-        write_file(folder / "about.json", json.dumps(about, indent=1))
-    return folder
-
-
 def _read_or_compute(
     path: Path | None,
     part: Sequence[Item],
@@ -76,8 +77,10 @@ def _read_or_compute(
 ) -> Arrays:
     """The arrays of the part: from the file at `path` if it exists, else computed, and written to it."""
     if path is not None and path.exists():
-        arrays = _read(path)
-        if arrays is None or not fits(part, arrays):
+        arrays: Arrays = {}
+        with suppress(*DAMAGED), opened(path) as file, np.load(file, allow_pickle=False) as found:
+            arrays = dict(found)
+        if not arrays or not fits(part, arrays):
             raise UserError(f"{path} is damaged; delete it, and it is made again")
         return arrays
     arrays = compute(part)
@@ -85,12 +88,3 @@ def _read_or_compute(
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     return arrays
-
-
-def _read(path: Path) -> Arrays | None:
-    """The arrays of a file; None if it is damaged."""
-    try:
-        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
-        return None
