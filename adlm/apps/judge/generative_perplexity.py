@@ -161,8 +161,9 @@ def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, layout: 
     bos = [] if layout.bos_id is None else [layout.bos_id]
     for first in range(0, len(windows), batch):
         batch_windows = windows[first : first + batch]
-        texts = [torch.tensor([*bos, *rows[window.sample][window.start : window.stop]]) for window in batch_windows]
-        x = pad_sequence(texts, batch_first=True)  # on the right, where it does not affect a causal model
+        texts = [[*bos, *rows[window.sample][window.start : window.stop]] for window in batch_windows]
+        # padded on the right, which does not affect a causal model
+        x = pad_sequence([torch.tensor(text, dtype=torch.int64) for text in texts], batch_first=True)
         pad = torch.arange(x.shape[1]) >= torch.tensor([len(text) for text in texts])[:, None]
         for window, window_nats in zip(batch_windows, judge.nats(x, pad).cpu().numpy(), strict=True):
             new = slice(len(bos) + window.new - window.start, len(bos) + window.stop - window.start)
