@@ -1,6 +1,7 @@
 """`adlm judge`: evaluate a samples file and write a metric card that records how each metric was measured."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class JudgeRequest(JudgeSettings):
 
 def run(request: JudgeRequest) -> int:
     if request.plot:
-        return _plot(request)
+        return _plot(request) if os.environ.get("RANK", "0") == "0" else 0
     if len(request.files) != 1:
         given = f"{len(request.files)} are" if request.files else "none is"
         raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
