@@ -10,22 +10,22 @@ import pytest
 from adlm.cli.main import COMMANDS, main
 from adlm.cli.parser import Parser, add_options, request_of
 from adlm.errors import UserError
-from adlm.request import Request, json_schema, narrow, option, parameters, to_json
+from adlm.request import Request, json_schema, narrow, option, options_of, to_json
 
 
 @dataclass(frozen=True)
 class Baking(Request):
     """Bake bread."""
 
-    flour: Literal["rye", "wheat"] = option("rye", help="kind of flour")
-    loaves: int = option(positional=True, minimum=1, maximum=9, remedy="the oven is small", metavar="N", help="loaves")
-    oven_heat: float | None = option(None, minimum=0, help="100% by default")
-    seeds: tuple[Literal["poppy", "sesame"], ...] = option((), commas=True, help="on top")
-    size: tuple[int, int] | None = option(None, metavar=("W", "H"), help="of a loaf")
-    note: tuple[str, ...] = option((), repeated=True, help="to the baker")
-    out: Path = option(Path("shelf"), help="where it goes")
-    crust: bool | None = option(None, help="whether it has one")
-    quiet: bool = option(False, help="print nothing")
+    flour: Literal["rye", "wheat"] = option("kind of flour", "rye")
+    loaves: int = option("loaves", positional=True, minimum=1, maximum=9, remedy="the oven is small", metavar="N")
+    oven_heat: float | None = option("100% by default", None, minimum=0)
+    seeds: tuple[Literal["poppy", "sesame"], ...] = option("on top", (), commas=True)
+    size: tuple[int, int] | None = option("of a loaf", None, metavar=("W", "H"))
+    note: tuple[str, ...] = option("to the baker", (), repeated=True)
+    out: Path = option("where it goes", Path("shelf"))
+    crust: bool | None = option("whether it has one", None)
+    quiet: bool = option("print nothing", False)
 
 
 def parsed(*words):
@@ -119,6 +119,6 @@ def test_fields_that_are_no_options_are_left_out():
     @dataclass(frozen=True)
     class WithCache(Request):
         cache: int = 0
-        batch: int = option(1, help="rows")
+        batch: int = option("rows", 1)
 
-    assert [each.name for each in parameters(WithCache)] == ["batch"]
+    assert [each.name for each in options_of(WithCache)] == ["batch"]

@@ -26,8 +26,8 @@ KNOWN_VOCABULARIES = {"gpt2": Vocabulary(50_258, 50_257, 50_256), "bert-base-unc
 class BenchRequest(Request):
     """The options that both benchmarks have."""
 
-    device: str | None = option(None, metavar="D", help="cuda or cpu (default: cuda if available)")
-    json: bool = option(False, help="print JSON")
+    device: str | None = option("cuda or cpu (default: cuda if available)", None)
+    json: bool = option("print JSON", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,39 +39,35 @@ class BenchRequest(Request):
 class BenchTrainRequest(BenchRequest):
     """Measure the full training step: noise, loss, gradient, clipping, AdamW, EMA."""
 
+    action = "train"
     example = "adlm bench train owt/adlm --batch 32 --profile"
 
     overrides: tuple[str, ...] = option(
-        positional=True,
-        metavar="OVERRIDE",
-        help="a preset or .yaml file, section=preset, or option=value, as for `adlm train`",
+        "a preset or .yaml file, section=preset, or option=value, as for `adlm train`", positional=True
     )
-    batch: int = option(32, minimum=1, metavar="B", help="sequences per step")
-    steps: int = option(20, minimum=1, metavar="N", help="timed steps, after a warm-up")
-    compile: bool | None = option(None, help="whether to compile the networks (default: train.compile)")
-    profile: bool = option(False, help="also print a table of time per kind of operation")
+    batch: int = option("sequences per step", 32, minimum=1)
+    steps: int = option("timed steps, after a warm-up", 20, minimum=1)
+    compile: bool | None = option("whether to compile the networks (default: train.compile)", None)
+    profile: bool = option("also print a table of time per kind of operation", False)
 
 
 @dataclass(frozen=True)
 class BenchSampleRequest(BenchRequest):
     """Measure complete sampling runs: time, network calls, memory."""
 
+    action = "sample"
     example = """adlm bench sample owt/adlm --batch 1 sampling.steps=1024
   adlm bench sample runs/own --batch 16 --plain"""
 
     overrides: tuple[str, ...] = option(
-        positional=True,
-        metavar="OVERRIDE",
-        help="a model folder, run folder, owner/name on the hub or .ckpt file, then sampling.option=value;\n"
+        "a model folder, run folder, owner/name on the hub or .ckpt file, then sampling.option=value;\n"
         "or, for a randomly initialized network, a preset or .yaml file and option=value, as for `adlm train`",
+        positional=True,
     )
-    batch: int = option(1, minimum=1, metavar="B", help="sequences per batch")
-    length: int | None = option(None, minimum=1, metavar="L", help="tokens per sequence (default: the model's length)")
-    repeats: int = option(3, minimum=1, metavar="N", help="timed sampling runs, after one warm-up run")
-    plain: bool = option(False, help="sample the full posterior at every step; for autoregressive methods, no KV cache")
-
-
-REQUEST: dict[str, type[Request]] = {"train": BenchTrainRequest, "sample": BenchSampleRequest}
+    batch: int = option("sequences per batch", 1, minimum=1)
+    length: int | None = option("tokens per sequence (default: the model's length)", None, minimum=1)
+    repeats: int = option("timed sampling runs, after one warm-up run", 3, minimum=1)
+    plain: bool = option("sample the full posterior at every step; for autoregressive methods, no KV cache", False)
 
 
 def run(request: BenchTrainRequest | BenchSampleRequest) -> int:

@@ -29,10 +29,7 @@ class ShellCompletionRequest(Request):
 Create the folder first if it does not exist, and open a new shell. The script asks adlm for the words, so it need not
 be written again after an update."""
 
-    shell: Literal["bash", "zsh", "fish"] = option(positional=True, help="bash, zsh or fish")
-
-
-REQUEST = ShellCompletionRequest
+    shell: Literal["bash", "zsh", "fish"] = option("bash, zsh or fish", positional=True)
 
 
 def run(request: ShellCompletionRequest) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rich.text import Text
 
-from adlm.apps.environment import FEATURES, Check, check_environment
+from adlm.apps.doctor import FEATURES, Check, check_environment
 from adlm.cli.console import Console
 from adlm.request import Request, option
 
@@ -24,10 +24,7 @@ class DoctorRequest(Request):
 
 The exit code is 1 if something that adlm cannot work without is broken, else 0."""
 
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = DoctorRequest
+    json: bool = option("print JSON", False)
 
 
 def run(request: DoctorRequest) -> int:

@@ -19,23 +19,19 @@ class ExportRequest(Request):
     example = "adlm export runs/own --to hf --out exported/own"
 
     model: str = option(
+        "a model folder or run folder of method adlm, mdlm, ar or a2r\n"
+        "(default: box, the small model that comes with adlm)",
         BOX,
         positional=True,
-        metavar="MODEL",
-        help="a model folder or run folder of method adlm, mdlm, ar or a2r\n"
-        "(default: box, the small model that comes with adlm)",
     )
-    to: Literal["hf"] = option("hf", help="the format: hf, a folder for transformers")
-    out: Path = option(metavar="FOLDER", help="the folder to create")
-    force: bool = option(False, help="replace the folder of --out if it is an earlier export")
+    to: Literal["hf"] = option("the format: hf, a folder for transformers", "hf")
+    out: Path = option("the folder to create", metavar="FOLDER")
+    force: bool = option("replace the folder of --out if it is an earlier export", False)
     push: str | None = option(
-        None, metavar="OWNER/NAME", help="also upload the folder to this repository on the Hugging Face hub"
+        "also upload the folder to this repository on the Hugging Face hub", None, metavar="OWNER/NAME"
     )
-    private: bool = option(False, help="create the repository of --push as a private one")
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = ExportRequest
+    private: bool = option("create the repository of --push as a private one", False)
+    json: bool = option("print JSON", False)
 
 
 def run(request: ExportRequest) -> int:

@@ -22,29 +22,20 @@ class ImportRequest(Request):
 
     example = "adlm import adlm-owt.ckpt --out models/adlm-owt --tokenizer gpt2"
 
-    file: Path = option(
-        positional=True, metavar="FILE", help="a .ckpt file of the released ADLM, MDLM, SEDD, D3PM or AR code"
-    )
-    out: Path = option(metavar="FOLDER", help="the model folder to create; must not exist")
-    weights: Literal["ema", "raw"] | None = option(None, help="EMA or raw weights (default: ema if present)")
+    file: Path = option("a .ckpt file of the released ADLM, MDLM, SEDD, D3PM or AR code", positional=True)
+    out: Path = option("the model folder to create; must not exist", metavar="FOLDER")
+    weights: Literal["ema", "raw"] | None = option("EMA or raw weights (default: ema if present)", None)
     tokenizer: str | None = option(
-        None,
-        metavar="T",
-        help="tokenizer name or path, saved in the model folder; without it the model works on ids only",
+        "tokenizer name or path, saved in the model folder; without it the model works on ids only", None
     )
     method: str | None = option(
+        "the method, if the weights are ambiguous: mdlm, sedd and d3pm have the same weights",
         None,
         choices=tuple(METHODS),
-        help="the method, if the weights are ambiguous: mdlm, sedd and d3pm have the same weights",
     )
-    mask_id: int | None = option(None, metavar="ID", help="mask id, if there is no tokenizer (usually the last id)")
-    length: int | None = option(
-        None, metavar="L", help="maximum sequence length (default: from the file's config, else 1024)"
-    )
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = ImportRequest
+    mask_id: int | None = option("mask id, if there is no tokenizer (usually the last id)", None)
+    length: int | None = option("maximum sequence length (default: from the file's config, else 1024)", None)
+    json: bool = option("print JSON", False)
 
 
 def run(request: ImportRequest) -> int:

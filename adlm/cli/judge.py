@@ -1,6 +1,7 @@
 """`adlm judge`: evaluate a samples file and write a metric card that records how each metric was measured."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from adlm.apps.judge.card import Card, comparability_labels, make_output_folder, read_card, table_rows, write_card
+from adlm.apps.judge.card import Card, read_card, table_rows, write_card
 from adlm.apps.judge.inputs import read_inputs
 from adlm.apps.judge.settings import JudgeSettings
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.errors import UserError, printable
+from adlm.files import check_output, reporting_os_errors
 from adlm.request import option
 
 
@@ -27,34 +29,29 @@ class JudgeRequest(JudgeSettings):
   adlm judge --plot cards/*.json --out cards.png"""
 
     files: tuple[Path, ...] = option(
-        (),
-        positional=True,
-        metavar="SAMPLES",
-        help="a file written by `adlm sample --out`; with --plot, cards",
+        "a file written by `adlm sample --out`; with --plot, cards", (), positional=True, metavar="SAMPLES"
     )
     out: Path | None = option(
+        "write the card; expensive intermediate results are cached next to it in judged/.\nwith --plot, the plot file",
         None,
-        metavar="FILE",
-        help="write the card; expensive intermediate results are cached next to it in judged/.\n"
-        "with --plot, the plot file",
     )
-    force: bool = option(False, help="replace a file that adlm did not write")
-    json: bool = option(False, help="print the card as one line of JSON")
-    plot: bool = option(False, help="plot perplexity against entropy and MAUVE against steps for several cards")
-
-
-REQUEST = JudgeRequest
+    force: bool = option("replace a file that adlm did not write", False)
+    json: bool = option("print the card as one line of JSON", False)
+    plot: bool = option("plot perplexity against entropy and MAUVE against steps for several cards", False)
 
 
 def run(request: JudgeRequest) -> int:
     if request.plot:
-        return _plot(request)
+        return _plot(request) if os.environ.get("RANK", "0") == "0" else 0
     if len(request.files) != 1:
         given = f"{len(request.files)} are" if request.files else "none is"
         raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
     names = (request.reference, request.model, request.features)  # names on the Hugging Face hub are harmless
     read = [*request.files, *(request.given_features or ()), *(Path(name) for name in names if name)]
-    make_output_folder(request.out, request.force, read)
+    if request.out is not None:
+        with reporting_os_errors(request.out, f"--out {request.out} cannot be written"):
+            request.out.parent.mkdir(parents=True, exist_ok=True)
+    check_output(request.out, force=request.force, inputs=read)
     inputs = read_inputs(request.files[0], request)
     from adlm.apps.judge.pipeline import make_card
     from adlm.distributed import process_group
@@ -104,8 +101,9 @@ def _print_card(card: Card, out: Path | None) -> None:
     for row in table_rows(card):
         table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
     console.print(table)
-    for label in comparability_labels(card):
-        console.print(label, style="yellow", soft_wrap=True)
+    for metric in ("perplexity", "mauve"):
+        if card.get(metric, {}).get("label"):
+            console.print(card[metric]["label"], style="yellow", soft_wrap=True)
     for note in card["notes"]:
         console.print(note, style="dim", soft_wrap=True)
     if out is not None:

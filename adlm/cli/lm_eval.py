@@ -37,10 +37,7 @@ model, in --model_args:
   sampler=NAME  of generated text, and steps=T (default: the model's config)
   length=L      tokens of context and continuation together (default: the model's length)"""
 
-    words: tuple[str, ...] = option((), positional=True, forwarded=True, metavar="ARGUMENTS", help="of lm-eval")
-
-
-REQUEST = LmEvalRequest
+    words: tuple[str, ...] = option("of lm-eval", (), positional=True, forwarded=True, metavar="ARGUMENTS")
 
 
 def run(request: LmEvalRequest) -> int:

@@ -16,17 +16,17 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from adlm import __version__
 from adlm.cli.parser import Parser, add_command, is_forwarding, request_of
 from adlm.cli.streams import open_streams, silence, write_error
 from adlm.errors import UserError
 from adlm.files import reason
-from adlm.request import json_schema
+from adlm.request import Request, json_schema
 
-# Every command, by purpose. Its module in adlm.cli has REQUEST, the record of its options, and run(request), which
-# imports torch where it is needed: that takes seconds, and help and wrong usage are quick.
+# Every command, by purpose. Its module in adlm.cli has run(request), whose annotation is the record of the options.
+# torch, which takes seconds, is imported inside run: help and wrong usage are quick.
 GROUPS = {
     "start": {
         "quickstart": "train and compare two small models, minutes on a CPU",
@@ -232,11 +232,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _schema(argv: Sequence[str]) -> Any:
     """The JSON schema of the request of a command, or those of its subcommands by name."""
-    requests = _import(argv[0]).REQUEST
-    if not isinstance(requests, dict):
-        return json_schema(requests)
-    schemas = {name: json_schema(request) for name, request in requests.items()}
-    return schemas.get(argv[1], schemas)
+    schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
+    return schemas.get("") or schemas.get(argv[1], schemas)
+
+
+def _requests(command: str) -> tuple[type[Request], ...]:
+    """The records that a command takes: one, or one for each subcommand."""
+    annotation = get_type_hints(_import(command).run)["request"]
+    return get_args(annotation) or (annotation,)
 
 
 def _check_virtual_memory() -> None:
@@ -262,7 +265,7 @@ def build_parser(argv: Sequence[str]) -> MainParser:
                 module = importlib.import_module(f"adlm.cli.arguments.{name}")
                 module.add_arguments(module.add_subcommand(parser.commands, name, line, module.EXAMPLE))
             else:
-                add_command(parser.commands, name, line, _import(name).REQUEST)
+                add_command(parser.commands, name, line, _requests(name))
         else:
             parser.commands.add_parser(name)
     return parser

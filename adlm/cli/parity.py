@@ -28,13 +28,8 @@ class ParityRequest(Request):
 
     example = "adlm parity tests/parity/golden"
 
-    folder: Path = option(
-        positional=True, metavar="FOLDER", help="folder with golden.json, its .npz arrays and .ckpt weights"
-    )
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = ParityRequest
+    folder: Path = option("folder with golden.json, its .npz arrays and .ckpt weights", positional=True)
+    json: bool = option("print JSON", False)
 
 
 def run(request: ParityRequest) -> int:

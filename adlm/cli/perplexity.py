@@ -40,52 +40,35 @@ class MeasurementRequest(Request):
     """How a model is measured: the options that `adlm perplexity` and `adlm reproduce` share."""
 
     estimator: str = option(
+        "(default: auto; adlm reproduce measures with published too)",
         AUTO,
         group=MEASURING,
-        metavar="NAME",
         choices={AUTO: "any-order where it is valid, else nelbo", **ESTIMATOR_LINES},
-        help="(default: auto; adlm reproduce measures with published too)",
     )
     packing: PackingName | None = option(
-        None,
-        group=MEASURING,
-        help="(default: that of the text; of the paper for zero-shot and adlm reproduce)",
+        "(default: that of the text; of the paper for zero-shot and adlm reproduce)", None, group=MEASURING
     )
     samples: int = option(
+        "independent Monte Carlo replicates",
         4,
         group=MEASURING,
         minimum=1,
         maximum=MAX_REPLICATES,
         remedy="4 to 64 are usual",
-        metavar="K",
-        help="independent Monte Carlo replicates",
     )
     max_tokens: int | None = option(
-        None,
-        group=MEASURING,
-        minimum=1,
-        metavar="N",
-        help="measure about N tokens, spread evenly over each text",
+        "measure about N tokens, spread evenly over each text", None, group=MEASURING, minimum=1
     )
-    tokenizer: str | None = option(
-        None, group=MEASURING, metavar="T", help="tokenizer name, file or folder, for a model that has none"
-    )
-    seed: int = option(
-        0,
-        group=MEASURING,
-        minimum=0,
-        metavar="S",
-        help="seed of the random numbers, the same for every model",
-    )
+    tokenizer: str | None = option("tokenizer name, file or folder, for a model that has none", None, group=MEASURING)
+    seed: int = option("seed of the random numbers, the same for every model", 0, group=MEASURING, minimum=0)
     batch: int | None = option(
+        f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
+        "does not change the results",
         None,
         group=MEASURING,
         minimum=1,
-        metavar="B",
-        help=f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
-        "does not change the results",
     )
-    device: str = option("auto", group=MEASURING, metavar="D", help="auto, cuda or cpu (default: auto)")
+    device: str = option("auto, cuda or cpu (default: auto)", "auto", group=MEASURING)
 
 
 @dataclass(frozen=True)
@@ -98,24 +81,20 @@ class PerplexityRequest(MeasurementRequest):
   torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
 
     models: tuple[str, ...] = option(
+        "a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)\n"
+        "(default: box, the small model that comes with adlm)",
         (BOX,),
         positional=True,
-        metavar="MODEL",
-        help="a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)\n"
-        "(default: box, the small model that comes with adlm)",
     )
     data: tuple[str, ...] = option(
-        metavar="DATA",
-        help="corpus names (adlm prepare --list), files, folders of texts, globs in quotes, prepared folders,\n"
+        "corpus names (adlm prepare --list), files, folders of texts, globs in quotes, prepared folders,\n"
         f"or zero-shot: the paper's seven corpora ({', '.join(ZERO_SHOT)})",
+        metavar="DATA",
     )
-    split: str = option("", metavar="S", help="train, valid or test (default: as published, else valid)")
-    out: Path | None = option(None, metavar="FILE", help="write the results as JSON; rerun the same command to resume")
-    force: bool = option(False, help="replace a file that adlm did not write")
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = PerplexityRequest
+    split: str = option("train, valid or test (default: as published, else valid)", "")
+    out: Path | None = option("write the results as JSON; rerun the same command to resume", None)
+    force: bool = option("replace a file that adlm did not write", False)
+    json: bool = option("print JSON", False)
 
 
 def run(request: PerplexityRequest) -> int:

@@ -43,25 +43,19 @@ class PrepareRequest(Request):
   adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
 
     overrides: tuple[str, ...] = option(
+        "data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
+        "and other config options, or a preset (see adlm presets --explain)",
         (),
         positional=True,
-        metavar="OVERRIDE",
-        help="data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
-        "and other config options, or a preset (see adlm presets --explain)",
     )
-    out: Path | None = option(
-        None, metavar="DIR", help="the prepared folder to create, or an existing one with --inspect"
-    )
+    out: Path | None = option("the prepared folder to create, or an existing one with --inspect", None, metavar="DIR")
     inspect: bool = option(
-        False,
-        help="show example rows, document lengths, token frequencies and anchors;\n"
+        "show example rows, document lengths, token frequencies and anchors;\n"
         "of reasoning problems also steps, labels and what each slot is trained towards",
+        False,
     )
-    list: bool = option(False, help="list the named corpora")
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = PrepareRequest
+    list: bool = option("list the named corpora", False)
+    json: bool = option("print JSON", False)
 
 
 def run(request: PrepareRequest) -> int:

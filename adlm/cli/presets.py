@@ -17,17 +17,13 @@ class PresetsRequest(Request):
     example = "adlm presets owt/adlm model=medium train.steps=500000 --explain"
 
     overrides: tuple[str, ...] = option(
+        "a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "without any, list the presets",
         (),
         positional=True,
-        metavar="OVERRIDE",
-        help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
-        "without any, list the presets",
     )
-    explain: bool = option(False, help="print the description of each option above it")
-    json: bool = option(False, help="print JSON; with --explain the keys are config and meaning")
-
-
-REQUEST = PresetsRequest
+    explain: bool = option("print the description of each option above it", False)
+    json: bool = option("print JSON; with --explain the keys are config and meaning", False)
 
 
 def run(request: PresetsRequest) -> int:

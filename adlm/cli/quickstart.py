@@ -26,14 +26,9 @@ class QuickstartRequest(Request):
     example = """adlm quickstart --out runs/quickstart                       State of the Union speeches
   adlm quickstart data.path=book.txt --out runs/book           your own text"""
 
-    overrides: tuple[str, ...] = option(
-        (), positional=True, metavar="OVERRIDE", help="option=value for both models, such as train.steps=2000"
-    )
-    out: Path = option(Path("runs/quickstart"), metavar="DIR", help="output folder")
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST = QuickstartRequest
+    overrides: tuple[str, ...] = option("option=value for both models, such as train.steps=2000", (), positional=True)
+    out: Path = option("output folder", Path("runs/quickstart"), metavar="DIR")
+    json: bool = option("print JSON", False)
 
 
 def run(request: QuickstartRequest) -> int:

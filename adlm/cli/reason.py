@@ -27,61 +27,55 @@ if TYPE_CHECKING:  # importing torch takes seconds
 class ReasonTrainRequest(Request):
     """Train or resume a run."""
 
+    action = "train"
     example = """adlm reason train prosqa/small --out runs/prosqa
   adlm reason train prosqa/gpt2 reason.method=coconut --out runs/coconut"""
 
-    overrides: tuple[str, ...] = option(
-        (), positional=True, metavar="OVERRIDE", help="a preset such as prosqa/small, then option=value"
-    )
-    out: Path | None = option(None, metavar="RUN", help="run folder (default: runs/PRESET)")
-    json: bool = option(False, help="print the result as one line of JSON")
+    overrides: tuple[str, ...] = option("a preset such as prosqa/small, then option=value", (), positional=True)
+    out: Path | None = option("run folder (default: runs/PRESET)", None, metavar="RUN")
+    json: bool = option("print the result as one line of JSON", False)
 
 
 @dataclass(frozen=True)
 class ProblemsRequest(Request):
     """A model, and the problems that it solves."""
 
-    model: Path = option(positional=True, metavar="MODEL", help="a run or model folder of adlm reason train")
+    model: Path = option("a run or model folder of adlm reason train", positional=True)
     data: str | None = option(
+        "gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
         None,
         metavar="NAME_OR_FILE",
-        help="gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
     )
-    root: str | None = option(None, metavar="DIR", help="folder of the corpora (default: as trained, else ADLM_DATA)")
-    split: Literal["test", "valid", "train"] = option("test", help="the part of the data")
-    device: str = option("auto", metavar="D", help="auto, cuda or cpu (default: auto)")
+    root: str | None = option("folder of the corpora (default: as trained, else ADLM_DATA)", None, metavar="DIR")
+    split: Literal["test", "valid", "train"] = option("the part of the data", "test")
+    device: str = option("auto, cuda or cpu (default: auto)", "auto")
 
 
 @dataclass(frozen=True)
 class ReasonEvalRequest(ProblemsRequest):
     """Measure exact-match accuracy on a set of problems."""
 
+    action = "eval"
     example = "adlm reason eval runs/prosqa --data prosqa --out answers.jsonl"
 
-    limit: int | None = option(None, minimum=1, metavar="N", help="solve the first N problems only")
+    limit: int | None = option("solve the first N problems only", None, minimum=1)
     slots: tuple[int, ...] = option(
-        (),
-        minimum=0,
-        maximum=1000,
-        metavar="N",
-        help="numbers of slots to evaluate (default: of the last stage)",
+        "numbers of slots to evaluate (default: of the last stage)", (), minimum=0, maximum=1000
     )
-    out: Path | None = option(None, metavar="FILE", help="write every answer as a line of JSON")
-    force: bool = option(False, help="replace an existing FILE")
-    json: bool = option(False, help="print the result as one line of JSON")
+    out: Path | None = option("write every answer as a line of JSON", None)
+    force: bool = option("replace an existing FILE", False)
+    json: bool = option("print the result as one line of JSON", False)
 
 
 @dataclass(frozen=True)
 class ReasonShowRequest(ProblemsRequest):
     """Show one problem being solved: slots, their labels, the answer."""
 
+    action = "show"
     example = "adlm reason show runs/prosqa --data prosqa --problem 7"
 
-    problem: int = option(1, metavar="N", help="which problem, from 1 on")
-    json: bool = option(False, help="print JSON")
-
-
-REQUEST: dict[str, type[Request]] = {"train": ReasonTrainRequest, "eval": ReasonEvalRequest, "show": ReasonShowRequest}
+    problem: int = option("which problem, from 1 on", 1)
+    json: bool = option("print JSON", False)
 
 
 def run(request: ReasonTrainRequest | ReasonEvalRequest | ReasonShowRequest) -> int:

@@ -52,26 +52,20 @@ class TrainRequest(Request):
   adlm train --plot runs/adlm runs/mdlm"""
 
     overrides: tuple[str, ...] = option(
-        (),
-        positional=True,
-        metavar="OVERRIDE",
-        help="a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
         "init=box starts from the model in the box, init=RUN from another run;\n"
         "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
+        (),
+        positional=True,
     )
-    out: Path | None = option(
-        None, metavar="RUN", help="run folder: a new one, or one to resume (default: runs/PRESET)"
-    )
+    out: Path | None = option("run folder: a new one, or one to resume (default: runs/PRESET)", None, metavar="RUN")
     plot: tuple[Path, ...] = option(
+        "plot the curves of a run to curves.png and curves.svg in its folder;\n"
+        "of several runs to comparison.png and comparison.svg in the first folder",
         (),
         metavar="RUN",
-        help="plot the curves of a run to curves.png and curves.svg in its folder;\n"
-        "of several runs to comparison.png and comparison.svg in the first folder",
     )
-    json: bool = option(False, help="print the result as one line of JSON")
-
-
-REQUEST = TrainRequest
+    json: bool = option("print the result as one line of JSON", False)
 
 
 def run(request: TrainRequest) -> int:

@@ -185,7 +185,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["owt"], "there is no table 'owt'; did you mean 'owt-ppl'?"),
+        (["owt"], "TABLE 'owt' is not one of owt-ppl, |; did you mean 'owt-ppl'?"),
         (["owt-ppl", "{neither}"], "is neither what `adlm perplexity --out` nor what `adlm judge --out` writes"),
         (["owt-ppl", "{broken}"], "is not JSON"),
         (["owt-ppl", "{half}"], "is incomplete: it has no"),

@@ -3,16 +3,21 @@
 Under torchrun every process computes its share of nats and features, and rank 0 makes the card.
 """
 
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adlm import __version__, distributed
-from adlm.apps.judge.cache import Arrays, compute_in_parts, json_sha256
 from adlm.apps.judge.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.apps.judge.diversity import diversity_of, entropy_of, lengths_of
 from adlm.apps.judge.generative_perplexity import (
@@ -31,32 +36,14 @@ from adlm.apps.judge.mauve import PUBLISHED_SEED, Features, mauve_of
 from adlm.apps.judge.settings import EOS, START, IdsOf, JudgeSettings
 from adlm.distributed import local_device
 from adlm.errors import UserError
+from adlm.files import opened, replacing, reporting_os_errors, write_file
 from adlm.request import narrow, to_json
 
+TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
+
+Arrays = dict[str, NDArray[Any]]
 ReportProgress = Callable[[str, int, int], None]
 """(stage, done, total), called as the work proceeds."""
-
-
-class Computation(NamedTuple):
-    """How arrays of many texts are computed: the batch size, the cache and who hears of the progress."""
-
-    batch: int
-    cache_folder: Path | None
-    report_progress: ReportProgress
-
-    def in_parts(
-        self,
-        items: Sequence[Any],
-        compute: Callable[[Sequence[Any]], Arrays],
-        fits: Callable[[Sequence[Any], Arrays], bool],
-        kind: str,
-        about: Mapping[str, Any],
-        stage: str,
-    ) -> list[Arrays]:
-        def report_done(done: int) -> None:
-            self.report_progress(stage, done, len(items))
-
-        return compute_in_parts(items, compute, fits, kind, about, self.cache_folder, report_done)
 
 
 def make_card(
@@ -70,7 +57,7 @@ def make_card(
     For several cards, `open_judge` may return the same judge again instead of loading it.
     """
     settings, device = inputs.settings, local_device(inputs.settings.device)
-    computation = Computation(settings.batch or (16 if device.type == "cuda" else 4), cache_folder, report_progress)
+    batch, cache = settings.batch or (16 if device.type == "cuda" else 4), PartCache(cache_folder, report_progress)
     judged = {"samples": inputs.samples}
     if inputs.reference is not None and settings.judge_reference:
         judged["reference"] = inputs.reference
@@ -81,13 +68,12 @@ def make_card(
             judge = open_judge(settings.model, device)
             sha256 = inputs.samples.about["tokenizer"]["sha256"]
             for name, texts in judged.items():
-                metrics[name]["perplexity"] = _perplexity(settings, judge, name, texts, sha256, computation)
+                metrics[name]["perplexity"] = _perplexity(settings, judge, name, texts, sha256, batch, cache)
             del judge  # its memory is needed by the featuriser
         if "mauve" in settings.metrics and features is None:
             featuriser = HuggingFaceFeaturiser(settings.features, device, settings.pooling)
-            features = _features(inputs, featuriser, computation)
+            features = _features(inputs, featuriser, batch, cache)
     except torch.OutOfMemoryError:
-        batch = computation.batch
         raise UserError(
             f"--batch {batch} does not fit the memory of the device; try --batch {max(1, batch // 2)}"
         ) from None
@@ -119,7 +105,8 @@ def _perplexity(
     name: str,
     collection: TextCollection,
     tokenizer_sha256: str,
-    computation: Computation,
+    batch: int,
+    cache: "PartCache",
 ) -> dict[str, Any]:
     """The generative perplexity of the samples, or of the reference."""
     read, ids_kind = _judge_ids(judge, name, collection, settings.ids, tokenizer_sha256)
@@ -130,7 +117,7 @@ def _perplexity(
     about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": json_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        part_nats = token_nats(judge, part, computation.batch, layout)
+        part_nats = token_nats(judge, part, batch, layout)
         return {"nats": np.concatenate(part_nats), "lengths": np.array([len(row) for row in part])}
 
     def fits(part: Sequence[list[int]], arrays: Arrays) -> bool:
@@ -140,7 +127,7 @@ def _perplexity(
         return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
 
     nats: list[TokenNats] = []
-    for part in computation.in_parts(rows, compute, fits, "nats", about, f"judging {name}"):
+    for part in cache.compute(rows, compute, fits, "nats", about, f"judging {name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
     section = {
         "judge": asdict(judge.about),
@@ -178,11 +165,11 @@ def _judge_ids(
         raise UserError(f"the judge {judge.about.name} cannot read the {name}: {error}; give another --model") from None
 
 
-def _features(inputs: JudgeInputs, featuriser: HuggingFaceFeaturiser, computation: Computation) -> FeaturePair:
+def _features(inputs: JudgeInputs, featuriser: HuggingFaceFeaturiser, batch: int, cache: "PartCache") -> FeaturePair:
     """Features of the texts that are not empty; an empty one has no last token."""
 
     def compute(part: Sequence[str]) -> Arrays:
-        return {"features": featuriser.features(part, computation.batch)}
+        return {"features": featuriser.features(part, batch)}
 
     def fits(part: Sequence[str], arrays: Arrays) -> bool:
         found = arrays.get("features")
@@ -191,7 +178,7 @@ def _features(inputs: JudgeInputs, featuriser: HuggingFaceFeaturiser, computatio
     def features_of(name: str, texts: Sequence[str]) -> Features:
         nonempty = [text for text in texts if text]
         about = {"featuriser": asdict(featuriser.about), "texts": json_sha256(nonempty)}
-        parts = computation.in_parts(nonempty, compute, fits, "features", about, f"features of {name}")
+        parts = cache.compute(nonempty, compute, fits, "features", about, f"features of {name}")
         return np.concatenate([part["features"] for part in parts])
 
     assert inputs.reference is not None
@@ -230,3 +217,70 @@ def _id_metrics(settings: JudgeSettings, collection: TextCollection) -> dict[str
         lengths = lengths_of([len(text) for text in collection.texts])
         metrics["diversity"] = diversity | {"characters": asdict(lengths)}
     return metrics
+
+
+@dataclass(frozen=True)
+class PartCache:
+    """Arrays computed in parts: divided among processes, cached on disk, resumed after an interruption.
+
+    FOLDER/nats-3f0c.../about.json   the inputs of the computation; its sha256 is in the folder's name
+    FOLDER/nats-3f0c.../00000.npz    arrays of the first TEXTS_PER_PART texts
+    """
+
+    folder: Path | None
+    report_progress: ReportProgress
+
+    def compute(
+        self,
+        items: Sequence[Any],
+        compute: Callable[[Sequence[Any]], Arrays],
+        fits: Callable[[Sequence[Any], Arrays], bool],
+        kind: str,
+        about: Mapping[str, Any],
+        stage: str,
+    ) -> list[Arrays]:
+        """compute(items), TEXTS_PER_PART items at a time; parts of the same inputs that are cached are read instead.
+
+        Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
+        arrays have the form that `compute` returns.
+        """
+        digest, (rank, ranks) = json_sha256(about), distributed.rank_and_size()
+        cache = None if self.folder is None else self.folder / f"{kind}-{digest[:24]}"
+        if cache is not None:
+            with reporting_os_errors(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+            if not (cache / "about.json").is_file():
+                write_file(cache / "about.json", json.dumps(about, indent=1))
+        done: dict[int, Arrays] = {}
+        for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
+            path = None if cache is None else cache / f"{number:05}.npz"
+            part = items[number * TEXTS_PER_PART : (number + 1) * TEXTS_PER_PART]
+            if path is not None and path.exists():
+                done[number] = _read_part(path)
+                if not done[number] or not fits(part, done[number]):
+                    raise UserError(f"{path} is damaged; delete it, and it is made again")
+            else:
+                done[number] = compute(part)
+                if path is not None:
+                    with replacing(path) as temporary, temporary.open("wb") as file:
+                        np.savez(file, **done[number])  # type: ignore[arg-type]
+            self.report_progress(stage, min(len(items), (number + ranks) * TEXTS_PER_PART), len(items))
+        gathered = distributed.gather([(digest, done)])
+        if any(other_digest != digest for other_digest, _ in gathered):
+            raise UserError("the processes read different texts; wait until the files are written, and run this again")
+        parts = {number: arrays for _, done_by_rank in gathered for number, arrays in done_by_rank.items()}
+        return [parts[number] for number in sorted(parts)]
+
+
+def _read_part(path: Path) -> Arrays:
+    """The arrays of a file; none if it is damaged."""
+    try:
+        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
+        return {}
+
+
+def json_sha256(content: Any) -> str:
+    """sha256 of texts, ids or settings."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -33,86 +33,68 @@ class JudgeSettings(Request):
     """Every setting that the metrics of a card depend on."""
 
     metrics: tuple[Metric, ...] = option(
-        METRICS, commas=True, metavar="LIST", help=f"comma-separated subset of {','.join(METRICS)} (default: all)"
+        f"comma-separated subset of {','.join(METRICS)} (default: all)", METRICS, commas=True, metavar="LIST"
     )
-    device: str = option("auto", metavar="D", help="auto, cuda or cpu (default: auto, a GPU if available)")
+    device: str = option("auto, cuda or cpu (default: auto, a GPU if available)", "auto")
     batch: int | None = option(
-        None, minimum=1, metavar="B", help="texts per batch (default: 4, on a GPU 16); does not change the results"
+        "texts per batch (default: 4, on a GPU 16); does not change the results", None, minimum=1
     )
     reference: Path | None = option(
+        "a prepared folder, a file with one text per line (.txt, .jsonl), or a samples file",
         None,
         group=REFERENCE,
         metavar="DATA",
-        help="a prepared folder, a file with one text per line (.txt, .jsonl), or a samples file",
     )
-    split: str | None = option(
-        None, group=REFERENCE, metavar="NAME", help="split of a prepared folder (default: valid)"
-    )
-    field: str = option("text", group=REFERENCE, metavar="NAME", help="field of a .jsonl file")
+    split: str | None = option("split of a prepared folder (default: valid)", None, group=REFERENCE)
+    field: str = option("field of a .jsonl file", "text", group=REFERENCE)
     num_reference: int | None = option(
-        None,
-        group=REFERENCE,
-        minimum=1,
-        metavar="N",
-        help="number of reference texts (default: as many as samples)",
+        "number of reference texts (default: as many as samples)", None, group=REFERENCE, minimum=1
     )
-    reference_seed: int = option(0, group=REFERENCE, metavar="S", help="seed that selects the reference texts")
+    reference_seed: int = option("seed that selects the reference texts", 0, group=REFERENCE)
     judge_reference: bool = option(
-        False, group=REFERENCE, help="also report perplexity, entropy and diversity of the reference"
+        "also report perplexity, entropy and diversity of the reference", False, group=REFERENCE
     )
     model: str = option(
+        "Hugging Face name or folder, a .gguf file, or an AR or A2R model folder",
         "gpt2-large",
         group=PERPLEXITY,
         metavar="JUDGE",
-        help="Hugging Face name or folder, a .gguf file, or an AR or A2R model folder",
     )
     eos: Eos | None = option(
-        None,
-        group=PERPLEXITY,
-        choices=EOS,
-        help="(default: closing for an adlm model, published for a Hugging Face model)",
+        "(default: closing for an adlm model, published for a Hugging Face model)", None, group=PERPLEXITY, choices=EOS
     )
     start: Start | None = option(
-        None,
-        group=PERPLEXITY,
-        choices=START,
-        help="(default: bos for an adlm model, given for a Hugging Face model)",
+        "(default: bos for an adlm model, given for a Hugging Face model)", None, group=PERPLEXITY, choices=START
     )
     ids: IdsOf = option(
+        "ids the judge reads: the text retokenised, as published, or the ids as\n"
+        "sampled (default: auto, as-sampled for an adlm model with the same tokenizer)",
         "auto",
         group=PERPLEXITY,
-        help="ids the judge reads: the text retokenised, as published, or the ids as\n"
-        "sampled (default: auto, as-sampled for an adlm model with the same tokenizer)",
     )
     max_tokens: int | None = option(
+        "truncate texts to N tokens (default: no truncation; published: the model's length)",
         None,
         group=PERPLEXITY,
         minimum=1,
-        metavar="N",
-        help="truncate texts to N tokens (default: no truncation; published: the model's length)",
     )
-    context: int | None = option(
-        None, group=PERPLEXITY, minimum=1, metavar="N", help="maximum context window (default: the judge's)"
-    )
-    features: str = option("gpt2-large", group=MAUVE, metavar="NAME", help="Hugging Face name or folder, or minilm")
+    context: int | None = option("maximum context window (default: the judge's)", None, group=PERPLEXITY, minimum=1)
+    features: str = option("Hugging Face name or folder, or minilm", "gpt2-large", group=MAUVE)
     pooling: Pooling | None = option(
-        None, group=MAUVE, help="pooling of the last layer: last token or mean (default: last; minilm: mean)"
+        "pooling of the last layer: last token or mean (default: last; minilm: mean)", None, group=MAUVE
     )
     given_features: tuple[Path, Path] | None = option(
-        None, group=MAUVE, metavar=("SAMPLES.npy", "REFERENCE.npy"), help="precomputed features"
+        "precomputed features", None, group=MAUVE, metavar=("SAMPLES.npy", "REFERENCE.npy")
     )
     seeds: int = option(
+        "number of clusterings, with seeds 25, 26, ...",
         5,
         group=MAUVE,
         minimum=1,
         maximum=1_000,
         remedy="a clustering takes seconds or more",
-        metavar="N",
-        help="number of clusterings, with seeds 25, 26, ...",
     )
-    clusters: int | None = option(
-        None, group=MAUVE, metavar="K", help="clusters per clustering (default: a tenth of the samples)"
-    )
+    clusters: int | None = option("clusters per clustering (default: a tenth of the samples)", None, group=MAUVE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
