@@ -48,12 +48,13 @@ def opened_journal(work: Path, out: Path, recipe: dict[str, Any]) -> Iterator[tu
 
     def resumes(header: Any) -> bool:
         nonlocal previous
-        previous = header.get("recipe") if isinstance(header, dict) else None
-        if not isinstance(previous, dict) or not isinstance(previous.get("parts"), list):
+        found = header.get("recipe") if isinstance(header, dict) else None
+        if not isinstance(found, dict) or not isinstance(found.get("parts"), list):
             raise UserError(
                 f"{work} is unfinished work of another version of adlm, or damaged; delete it, and run the same "
                 "command again"
             )
+        previous = found
         return True
 
     busy = f"{out} is being prepared by another process; wait for it, or stop it"
