@@ -89,7 +89,8 @@ def _logarithmic(axes: Any, which: str, span: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# Labels. adjustText was tried in their place: see docs/architecture.md.
+# Labels. The package adjustText (1.4) was tried in place of this class. Where points are crowded, its labels cover
+# curves and each other and leave the axes; it cannot omit a label, and curves to avoid cost it ten seconds.
 
 LABEL_DIRECTIONS = (*product((1, -1), (0.6, -0.6)), (0, 1), (0, -1), (1, 0), (-1, 0), *product((1, -1), (2, -2)))
 """Directions (x, y) from a point to its label, best first."""

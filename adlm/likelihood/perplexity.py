@@ -5,9 +5,9 @@ finished group. Interrupted measurements resume from it, with any number of proc
 and reads those of all.
 """
 
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adlm import distributed
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, reporting_os_errors
+from adlm.files import Journal, json_lines, opened, reporting_os_errors
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, MAX_REPLICATES
@@ -107,7 +107,6 @@ def measure_nats(
     numbers = np.tile(chosen, repeats)
     total = num_groups(len(numbers), rows.length)
     rank, ranks = distributed.rank_and_size()
-    journal_file = None if journal is None else journal.with_name(f"{journal.name}.{rank}-of-{ranks}")
     finished = {} if journal is None else _read_journal(journal, total, replicates)
     done = {number: group for number, group in finished.items() if number % ranks == rank}
     todo = (group for group in range(rank, total, ranks) if group not in done)
@@ -120,13 +119,14 @@ def measure_nats(
         report_progress(share * len(chosen) * rows.length, len(chosen) * rows.length)
 
     on_rows(sum(len(numbers[group * size : (group + 1) * size]) for group in done))
-    for group in measure_groups(
-        method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo, on_rows
-    ):
-        done[group.group] = group
-        if journal_file is not None:
-            with reporting_os_errors(journal_file), journal_file.open("a", encoding="utf-8") as file:
-                file.write(f"\n{json.dumps(asdict(group))}")  # a new line first: the last one may be incomplete
+    with _own_journal(journal, f"{rank}-of-{ranks}") as own_journal:
+        for group in measure_groups(
+            method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo, on_rows
+        ):
+            done[group.group] = group
+            if own_journal is not None:
+                with reporting_os_errors(own_journal.path):
+                    own_journal.append(asdict(group))
     return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
 
 
@@ -145,6 +145,19 @@ def _num_tokens(rows: TextRows, chosen: NDArray[np.int64]) -> int:
     return int(x.size if pad is None else (~pad).sum())
 
 
+@contextmanager
+def _own_journal(journal: Path | None, process: str) -> Iterator[Journal | None]:
+    """The journal file of this process; what it measures depends on is hashed in its name, so it has no header."""
+    if journal is None:
+        yield None
+        return
+    path = journal.with_name(f"{journal.name}.{process}")
+    with closing(Journal(path, f"{path} is being written by another process; wait for it, or stop it")) as own:
+        for _ in own.entries():
+            pass  # new groups are appended after those of an interrupted run
+        yield own
+
+
 def delete_journal(journal: Path) -> None:
     """Delete the journal files of all processes, once the results are written."""
     for file in _journal_files(journal):
@@ -159,10 +172,12 @@ def _read_journal(journal: Path, total: int, replicates: int) -> dict[int, Group
     """The groups in a journal by number; incomplete and damaged lines are skipped."""
     groups = {}
     for file in _journal_files(journal):
-        for line in read_bytes(file).splitlines():
+        with opened(file) as lines:
+            contents = [content for _, content in json_lines(lines)]
+        for content in contents:
             try:
-                group = GroupNats(**parse_json(line))
-            except (ValueError, TypeError):
+                group = GroupNats(**content)
+            except TypeError:
                 continue
             if _is_valid(group, total, replicates):
                 groups[group.group] = group

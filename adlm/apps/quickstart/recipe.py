@@ -10,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from adlm.apps.quickstart.report import PAGE, REPORT, TRACE, BoxTexts, QuickstartReport, TrainedModel
-from adlm.apps.quickstart.report_page import format_report_page
+from adlm.apps.quickstart.report import (
+    PAGE,
+    REPORT,
+    TRACE,
+    BoxTexts,
+    QuickstartReport,
+    TrainedModel,
+    format_report_page,
+)
 from adlm.apps.trace.page import write_trace
 from adlm.apps.trace.recording import TraceInfo, record_trace
 from adlm.canvas import HOLE

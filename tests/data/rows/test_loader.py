@@ -13,9 +13,8 @@ import torch
 from test_packing import FRAMED, documents_like, stored
 
 from adlm.data.prepare.prepare import prepare
-from adlm.data.rows.loader import START, Loader, Position, shuffle, uniform
+from adlm.data.rows.loader import START, Loader, Position, Stream, shuffle, uniform
 from adlm.data.rows.packing import rows_of
-from adlm.data.rows.streaming import Stream
 from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer
