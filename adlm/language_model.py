@@ -34,8 +34,8 @@ from adlm.distributed import device_of
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors
 from adlm.inference.frozen import FrozenNetwork
-from adlm.likelihood.estimate import perplexity_of, summarize
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import perplexity_of, summarize
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import check_sampling, whole_number
 from adlm.methods import method_of

@@ -31,7 +31,7 @@ from adlm.config.load import resolve
 from adlm.config.options import descriptions
 from adlm.data.prepare.prepare import prepare
 from adlm.errors import UserError
-from adlm.likelihood import perplexity
+from adlm.likelihood import measurement
 
 TIMEOUT = 2.0
 """Seconds after which a command is interrupted: some of them would take years."""
@@ -262,7 +262,7 @@ def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sa
         raise UserError("this takes minutes")
 
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)
-    for module in (limits, perplexity):
+    for module in (limits, measurement):
         monkeypatch.setattr(module, "memory_of", lambda device: 2**28)
     if name == "quickstart":
         monkeypatch.setattr("adlm.apps.quickstart.recipe._box_texts", refuse_work)  # the first work it does

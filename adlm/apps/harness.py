@@ -20,8 +20,8 @@ from adlm.data.rows.packing import row_boundaries
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, load
 from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
-from adlm.likelihood.estimate import summarize
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import whole_number
 from adlm.methods.inputs import vocabulary_of

@@ -90,7 +90,7 @@ def run(request: ReproduceRequest) -> int:
         if is_rank_zero:
             _write_report(table, compare_with_table(table, results_and_rows), request)
         if is_rank_zero and journals:
-            from adlm.likelihood.perplexity import delete_journal
+            from adlm.likelihood.measurement import delete_journal
 
             for journal in journals:
                 delete_journal(journal)
@@ -135,7 +135,7 @@ def _measure(
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device
     from adlm.language_model import load
-    from adlm.likelihood.perplexity import PerplexitySettings
+    from adlm.likelihood.measurement import PerplexitySettings
 
     protocol, device = table.protocol, local_device(request.device)
     assert protocol is not None

@@ -18,7 +18,7 @@ from scipy.stats import ttest_1samp
 from sweep import Group, Results, Row, key_of, sweep_of
 
 from adlm.errors import UserError
-from adlm.likelihood.estimate import Estimate, Nats, difference
+from adlm.likelihood.standard_errors import Estimate, Nats, difference
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]

@@ -26,7 +26,7 @@ from adlm.cli.main import main
 from adlm.config.load import resolve, to_mapping
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.likelihood.estimate import Nats, difference, summarize
+from adlm.likelihood.standard_errors import Nats, difference, summarize
 from adlm.methods import method_of
 from adlm.samples_file import read_samples
 from adlm.tokens import load_tokenizer

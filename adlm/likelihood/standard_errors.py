@@ -1,56 +1,18 @@
-"""Nats per token of a text with two standard errors: Monte Carlo and over the choice of documents. No training.
-
-Rows are scored in groups. The RNG of a group is seeded by (seed, replicate, group), and its times are stratified over
-its rows. So the random numbers depend neither on the batch size nor on the number of processes, and are the same for
-every model.
+"""From the nats of a text to nats per token with two standard errors: Monte Carlo and over the choice of documents.
 
 The nats of every predicted token are summed, including the bos and eos that frame a row; the sum is divided by the
-number of tokens of the text alone (`adlm.data.rows.packing.counted_positions`).
+number of tokens of the text alone (`adlm.data.rows.packing.counted_positions`). Arithmetic only: no networks.
 
-Shapes: R rows of L ids in G groups, K replicates, D documents; `pad` is True at padding.
+Shapes: G groups of rows, K replicates, D documents.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
-from torch import Tensor
 
-from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
-from adlm.methods.inputs import check_clean
-from adlm.methods.method import Method
-
-TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
-
-Estimator = Callable[[Any, Tensor, Tensor | None, BatchRng], Tensor]
-"""(network, x (B, L), pad, rng) -> nats (B, L) whose expectation is the bound."""
-
-
-class TextRows(Protocol):
-    """Rows of equal length, and the document of each token."""
-
-    @property
-    def length(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """ids (n, L) and pad (n, L), or None without padding."""
-        ...
-
-    def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-        """(n, L), True at the tokens of the text, False at padding and at the bos and eos of the rows."""
-        ...
-
-    def documents(self, rows: Any) -> NDArray[np.int64]:
-        """(n, L), the index of each token's document, the sampling unit of the error over documents."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -126,62 +88,6 @@ def perplexity_of(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def measure_groups(
-    method: Method,
-    network: Any,
-    rows: TextRows,
-    numbers: NDArray[np.int64],
-    estimator: Estimator,
-    samples: int,
-    seed: int,
-    batch: int,
-    groups: Iterator[int],
-    on_rows: Callable[[float], None] = lambda rows: None,
-) -> Iterator[GroupNats]:
-    """The nats of each of these groups of the rows `numbers`, `batch` rows at a time.
-
-    `on_rows` is called for every replicate of a batch, with its share of the rows: their number / `samples`.
-    """
-    size, device = group_size(rows.length), next(network.parameters()).device
-    for group in groups:
-        members = numbers[group * size : (group + 1) * size]
-        by_token, counted, documents = [], [], []
-        for start in range(0, len(members), batch):
-            batch_rows = members[start : start + batch]
-            ids, padding, documents_of_ids = *rows.read(batch_rows), rows.documents(batch_rows)
-            if len(rows) == 1 and padding is not None and method.config.data.pad != "attended":
-                text = ~padding[0]  # a single row needs no padding
-                ids, padding, documents_of_ids = ids[:, text], None, documents_of_ids[:, text]
-            x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
-            check_clean(method.config, x, pad)
-            predicted = method.predicted(x, pad).numpy()
-            x, pad = x.to(device), None if pad is None else pad.to(device)
-            replicates = []
-            for replicate in range(samples):
-                rng = BatchRng(_generator(seed, replicate, group), BatchSlice(start, len(members)))
-                replicates.append(estimator(network, x, pad, rng))
-                on_rows(len(batch_rows) / samples)
-            by_token.append(torch.stack(replicates).double().cpu().numpy()[:, predicted])
-            counted.append(rows.counted(ids, padding)[predicted])
-            documents.append(documents_of_ids[predicted])
-        nats = np.concatenate(by_token, axis=1)
-        if not np.isfinite(nats).all():
-            raise UserError(
-                "the model's nats are not finite: its weights are damaged, or its logits are too large for their "
-                "precision; measure another model"
-            )
-        yield _sum_by_document(group, nats, np.concatenate(counted), np.concatenate(documents))
-
-
-def group_size(length: int) -> int:
-    """Number of rows in a group."""
-    return max(1, TOKENS_A_GROUP // length)
-
-
-def num_groups(num_rows: int, length: int) -> int:
-    return -(-num_rows // group_size(length))
-
-
 def nats_of(groups: list[GroupNats], exact: bool, repeats: int = 1) -> Nats:
     """Combine all groups of a text; a document may span several. Every row was scored `repeats` times."""
     ordered = sorted(groups, key=lambda group: group.group)
@@ -227,6 +133,8 @@ def difference(ours: Nats, theirs: Nats) -> Estimate:
 
 def t_quantile(freedom: float) -> float:
     """The 97.5% point of Student's t distribution."""
+    from scipy.special import stdtrit  # slow to import, and sampling needs none of it
+
     return float(stdtrit(freedom, 0.975))
 
 
@@ -266,19 +174,3 @@ def _over_documents(deviations: NDArray[np.float64], exact: bool) -> float | Non
     if noise > 0 and squares <= noise:
         return None
     return math.sqrt((squares - noise) * num / (num - 1))
-
-
-def _sum_by_document(
-    group: int, nats: NDArray[np.float64], counted: NDArray[np.bool_], documents: NDArray[np.int64]
-) -> GroupNats:
-    """Sum nats (K, tokens) and counted tokens over each document."""
-    numbers, index = np.unique(documents, return_inverse=True)
-    by_document = np.stack([np.bincount(index, replicate, len(numbers)) for replicate in nats], axis=1)
-    tokens = np.bincount(index, counted, len(numbers)).astype(np.int64)
-    return GroupNats(group, numbers.tolist(), by_document.tolist(), tokens.tolist())
-
-
-def _generator(seed: int, replicate: int, group: int) -> torch.Generator:
-    """On the CPU, so that every device uses the same random numbers."""
-    state = np.random.SeedSequence(seed, spawn_key=(replicate, group)).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]) >> 1)

@@ -1,8 +1,11 @@
-"""The nats of one text under one model, measured group by group. No command line.
+"""The nats of a text under a model, measured group by group of its rows. No command line.
 
-The groups are divided among the processes; the result does not depend on their number. A journal has one line per
-finished group. Interrupted measurements resume from it, with any number of processes: each process writes its own file
-and reads those of all.
+The RNG of a group is seeded by (seed, replicate, group), and its times are stratified over its rows. So the random
+numbers depend neither on the batch size nor on the number of processes, and are the same for every model. The groups
+are divided among the processes. A journal has one line per finished group: interrupted measurements resume from it,
+with any number of processes, each of which writes its own file and reads those of all.
+
+Shapes: R rows of L ids, K replicates; `pad` is True at padding.
 """
 
 import math
@@ -11,22 +14,46 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from adlm import distributed
+from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, reporting_os_errors
-from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, MAX_REPLICATES
+from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of
 from adlm.limits import format_bytes, memory_of
+from adlm.methods.inputs import check_clean
 from adlm.methods.method import Method
 
 MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repeating the rows of a short text
+TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
+
+
+class TextRows(Protocol):
+    """Rows of equal length, and the document of each token."""
+
+    @property
+    def length(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """ids (n, L) and pad (n, L), or None without padding."""
+        ...
+
+    def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        """(n, L), True at the tokens of the text, False at padding and at the bos and eos of the rows."""
+        ...
+
+    def documents(self, rows: Any) -> NDArray[np.int64]:
+        """(n, L), the index of each token's document, the sampling unit of the error over documents."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,15 +95,17 @@ class PerplexitySettings:
     def replicates(self, method: Method) -> int:
         return 1 if method.exact else self.samples
 
-
-def _repeats(settings: PerplexitySettings, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
-    """How often each row is scored in a replicate: a short text is scored at many noise levels."""
-    if method.exact:
-        return 1
-    if settings.repeats is not None:
-        return settings.repeats
-    num_tokens = _num_tokens(rows, chosen) if len(chosen) < MIN_TOKENS else MIN_TOKENS
-    return math.ceil(max(1, MIN_ROWS / len(chosen), MIN_TOKENS / num_tokens))
+    def repeats_of(self, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
+        """How often each row is scored in a replicate: a short text is scored at many noise levels."""
+        if method.exact:
+            return 1
+        if self.repeats is not None:
+            return self.repeats
+        num_tokens = MIN_TOKENS
+        if len(chosen) < MIN_TOKENS:
+            x, pad = rows.read(chosen)
+            num_tokens = int(x.size if pad is None else (~pad).sum())
+        return math.ceil(max(1, MIN_ROWS / len(chosen), MIN_TOKENS / num_tokens))
 
 
 def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
@@ -98,19 +127,24 @@ def measure_nats(
     `report_progress(done, total)` is called during the measurement, in tokens of the rows.
     """
     estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
-    replicates = settings.replicates(method)
+    replicates, device = settings.replicates(method), next(network.parameters()).device
     chosen = chosen_rows(rows, settings.max_tokens)
-    repeats = _repeats(settings, method, rows, chosen)
-    on_gpu = next(network.parameters()).device.type == "cuda"
-    batch = settings.batch or max(1, (BATCH_TOKENS_ON_GPU if on_gpu else BATCH_TOKENS) // rows.length)
-    _check_memory(replicates, min(len(chosen) * repeats, group_size(rows.length)) * rows.length)
+    repeats = settings.repeats_of(method, rows, chosen)
     numbers = np.tile(chosen, repeats)
-    total = num_groups(len(numbers), rows.length)
+    size = max(1, TOKENS_A_GROUP // rows.length)
+    groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    batch = settings.batch or max(1, (BATCH_TOKENS_ON_GPU if device.type == "cuda" else BATCH_TOKENS) // rows.length)
+    # the nats of a group are held in memory until it is done
+    needed, available = replicates * len(groups[0]) * rows.length * 8, memory_of(torch.device("cpu"))
+    if needed > available:
+        raise UserError(
+            f"samples {replicates} of {len(groups[0]) * rows.length:,} tokens at once take {format_bytes(needed)} of "
+            f"memory, and this machine has {format_bytes(available)}; take fewer"
+        )
     rank, ranks = distributed.rank_and_size()
-    finished = {} if journal is None else _read_journal(journal, total, replicates)
+    finished = {} if journal is None else _read_journal(journal, len(groups), replicates)
     done = {number: group for number, group in finished.items() if number % ranks == rank}
-    todo = (group for group in range(rank, total, ranks) if group not in done)
-    size, num_scored = group_size(rows.length), 0.0
+    num_scored = 0.0
 
     def on_rows(num: float) -> None:
         nonlocal num_scored
@@ -118,31 +152,46 @@ def measure_nats(
         share = min(1.0, num_scored * ranks / len(numbers))
         report_progress(share * len(chosen) * rows.length, len(chosen) * rows.length)
 
-    on_rows(sum(len(numbers[group * size : (group + 1) * size]) for group in done))
+    def measure_group(group: int) -> GroupNats:
+        members, by_token, counted, documents = groups[group], [], [], []
+        for start in range(0, len(members), batch):
+            batch_rows = members[start : start + batch]
+            ids, padding, documents_of_ids = *rows.read(batch_rows), rows.documents(batch_rows)
+            if len(rows) == 1 and padding is not None and method.config.data.pad != "attended":
+                text = ~padding[0]  # a single row needs no padding
+                ids, padding, documents_of_ids = ids[:, text], None, documents_of_ids[:, text]
+            x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
+            check_clean(method.config, x, pad)
+            predicted = method.predicted(x, pad).numpy()
+            x, pad = x.to(device), None if pad is None else pad.to(device)
+            drawn = []
+            for replicate in range(replicates):
+                generator = keyed_generator(settings.seed, replicate, group)
+                drawn.append(estimator(network, x, pad, BatchRng(generator, BatchSlice(start, len(members)))))
+                on_rows(len(batch_rows) / replicates)
+            by_token.append(torch.stack(drawn).double().cpu().numpy()[:, predicted])
+            counted.append(rows.counted(ids, padding)[predicted])
+            documents.append(documents_of_ids[predicted])
+        nats = np.concatenate(by_token, axis=1)
+        if not np.isfinite(nats).all():
+            raise UserError(
+                "the model's nats are not finite: its weights are damaged, or its logits are too large for their "
+                "precision; measure another model"
+            )
+        indices, index = np.unique(np.concatenate(documents), return_inverse=True)
+        by_document = np.stack([np.bincount(index, replicate, len(indices)) for replicate in nats], axis=1)
+        tokens = np.bincount(index, np.concatenate(counted), len(indices)).astype(np.int64)
+        return GroupNats(group, indices.tolist(), by_document.tolist(), tokens.tolist())
+
+    on_rows(sum(len(groups[number]) for number in done))
     with _own_journal(journal, f"{rank}-of-{ranks}") as own_journal:
-        for group in measure_groups(
-            method, network, rows, numbers, estimator, replicates, settings.seed, batch, todo, on_rows
-        ):
-            done[group.group] = group
-            if own_journal is not None:
-                with reporting_os_errors(own_journal.path):
-                    own_journal.append(asdict(group))
+        for number in range(rank, len(groups), ranks):
+            if number not in done:
+                done[number] = measure_group(number)
+                if own_journal is not None:
+                    with reporting_os_errors(own_journal.path):
+                        own_journal.append(asdict(done[number]))
     return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
-
-
-def _check_memory(replicates: int, tokens: int) -> None:
-    """The nats of a group of rows are held in memory until it is done, 8 bytes per token and replicate."""
-    needed, available = replicates * tokens * 8, memory_of(torch.device("cpu"))
-    if needed > available:
-        raise UserError(
-            f"samples {replicates} of {tokens:,} tokens at once take {format_bytes(needed)} of memory, and this "
-            f"machine has {format_bytes(available)}; take fewer"
-        )
-
-
-def _num_tokens(rows: TextRows, chosen: NDArray[np.int64]) -> int:
-    x, pad = rows.read(chosen)
-    return int(x.size if pad is None else (~pad).sum())
 
 
 @contextmanager

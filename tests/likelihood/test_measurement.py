@@ -15,9 +15,9 @@ from adlm.config.schema import Anchor, Config, Data, Model, Schedule, Time, Voca
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
-from adlm.likelihood import estimate as likelihood
-from adlm.likelihood.estimate import Estimate, Nats, difference, summarize, t_quantile
-from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, delete_journal, measure_nats
+from adlm.likelihood import measurement as likelihood
+from adlm.likelihood.measurement import PerplexitySettings, chosen_rows, delete_journal, measure_nats
+from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize, t_quantile
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.registry import METHODS
