@@ -3,7 +3,7 @@
     python experiments/pages.py            # which pages differ from the results
     python experiments/pages.py --write    # bring them up to date
 
-A page has the table NAME between `<!-- table: NAME -->` and `<!-- end of table -->`. A test compares all pages.
+A page has the table NAME between `<!-- table: NAME -->` and `<!-- end -->`. A test compares all pages.
 """
 
 import functools
@@ -22,14 +22,14 @@ from sweep import FOLDER, Results, key_of
 
 ROOT = FOLDER.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(FOLDER.glob("*/README.md")))
-MARK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end of table -->", re.DOTALL)
+MARK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 MDLM, ADLM, AUXILIARY = "mdlm-muon-2e-3", "adlm-muon-2e-3", "auxiliary-muon-2e-3"
 RELEASED = "released-1e-3"
 
 
 def filled(page: str) -> str:
     """The page with the tables that follow from the results."""
-    return MARK.sub(lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end of table -->", page)
+    return MARK.sub(lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end -->", page)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -197,7 +197,7 @@ def texts(settings: Iterable[tuple[str, str, int]], *, short: bool = False) -> s
         "rep-4",
         "MAUVE",
     ]
-    columns = (0, 1, 3, 5, 7) if short else range(len(head))
+    columns = (0, 3, 5, 7) if short else range(len(head))
     return markdown([head[at] for at in columns], ([line[at] for at in columns] for line in lines))
 
 
@@ -297,25 +297,25 @@ def summary() -> str:
         [
             "Is there a faster recipe than the released one?",
             "Yes, `recipe/modern`",
-            f"the released bound in {ratios[0]} of its GPU seconds (three seeds)",
+            f"a tenth of the GPU seconds to the same bound ({ratios[0]}, three seeds)",
             "[arena](experiments/arena/README.md#how-soon-is-the-released-bound-reached)",
         ],
         [
             "How fast is this code?",
             "Faster than the released code",
-            "training 314k against 36k tokens/s, a text 1.50 against 31.3 s (H200)",
+            "training 314k tokens/s, released 36k; a text 1.50 s, released 31.3 s (H200)",
             "[benchmarks](benchmarks/README.md)",
         ],
         [
             "Does anchored chain of thought help?",
             "On one of three data sets",
-            f"ProsQA: {percent(acot)}% against {percent(cot)}%, each ± {100 * half:.0f} points (95%)",
+            f"ProsQA: {percent(acot)}% solved, plain chain of thought {percent(cot)}%, ± {100 * half:.0f} points (95%)",
             "[reasoning](experiments/reasoning/README.md)",
         ],
         [
             "Own text: start from the model in the box?",
             "Yes",
-            "1.60 against 2.12 bits per byte from scratch, ± 0.01",
+            "1.60 bits per byte, from scratch 2.12, ± 0.01",
             "[own_text](experiments/own_text/README.md)",
         ],
     ]
