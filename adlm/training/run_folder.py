@@ -19,7 +19,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,27 +53,10 @@ FORMAT = 3  # of checkpoints
 
 # Options that may change when a run is resumed: execution, logging, the number of steps, and the location of the data.
 MAY_CHANGE = {
-    "train.steps",
-    "train.micro_batch",
-    "train.shard",
-    "train.recompute",
-    "train.precision",
-    "train.compile",
-    "train.device",
-    "train.threads",
-    "train.log_every",
-    "train.valid_every",
-    "train.valid_rows",
-    "train.sample_every",
-    "train.samples",
-    "train.checkpoint_every",
-    "train.keep",
-    "train.skip_limit",
-    "train.tensorboard",
-    "train.wandb",
-    "data.root",
-    "data.path",
-    "data.prepared",
+    *(f"train.{option}" for option in ("steps", "micro_batch", "shard", "recompute", "precision", "compile", "device")),
+    *(f"train.{option}" for option in ("threads", "log_every", "valid_every", "valid_rows", "sample_every", "samples")),
+    *(f"train.{option}" for option in ("checkpoint_every", "keep", "skip_limit", "tensorboard", "wandb")),
+    *("data.root", "data.path", "data.prepared"),
     "tokenizer",  # `vocabulary` must stay the same
 }
 # Options that are filled in when the data is opened.
@@ -104,7 +87,14 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
     with reporting_os_errors(path):
         if path.exists() and not path.is_dir():
             raise UserError(f"--out {path} is a file, and a run is a folder; give another --out")
-        if path.is_dir() and not (path / CONFIG).is_file() and _has_foreign_files(path):
+        run_files = {
+            "lock",
+            "data",
+            "data.preparing",
+            FINGERPRINT,
+        }  # of a run that was stopped while preparing its data
+        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        if CONFIG not in names and any(name not in run_files and not name.endswith(PART) for name in names):
             raise UserError(f"{path} is not a run of adlm and is not empty; give another --out")
         if (path / WEIGHTS).is_file():
             raise UserError(f"{path} is a model folder, not a run; give another --out")
@@ -122,11 +112,6 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
             if is_new and [entry.name for entry in path.iterdir()] == ["lock"]:
                 shutil.rmtree(path)  # a run that is rejected before it starts leaves no folder
             raise
-
-
-def _has_foreign_files(path: Path) -> bool:
-    run_files = {"lock", "data", "data.preparing", FINGERPRINT}  # of a run that was stopped while preparing its data
-    return any(entry.name not in run_files and not entry.name.endswith(PART) for entry in path.iterdir())
 
 
 def check_options(
@@ -159,18 +144,14 @@ def _depends_on_data(option: str, config: Config) -> bool:
     return option in DATA_OPTIONS or option.startswith("vocabulary.") or (has_base and option.startswith("model."))
 
 
-def check_fingerprint(run: RunFolder, fingerprint: str) -> None:
-    """UserError if the training text is not the one the run was started with."""
+def check_progress(run: RunFolder, config: Config, fingerprint: str, num_done: int) -> None:
+    """UserError if the run was started with another training text, or has done more than `train.steps` steps."""
     path = run.path / FINGERPRINT
     if path.is_file() and path.read_bytes().strip() != fingerprint.encode():
         raise UserError(
             f"{run.path} holds a run on another text: the training text has changed; restore it, or give another "
             "--out for a new run"
         )
-
-
-def check_steps(run: RunFolder, config: Config, num_done: int) -> None:
-    """UserError if the run has already done more than `train.steps` steps."""
     if config.train.steps < num_done:
         raise UserError(
             f"train.steps {config.train.steps} is less than the {num_done} steps that {run.path} has done; give more, "
@@ -302,7 +283,11 @@ def set_damaged_aside(checkpoint: Checkpoint) -> None:
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Delete all checkpoints but the last `keep` and the one with the lowest validation bound."""
     paths = _checkpoint_paths(folder)
-    bounds = {path: nats for path in paths if (nats := _validation_nats(path)) is not None}
+    bounds = {}
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError):
+            if isinstance(nats := _read_manifest(path)["nats"], (int, float)):
+                bounds[path] = nats
     retained = {*paths[-keep:], *([min(bounds, key=lambda path: bounds[path])] if bounds else [])}
     for path in paths:
         if path not in retained:
@@ -322,14 +307,6 @@ def describe_last(folder: Path) -> str:
 
 def checkpoint_name(step: int) -> str:
     return f"step-{step:08}"
-
-
-def _validation_nats(path: Path) -> float | None:
-    try:
-        nats = _read_manifest(path)["nats"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return float(nats) if isinstance(nats, (int, float)) else None
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -119,18 +119,19 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
-            config = _with_threads(_with_warm_up(config, run), run, processes)
+            config = _with_saved_options(config, run, processes)
             found = processes.on_main_process(lambda: run_folder.find_checkpoint(run.checkpoints, report))
             latest: Checkpoint | None = processes.broadcast(found)
-            previous = _previous_config(run, latest)
+            previous: Mapping[str, Any] | None = None if run.config is None else run_folder.config_as_json(run.config)
+            if latest is not None:
+                previous = latest.config
             if previous is not None:
                 run_folder.check_options(run, previous, config, include_data_options=False)
             task = open_task(config, run, processes, report)
             config = task.config
             changes = [] if previous is None else run_folder.check_options(run, previous, config)
             if latest is not None:
-                run_folder.check_fingerprint(run, task.fingerprint)
-                run_folder.check_steps(run, config, latest.counters.step)
+                run_folder.check_progress(run, config, task.fingerprint, latest.counters.step)
             state = task.build_state(processes, report, resumes=latest is not None)
             counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
@@ -153,40 +154,22 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
                     logger.close()
 
 
-def _with_warm_up(config: Config, run: RunFolder) -> Config:
-    """The config with `train.warm_up_steps` resolved: as given, else as the run was started with, else the default.
+def _with_saved_options(config: Config, run: RunFolder, processes: Processes) -> Config:
+    """The config with warm-up and CPU threads resolved: as given, else as the run was started with, else the default.
 
-    So extending a run does not lengthen its warm-up.
+    So extending a run does not lengthen its warm-up. The number of threads changes results in the last bits; with the
+    same one a run resumes bit-identically.
     """
-    saved = run.config
-    warm_up_steps = config.train.warm_up_steps
+    train, saved = config.train, None if run.config is None else run.config.train
+    warm_up_steps, threads = train.warm_up_steps, train.threads
     if warm_up_steps is None and saved is not None:
-        warm_up_steps = saved.train.warm_up_steps
+        warm_up_steps = saved.warm_up_steps
     if warm_up_steps is None:
-        warm_up_steps = config.train.num_warm_up_steps
-    return replace(config, train=replace(config.train, warm_up_steps=warm_up_steps))
-
-
-def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:
-    """The config with `train.threads` resolved: as given, else as the run was started with, else the default.
-
-    The number of CPU threads changes results in the last bits, so a run keeps it and resumes bit-identically.
-    """
-    if processes.device.type != "cpu":
-        return config
-    saved = run.config
-    threads = config.train.threads or (saved.train.threads if saved is not None else None)
-    threads = processes.broadcast(threads or default_threads())
-    torch.set_num_threads(threads)
-    return replace(config, train=replace(config.train, threads=threads))
-
-
-def _previous_config(run: RunFolder, latest: Checkpoint | None) -> Mapping[str, Any] | None:
-    """The config of the checkpoint, else of the run folder; None for a new run."""
-    if latest is not None:
-        return latest.config
-    saved = run.config
-    return None if saved is None else run_folder.config_as_json(saved)
+        warm_up_steps = train.num_warm_up_steps
+    if processes.device.type == "cpu":
+        threads = processes.broadcast(threads or (saved and saved.threads) or default_threads())
+        torch.set_num_threads(threads)
+    return replace(config, train=replace(train, warm_up_steps=warm_up_steps, threads=threads))
 
 
 def _rate_change(train: Train, previous: Mapping[str, Any], step: int) -> str:

@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import reasoning_network, require_tokenizer
+from adlm.apps.reasoning.base_model import load_reasoning_model
 from adlm.apps.reasoning.methods import ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
 from adlm.apps.reasoning.network import CausalModel, read_rows, reasoning_loss
 from adlm.apps.reasoning.problems import Problem, problem_set
 from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate, special_ids
-from adlm.checkpoints.model_folder import load_model_folder
 from adlm.config.load import model_folder_at
 from adlm.config.schema import Config, Reason
 from adlm.errors import UserError
@@ -224,12 +223,12 @@ class Solver:
                     len(written.ids),
                     written.ended,
                     encoder.problem_set.labels(problem),
-                    tuple(self._tokens(*slot) for slot in zip(written.slot_ids, written.slot_shares, strict=True)),
+                    tuple(
+                        tuple((self.tokenizer.decode([index]), share) for index, share in zip(*slot, strict=True))
+                        for slot in zip(written.slot_ids, written.slot_shares, strict=True)
+                    ),
                     tuple(label == slot[0] for label, slot in zip(ids.labels[:slots], written.slot_ids, strict=False)),
                 )
-
-    def _tokens(self, ids: Sequence[int], shares: Sequence[float]) -> tuple[tuple[str, float], ...]:
-        return tuple((self.tokenizer.decode([index]), share) for index, share in zip(ids, shares, strict=True))
 
     @torch.no_grad()
     def answer_nats(self, problems: Sequence[Problem]) -> tuple[float, float, int]:
@@ -253,8 +252,7 @@ def load_solver(path: Path, device: torch.device) -> Solver:
     folder = model_folder_at(path) or path
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run or model folder of `adlm reason train`")
-    found = load_model_folder(folder)
-    if found.config.reason is None:
+    config, tokenizer, network = load_reasoning_model(folder)
+    if config.reason is None:
         raise UserError(f"{path} is not a reasoning model; train one with `adlm reason train`")
-    network = reasoning_network(found, folder).requires_grad_(False)
-    return Solver(found.config, network.to(device).eval(), require_tokenizer(found, folder))
+    return Solver(config, network.to(device).eval(), tokenizer)
