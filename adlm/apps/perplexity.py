@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from adlm import __version__
-from adlm.apps.judge.draw_samples import tokenizer_of
 from adlm.config.load import validate
 from adlm.data.sources.text_files import files_at
 from adlm.errors import UserError
@@ -22,8 +21,8 @@ from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
 from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, measure_nats
 from adlm.likelihood.text_sets import ReportProgress, TextSet, text_sets
 from adlm.methods import method_of
-from adlm.model_summary import ModelSummary, summarize_model
 from adlm.models.transformer import weights_sha256
+from adlm.samples_file import ModelSummary, summarize_model
 from adlm.tokens import load_tokenizer
 
 MIN_FREEDOM = 3
@@ -115,7 +114,7 @@ def measure_models(
     journals: list[Path] = []
     for model, lm in models.items():
         with text_sets(
-            selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split, report=report
+            selection.names, lm.require_tokenizer(), lm.config.length, selection.packing, selection.split, report=report
         ) as texts:
             for text in texts:
                 journal = _journal_path(out, lm, text, settings)
@@ -170,7 +169,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         length=text.rows.length,
         packing=text.packing,
         tokenizer=lm.config.tokenizer,
-        tokenizer_sha256=tokenizer_of(lm).sha256,
+        tokenizer_sha256=lm.require_tokenizer().sha256,
         estimator=settings.estimator_of(lm.method),
         samples=settings.replicates(lm.method),
         seed=settings.seed,

@@ -10,16 +10,16 @@ import torch
 
 from adlm.apps.bench.sampling_speed import SamplingSpeed, measure_sampling
 from adlm.apps.bench.training_speed import TrainingSpeed, fresh_network, measure_training
-from adlm.apps.judge.draw_samples import sampling_config
-from adlm.checkpoints.exported import is_hub_name
 from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import preset_titles, resolve
 from adlm.config.schema import Config, Sampling, Vocabulary
 from adlm.distributed import default_threads, device_of
 from adlm.errors import UserError
+from adlm.hub import is_hub_name
 from adlm.language_model import LanguageModel, load
 from adlm.limits import check_network, check_sampling, check_training
 from adlm.methods import method_of
+from adlm.sampling.request import parse_sampling
 from adlm.tokens import bpe_size, load_tokenizer
 from adlm.training.build import should_compile
 
@@ -101,7 +101,7 @@ def _load_or_initialize(overrides: list[str], device: torch.device) -> tuple[Lan
     is_on_hub = is_hub_name(first) and first.partition("/")[0] not in preset_folders
     if Path(first).is_dir() or first.endswith(".ckpt") or is_on_hub:
         lm = load(first, str(device))
-        return lm, sampling_config(lm, overrides[1:])
+        return lm, lm.sampling(**parse_sampling(overrides[1:]))
     config = _with_vocabulary(resolve(overrides))
     check_network(config, device)
     method = method_of(config)

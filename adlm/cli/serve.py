@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, cast
 from adlm.cli.arguments.serve import KEY_VARIABLE
 from adlm.cli.streams import StandardError
 from adlm.distributed import device_of
-from adlm.errors import UserError
+from adlm.errors import UserError, whole_number
 from adlm.files import read_bytes
 from adlm.language_model import LanguageModel, load
-from adlm.limits import whole_number
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -29,8 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"adlm serve needs the package {package}; install it with: pip install 'adlm[web]'")
     from adlm.apps.server.app import ServerSettings, make_app  # here, so that --help needs no fastapi
     from adlm.apps.server.completion import Limits
-    from adlm.apps.server.monitoring import JsonFormatter
-    from adlm.apps.server.request_guard import is_loopback
+    from adlm.apps.server.guard import JsonFormatter, is_loopback
     from adlm.apps.server.serving import Server, address_of, listen
 
     device = device_of(arguments.device)

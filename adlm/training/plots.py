@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.files import PLOT_METADATA, replacing
-from adlm.training.metrics import scan_metrics
+from adlm.files import PLOT_METADATA, replacing, scan_metrics
 
 Lines = list[dict[str, Any]]
 

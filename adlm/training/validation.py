@@ -16,7 +16,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.distributed import Processes
 from adlm.files import reporting_os_errors, write_file
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.methods.inputs import vocabulary_of
+from adlm.methods.inputs import check_canvas, vocabulary_of
 from adlm.methods.method import Method
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
@@ -91,6 +91,7 @@ def write_samples(
     if vocabulary.bos_id is None and data.num_held_out:
         canvas[:, 0] = data.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
     rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
+    check_canvas(method, canvas, config.sampling)
     frame = last_frame(method.generate(network, canvas, config.sampling, rng))
     if processes.is_main_process:
         texts = [data.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]

@@ -16,9 +16,11 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
+from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
+from adlm.sampling.request import SampleRequest
 from adlm.sampling.rng import RowRng
 from adlm.training.step import MicroBatch, new_train_state, train_step
 
@@ -447,7 +449,7 @@ def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_
     sampling = Sampling(sampler, steps=6, top_p=1.0 if sampler == "analytic" else 0.9)
     if not can(name, sampler):
         with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
-            method.generate(network, canvas, sampling, rows(3))
+            check_canvas(method, canvas, sampling)
         return
     by_network, by_frozen = (
         list(method.generate(either, canvas, sampling, rows(3))) for either in (network, FrozenNetwork(network))
@@ -496,7 +498,7 @@ def test_the_analytic_sampler_refuses_options_that_change_beliefs():
     with pytest.raises(
         UserError, match=r"sampling.temperature 0.5 changes beliefs, and analytic draws from the unchanged scores"
     ):
-        method.generate(method.build(), torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5), rows(1))
+        check_canvas(method, torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5))
 
 
 @every_method
@@ -559,7 +561,7 @@ def test_invalid_text_is_refused(name, x, sentence):
 )
 def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(canvas), Sampling())
+        model(name).plan(SampleRequest(Sampling(), canvas=Canvas(canvas)))
 
 
 @every_method
@@ -579,7 +581,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
 )
 def test_sampling_options_made_in_python_are_validated(name, sampling, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(torch.full((1, 8), MASK)), sampling)
+        model(name).plan(SampleRequest(sampling, canvas=Canvas(torch.full((1, 8), MASK))))
 
 
 @every_method
@@ -704,13 +706,13 @@ def test_cuda_graphs_sample_the_same_frames_as_eager_calls_and_never_overwrite_t
 def test_unsupported_sampling_is_refused(name, canvas, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), torch.tensor(canvas), sampling, rows(1))
+        check_canvas(method, torch.tensor(canvas), sampling)
 
 
 def test_causal_methods_need_a_first_token():
     method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
     with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
-        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), rows(1))
+        check_canvas(method, torch.tensor([[MASK, MASK]]), Sampling())
 
 
 @every_diffusion
