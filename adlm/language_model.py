@@ -35,8 +35,8 @@ from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
-from adlm.sampling.request import SampleRequest, check_texts, sampling_with
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest, check_texts, sampling_with
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32

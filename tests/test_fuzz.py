@@ -6,7 +6,6 @@ N random command lines per command; by default a few fixed ones are tried.
 
 import argparse
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -27,7 +26,7 @@ from reasoning_runs import TINY, prosqa_root, reason_train
 from small_models import small_model
 
 from adlm import limits
-from adlm.cli.main import COMMANDS, MODULES, main
+from adlm.cli.main import COMMANDS, build_parser, main
 from adlm.config.load import resolve
 from adlm.config.options import descriptions
 from adlm.data.prepare.prepare import prepare
@@ -92,8 +91,7 @@ NASTY = [
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     command, _, subcommand = name.partition(" ")
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"adlm.cli.arguments.{MODULES.get(command, command)}").add_arguments(parser)
+    parser = build_parser([command]).commands.choices[command]
     if subcommand:
         [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
         parser = choices[subcommand]

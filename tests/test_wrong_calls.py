@@ -12,8 +12,8 @@ from small_models import small_model
 import adlm
 from adlm.canvas import Canvas
 from adlm.errors import UserError
-from adlm.sampling.request import SampleRequest
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 
 @pytest.fixture(scope="module")

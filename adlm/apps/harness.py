@@ -25,8 +25,8 @@ from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
-from adlm.sampling.request import SampleRequest
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 try:
     from lm_eval.__main__ import cli_evaluate

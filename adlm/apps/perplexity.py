@@ -113,8 +113,9 @@ def measure_models(
     measured: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
     for model, lm in models.items():
+        assert lm.tokenizer is not None  # with_tokenizer sees to it
         with text_sets(
-            selection.names, lm.require_tokenizer(), lm.config.length, selection.packing, selection.split, report=report
+            selection.names, lm.tokenizer, lm.config.length, selection.packing, selection.split, report=report
         ) as texts:
             for text in texts:
                 journal = _journal_path(out, lm, text, settings)
@@ -144,6 +145,7 @@ def _row_key(text: TextSet) -> tuple[str, str, int]:
 
 
 def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySettings, nats: Nats) -> PerplexityResult:
+    assert lm.tokenizer is not None
     estimate: Estimate = summarize(nats)
     about = summarize_model(model, lm)
     trained_on_it = text.split == "train" and (
@@ -169,7 +171,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         length=text.rows.length,
         packing=text.packing,
         tokenizer=lm.config.tokenizer,
-        tokenizer_sha256=lm.require_tokenizer().sha256,
+        tokenizer_sha256=lm.tokenizer.sha256,
         estimator=settings.estimator_of(lm.method),
         samples=settings.replicates(lm.method),
         seed=settings.seed,

@@ -1,36 +1,52 @@
 """`adlm parity`: compare this implementation with reference outputs of the released code."""
 
-import argparse
-import dataclasses
 import json
 import math
 import sys
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from adlm.apps.paper.parity import ParityReport, compare
 from adlm.cli.console import Console
+from adlm.request import Request, option
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.paper.parity import ParityReport
 
 
-def run(arguments: argparse.Namespace) -> int:
-    report = compare(arguments.folder)
-    if arguments.json:
+@dataclass(frozen=True)
+class ParityRequest(Request):
+    """The options of `adlm parity`."""
+
+    example = "adlm parity tests/golden"
+
+    folder: Path = option("folder with golden.json, its .npz arrays and .ckpt weights", positional=True)
+    json: bool = option("print JSON", False)
+
+
+def run(request: ParityRequest) -> int:
+    from adlm.apps.paper.parity import compare
+
+    report = compare(request.folder)
+    if request.json:
         sys.stdout.write(f"{json.dumps(_to_json(report))}\n")
     else:
         _print_table(report)
     return 0 if report.ok else 1
 
 
-def _to_json(report: ParityReport) -> dict[str, object]:
-    rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
+def _to_json(report: "ParityReport") -> dict[str, object]:
+    rows = [{**asdict(row), "ok": row.ok} for row in report.rows]
     for row in rows:
         row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
     return {"ok": report.ok, "rows": rows, "unchecked": report.unchecked}
 
 
-def _print_table(report: ParityReport) -> None:
+def _print_table(report: "ParityReport") -> None:
     table = Table("compared", "error", "tolerance", "", box=None, pad_edge=False)
     for row in report.rows:
         kind = " relative" if row.relative else ""

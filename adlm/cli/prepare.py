@@ -1,13 +1,13 @@
 """`adlm prepare`: tokenize text into a prepared folder for training and evaluation."""
 
-import argparse
 import codecs
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,6 +22,7 @@ from adlm.data.prepare.prepared import Prepared, open_prepared
 from adlm.data.rows.packing import Rows
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError, printable
+from adlm.request import Request, option
 from adlm.tokens import Tokenizer
 
 if TYPE_CHECKING:  # --inspect imports torch, which takes seconds; nothing else here does
@@ -34,27 +35,50 @@ NUM_SHOWN_TOKENS = 160  # of each row
 FIELD_WIDTH = 10  # of "question" and the other names of a problem's parts
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.list:
-        return _list(arguments.json)
-    if arguments.out is None:
+@dataclass(frozen=True)
+class PrepareRequest(Request):
+    """The options of `adlm prepare`."""
+
+    example = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
+  adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
+
+    overrides: tuple[str, ...] = option(
+        "data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
+        "and other config options, or a preset (see adlm presets --explain)",
+        (),
+        positional=True,
+    )
+    out: Path | None = option("the prepared folder to create, or an existing one with --inspect", None, metavar="DIR")
+    inspect: bool = option(
+        "show example rows, document lengths, token frequencies and anchors;\n"
+        "of reasoning problems also steps, labels and what each slot is trained towards",
+        False,
+    )
+    list: bool = option("list the named corpora", False)
+    json: bool = option("print JSON", False)
+
+
+def run(request: PrepareRequest) -> int:
+    if request.list:
+        return _list(request.json)
+    if request.out is None:
         raise UserError("--out is not given; add --out DIR for the prepared folder")
     started = time.monotonic()
-    config = resolve(arguments.overrides)
+    config = resolve(request.overrides)
     if any(getattr(config.data, option) for option in SOURCES):
-        outcome = _prepare(config, arguments)
+        outcome = _prepare(config, request.out)
         prepared, how, missing, notes = outcome.prepared, outcome.how, outcome.missing, outcome.notes
-    elif arguments.inspect:
-        prepared, how, missing, notes = _open(config, arguments), "opened", (), ()
+    elif request.inspect:
+        prepared, how, missing, notes = _open(config, request.out, request.overrides), "opened", (), ()
     else:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
     report["notes"] = list(notes)
     if how != "opened":
         report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
-    if arguments.inspect:
-        return _inspect(config, prepared, report, arguments.json)
-    if arguments.json:
+    if request.inspect:
+        return _inspect(config, prepared, report, request.json)
+    if request.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
     else:
         _print_report(Console(), report)
@@ -97,7 +121,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
+def _prepare(config: Config, out: Path) -> PrepareOutcome:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,18 +139,18 @@ def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
             bar.update(task, completed=progress.bytes_read, total=total, rate=rate, tokens=progress.tokens)
 
         try:
-            return prepare(config, arguments.out, show)
+            return prepare(config, out, show)
         except KeyboardInterrupt:
             bar.stop()
             sys.stderr.write("adlm: interrupted; rerun the same command to resume\n")
             raise
 
 
-def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
+def _open(config: Config, out: Path, overrides: Sequence[str]) -> Prepared:
     """An existing prepared folder, with its own row length and packing unless the command line overrides them."""
-    prepared = open_prepared(arguments.out)
+    prepared = open_prepared(out)
     fields = {"length": ("length", config.length), "data.packing": ("packing", config.data.packing)}
-    given = {override.partition("=")[0] for override in arguments.overrides}
+    given = {override.partition("=")[0] for override in overrides}
     view = dict(entry for option, entry in fields.items() if option in given and entry[1])
     return replace(prepared, manifest={**prepared.manifest, **view})
 

@@ -1,65 +1,136 @@
 """`adlm sample`: generate text with a model, unconditionally or given a prompt, a suffix or a text with holes."""
 
-import argparse
 import json
 import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adlm.apps.trace.page import check_trace_path
+from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX, load_config, model_source
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
-from adlm.sampling.request import SampleRequest, parse_sampling, sampling_with
+from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
+from adlm.request import Request, option
+from adlm.sampling.sample_request import SampleRequest, parse_sampling, sampling_with
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from adlm.config.schema import Sampling
     from adlm.language_model import LanguageModel, Run
     from adlm.samples_file import Sample
     from adlm.sampling.frame import Frame
 
 BATCH, GPU_BATCH = 16, 64
+SAMPLER_LINES = "\n".join(f"  {name:20} {SAMPLER_SUMMARIES.get(name, 'of another package')}" for name in SAMPLERS)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    arguments.model, arguments.overrides = _model_and_overrides([arguments.model, *arguments.overrides])
-    saved = model_source(arguments.model) / "config.yaml"
-    lm = None if saved.is_file() else _load(arguments)  # of a .ckpt or a hub name, options are known when it is loaded
-    request = _request(arguments, lm.config.sampling if lm else load_config(saved).sampling)  # before torch is imported
-    lm = lm or _load(arguments)
+@dataclass(frozen=True)
+class SampleOptions(Request):
+    """The options of `adlm sample`."""
+
+    example = f"""adlm sample --prompt "The old man looked at the sea"
+  adlm sample runs/own --prompt "Fellow citizens" --length 64
+  adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
+  adlm sample runs/own --watch --trace trace.html --steps 64
+  adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl
+
+samplers (details: docs/sampling.md):
+{SAMPLER_LINES}"""
+
+    model: str | None = option(
+        "a model folder, a run folder, or owner/name on the Hugging Face hub;\n"
+        "`adlm import` makes a model folder of a .ckpt file (default: box, the small model that comes with adlm)",
+        None,
+        positional=True,
+    )
+    overrides: tuple[str, ...] = option(
+        "sampling.option=value, such as sampling.top_p=0.9 (default: the model's config)\n"
+        "(options: `adlm presets owt/adlm --explain`)",
+        (),
+        positional=True,
+        metavar="OVERRIDE",
+    )
+    fill: tuple[str, ...] = option(
+        "text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated",
+        (),
+        metavar="TEXT",
+        repeated=True,
+    )
+    prompt: str | None = option("start of the text", None, metavar="TEXT")
+    suffix: str | None = option("end of the text", None, metavar="TEXT")
+    length: int | None = option(
+        "number of tokens (default: as many as the model allows)", None, metavar="L", minimum=1, maximum=MAX_HOLE
+    )
+    num: int = option("number of samples per --fill", 1, minimum=1)
+    sampler: str | None = option("short for sampling.sampler=NAME; the samplers are listed below", None)
+    steps: int | None = option("short for sampling.steps=T", None, metavar="T")
+    seed: int = option("seed; sample i uses the RNG of (S, i)", 0, metavar="S", minimum=0)
+    batch: int | None = option("samples per batch (default: 16, on a GPU 64)", None, metavar="B", minimum=1)
+    device: str = option("auto, cuda or cpu (default: auto, a GPU if available)", "auto", metavar="D")
+    out: Path | None = option("write the samples as JSON lines; rerun the same command to resume", None)
+    force: bool = option("replace the file of --out or --trace even if it has other content", False)
+    watch: bool = option("show the first sample in the terminal while it is generated", False)
+    trace: Path | None = option(
+        "write a trace of the first sample: .html for a page, .svg for an animated image, .json for the data", None
+    )
+    special_tokens: bool = option(
+        "show bos, eos and pad in the printed text (ids and --out always include them)", False
+    )
+    json: bool = option("print JSON: one line per sample, or one line with --out", False)
+
+
+def run(request: SampleOptions) -> int:
+    model, overrides = _model_and_overrides([request.model, *request.overrides])
+    options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
+    _check_outputs(request, model)
+    saved = model_source(model) / "config.yaml"
+    lm = (
+        None if saved.is_file() else _load(model, request.device)
+    )  # a .ckpt or a name on the hub: its options are there
+    defaults = lm.config.sampling if lm else load_config(saved).sampling
+    asked = SampleRequest(  # checked before torch is imported
+        sampling_with(defaults, options),
+        texts=request.fill or None,
+        prompt=request.prompt or "",
+        suffix=request.suffix or "",
+        length=request.length,
+        num=request.num,
+        seed=request.seed,
+        batch=request.batch,
+    )
+    lm = lm or _load(model, request.device)
     batch = request.batch or (GPU_BATCH if lm.device.type == "cuda" else BATCH)
-    planned = lm.plan(replace(request, batch=batch))
-    if arguments.trace is not None and (length := planned.canvas.take([0]).ids.shape[1]) > lm.config.length:
+    planned = lm.plan(replace(asked, batch=batch))
+    if request.trace is not None and (length := planned.canvas.take([0]).ids.shape[1]) > lm.config.length:
         raise UserError(
             f"--trace runs the network on all {length} tokens at every step, and the model's length is "
             f"{lm.config.length}; use a shorter text"
         )
-    output = SampleOutput(planned, arguments.json, arguments.special_tokens)
-    watch = arguments.watch and output.console.is_live
-    if watch or arguments.trace is not None:
-        first = _sample_first(planned, output if watch else None, arguments)
-        if len(planned.rng) == 1 and arguments.out is None:
+    output = SampleOutput(planned, request.json, request.special_tokens)
+    watch = request.watch and output.console.is_live
+    if watch or request.trace is not None:
+        first = _sample_first(planned, output if watch else None, request, model)
+        if len(planned.rng) == 1 and request.out is None:
             output.print([] if watch else first)
             return 0
-    if arguments.out is not None:
-        _write_samples(planned, batch, arguments)
+    if request.out is not None:
+        _write_samples(planned, batch, request.out, request, model)
         return 0
     for samples in _sample_batches(planned, batch, 0):
         output.print([sample for sample in samples if sample.row > 0 or not watch])
     return 0
 
 
-def _load(arguments: argparse.Namespace) -> "LanguageModel":
+def _load(model: str, device: str) -> "LanguageModel":
     from adlm.language_model import load  # imports torch, which takes seconds
 
-    return load(arguments.model, arguments.device)
+    return load(model, device)
 
 
 def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
@@ -78,49 +149,32 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     return model, overrides
 
 
-def _request(arguments: argparse.Namespace, defaults: "Sampling") -> SampleRequest:
-    """What to sample, after the checks that need no model. `defaults` are the model's sampling options."""
-    if arguments.fill is not None:
-        for name in ("prompt", "suffix", "length"):
-            if getattr(arguments, name) is not None:
-                raise UserError(
-                    f"--{name} cannot be combined with --fill, which gives the whole text; leave out --{name}, or "
-                    "--fill"
-                )
-    if arguments.trace is not None:
-        check_trace_path(arguments.trace, "--trace", arguments.force, [Path(arguments.model)])
-    if arguments.force:
-        check_output(arguments.out, force=True, inputs=[Path(arguments.model)])
-    if arguments.watch and arguments.json:
+def _check_outputs(request: SampleOptions, model: str) -> None:
+    """User errors for options that exclude each other, and for files that cannot be written."""
+    for name in ("prompt", "suffix", "length"):
+        if request.fill and getattr(request, name) is not None:
+            raise UserError(
+                f"--{name} cannot be combined with --fill, which gives the whole text; leave out --{name}, or --fill"
+            )
+    if request.watch and request.json:
         raise UserError("--watch cannot be combined with --json; leave one out")
-    options = parse_sampling(arguments.overrides, sampler=arguments.sampler, steps=arguments.steps)
-    try:
-        return SampleRequest(
-            sampling_with(defaults, options),
-            texts=arguments.fill,
-            prompt=arguments.prompt or "",
-            suffix=arguments.suffix or "",
-            length=arguments.length,
-            num=arguments.num,
-            seed=arguments.seed,
-            batch=arguments.batch,
-        )
-    except UserError as error:
-        flag = "--" if error.option in ("num", "seed", "batch", "length", "prompt", "suffix") else ""
-        raise UserError(f"{flag}{error}") from None
+    if request.trace is not None:
+        check_trace_path(request.trace, "--trace", request.force, [Path(model)])
+    if request.force:
+        check_output(request.out, force=True, inputs=[Path(model)])
 
 
-def _sample_first(planned: "Run", output: "SampleOutput | None", arguments: argparse.Namespace) -> "list[Sample]":
+def _sample_first(planned: "Run", output: "SampleOutput | None", request: SampleOptions, model: str) -> "list[Sample]":
     """Generate the first sample alone, shown in the terminal or recorded as a trace."""
     from adlm.apps.trace.page import write_trace
     from adlm.apps.trace.recording import TraceInfo, TraceRecorder
     from adlm.apps.trace.terminal import show_in_terminal
     from adlm.samples_file import draw_samples
 
-    first, lm, special_tokens = next(planned.batches(1)), planned.lm, arguments.special_tokens
-    info = TraceInfo(str(arguments.model), planned.sampling.sampler, planned.sampling.steps, arguments.seed)
+    first, lm, special_tokens = next(planned.batches(1)), planned.lm, request.special_tokens
+    info = TraceInfo(model, planned.sampling.sampler, planned.sampling.steps, request.seed)
     recorder, frames = TraceRecorder(lm, info, special_tokens=special_tokens), first.frames()
-    if arguments.trace is not None:
+    if request.trace is not None:
         frames = recorder.record(frames)
     if output is not None:
         output.print_header(0)
@@ -128,9 +182,9 @@ def _sample_first(planned: "Run", output: "SampleOutput | None", arguments: argp
             lm, frames, output.console, start=first.canvas.starts[0], special_tokens=special_tokens
         )
     samples = draw_samples(first, planned.num, frames)
-    if arguments.trace is not None:
-        write_trace(recorder.trace, arguments.trace, arguments.force)
-        write_error(f"adlm: wrote the trace to {arguments.trace}")  # standard output is for samples only
+    if request.trace is not None:
+        write_trace(recorder.trace, request.trace, request.force)
+        write_error(f"adlm: wrote the trace to {request.trace}")  # standard output is for samples only
     return samples
 
 
@@ -162,10 +216,10 @@ def _sample_batches(planned: "Run", batch: int, first: int) -> "Iterator[list[Sa
         progress.close()
 
 
-def _write_samples(planned: "Run", batch: int, arguments: argparse.Namespace) -> None:
+def _write_samples(planned: "Run", batch: int, out: Path, request: SampleOptions, model: str) -> None:
     from adlm.samples_file import open_samples, provenance_of
 
-    with open_samples(arguments.out, provenance_of(planned, str(arguments.model), batch), arguments.force) as file:
+    with open_samples(out, provenance_of(planned, model, batch), request.force) as file:
         num_existing = file.num_rows
         try:
             for samples in _sample_batches(planned, batch, file.first_to_sample(batch)):
@@ -173,10 +227,10 @@ def _write_samples(planned: "Run", batch: int, arguments: argparse.Namespace) ->
         except KeyboardInterrupt:
             write_error(f"adlm: interrupted after {_count_samples(file.num_rows)}; rerun the same command to resume")
             raise
-        report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - num_existing}
+        report = {"out": str(out), "samples": file.num_rows, "drawn": file.num_rows - num_existing}
     existing = f", {num_existing} of them from an earlier run" if num_existing else ""
-    message = f"{_count_samples(file.num_rows)}{existing}: {arguments.out}"
-    sys.stdout.write(f"{json.dumps(report) if arguments.json else printable(message)}\n")
+    message = f"{_count_samples(file.num_rows)}{existing}: {out}"
+    sys.stdout.write(f"{json.dumps(report) if request.json else printable(message)}\n")
 
 
 def _count_samples(num: int) -> str:

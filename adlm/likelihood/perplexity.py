@@ -22,12 +22,11 @@ from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes, reporting_os_errors
 from adlm.likelihood.estimate import GroupNats, Nats, TextRows, group_size, measure_groups, nats_of, num_groups
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU
+from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, MAX_REPLICATES
 from adlm.limits import format_bytes, memory_of
 from adlm.methods.method import Method
 
 MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repeating the rows of a short text
-MAX_REPLICATES = 100_000
 
 
 @dataclass(frozen=True)

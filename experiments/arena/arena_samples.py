@@ -20,17 +20,19 @@ from arena_rows import rows_by_name
 from arena_train import chosen_trials
 
 from adlm import load
-from adlm.apps.bench.sampling_speed import measure_sampling
+from adlm.apps.bench import measure_sampling
 from adlm.apps.judge.card import Card, read_card, write_card
-from adlm.apps.judge.pipeline import judge_of, make_card
-from adlm.apps.judge.request import CardRequest
+from adlm.apps.judge.inputs import read_inputs
+from adlm.apps.judge.judges import judge_of
+from adlm.apps.judge.pipeline import make_card
+from adlm.apps.judge.settings import JudgeSettings
 from adlm.config.schema import Sampling
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.files import write_file
 from adlm.language_model import LanguageModel
 from adlm.samples_file import draw_samples, open_samples, provenance_of
-from adlm.sampling.request import SampleRequest
+from adlm.sampling.sample_request import SampleRequest
 
 SAMPLERS = ("ancestral", "remdm-loop")
 TOP_P = 0.9
@@ -104,8 +106,7 @@ def judge_samples(arguments: argparse.Namespace) -> None:
             path = arguments.results / "cards" / f"{file.stem}.{Path(judge).stem}.json"
             if path.is_file():
                 continue
-            request = CardRequest(
-                samples=file,
+            settings = JudgeSettings(
                 metrics=tuple(metrics),
                 reference=arguments.reference,
                 judge_reference=arguments.reference is not None,
@@ -113,7 +114,9 @@ def judge_samples(arguments: argparse.Namespace) -> None:
                 features=arguments.features or "",
                 batch=arguments.batch,
             )
-            card = make_card(request, arguments.out / "judged", lambda stage, done, total: None, open_judge)
+            card = make_card(
+                read_inputs(file, settings), arguments.out / "judged", lambda stage, done, total: None, open_judge
+            )
             assert card is not None  # None in the other processes of torchrun
             write_card(card, path)
             print(f"{path.stem}: gen-PPL {card['perplexity']['pooled']['value']:.4g}", flush=True)

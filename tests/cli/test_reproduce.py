@@ -7,9 +7,9 @@ import pytest
 from small_models import small_model
 from torchrun import close, on_two
 
+from adlm.apps import perplexity
 from adlm.apps.paper.published_tables import TABLES
 from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
-from adlm.cli import reproduce
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
@@ -155,7 +155,7 @@ def test_journals_are_kept_until_the_results_are_written(world, tmp_path, capsys
     """After an interruption, results of the published estimator are not measured again."""
     words = ["reproduce", "zero-shot", str(world / "adlm"), "--out", str(tmp_path / "table.json")]
     with monkeypatch.context() as patched:
-        measure_models = reproduce.measure_models
+        measure_models = perplexity.measure_models
         estimators = []
 
         def interrupted_at_auto(models, texts, settings, *more):
@@ -164,7 +164,7 @@ def test_journals_are_kept_until_the_results_are_written(world, tmp_path, capsys
                 raise KeyboardInterrupt
             return measure_models(models, texts, settings, *more)
 
-        patched.setattr(reproduce, "measure_models", interrupted_at_auto)
+        patched.setattr(perplexity, "measure_models", interrupted_at_auto)
         assert main(words) == 130
     assert estimators == ["published", "auto"]
     assert len(list(tmp_path.iterdir())) == 2  # a journal for each text

@@ -1,6 +1,5 @@
 """Every command in README and docs parses, options they name exist, links lead somewhere, and the site builds."""
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from browser import browser, chromium
 
-from adlm.cli.main import COMMANDS, MODULES, Parser, main
+from adlm.cli.main import COMMANDS, build_parser, main
 from adlm.config.schema import Config
 from adlm.registry import SAMPLER_SUMMARIES
 
@@ -40,9 +39,7 @@ ALL = [(page.name, line) for page in PAGES for line in commands(page)]
 def parse(line: str) -> None:
     """Raises UserError where adlm would."""
     name, *words = shlex.split(line)
-    module = importlib.import_module(f"adlm.cli.arguments.{MODULES.get(name, name)}")
-    parser = Parser(prog=f"adlm {name}")
-    module.add_arguments(parser)
+    parser = build_parser([name]).commands.choices[name]
     if name == "lm-eval":  # all arguments are the harness's
         harness = pytest.importorskip("lm_eval._cli.harness", reason="lm-eval is not installed")
         harness.HarnessCLI()._parser.parse_args(["run", *words])

@@ -20,8 +20,8 @@ from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
-from adlm.sampling.request import SampleRequest
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 from adlm.training.step import MicroBatch, new_train_state, train_step
 
 MASK, BOS = 7, 3

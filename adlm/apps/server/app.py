@@ -15,9 +15,7 @@ from starlette.exceptions import HTTPException
 
 from adlm import __version__
 from adlm.apps.server.batching import BatchWorker
-from adlm.apps.server.completion import Limits, plan_completion
-from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
-from adlm.apps.server.requests import (
+from adlm.apps.server.bodies import (
     ERROR_RESPONSES,
     ApiError,
     CompletionRequest,
@@ -26,6 +24,8 @@ from adlm.apps.server.requests import (
     user_error,
     validation_error,
 )
+from adlm.apps.server.completion import Limits, plan_completion
+from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
 from adlm.apps.server.responses import Completion, EventStream, client_of, respond_unless_gone, submit
 from adlm.apps.server.studio import add_page, page_files, studio_router
 from adlm.errors import UserError

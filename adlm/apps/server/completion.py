@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.apps.server.requests import CompletionRequest
+from adlm.apps.server.bodies import CompletionRequest
 from adlm.canvas import check_holes, num_masks
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run, SamplingOptions
-from adlm.sampling.request import SampleRequest
+from adlm.sampling.sample_request import SampleRequest
 from adlm.sampling.samplers import sampler_of
 from adlm.tokens import Tokenizer
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adlm.apps.server.requests import ApiError, error_response
+from adlm.apps.server.bodies import ApiError, error_response
 
 # Of responses that do not set their own, as the files of the studio do.
 HEADERS = {

@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from adlm.apps.server.requests import ApiError
+from adlm.apps.server.bodies import ApiError
 from adlm.errors import UserError
 
 HEAD_SECONDS = 10.0

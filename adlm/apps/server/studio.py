@@ -19,8 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 from adlm import __version__
 from adlm.apps.server.batching import BatchWorker
-from adlm.apps.server.completion import CompletionPlan, Limits, check_size, checked_num_masks, plan_completion
-from adlm.apps.server.requests import (
+from adlm.apps.server.bodies import (
     ERROR_RESPONSES,
     ApiError,
     BoundRequest,
@@ -29,6 +28,7 @@ from adlm.apps.server.requests import (
     TraceRequest,
     user_error,
 )
+from adlm.apps.server.completion import CompletionPlan, Limits, check_size, checked_num_masks, plan_completion
 from adlm.apps.server.responses import EventStream, RunningTask, client_of, respond_unless_gone
 from adlm.apps.trace.page import page_template, read_asset
 from adlm.apps.trace.recording import TraceInfo, pieces_to_dict, trace_events

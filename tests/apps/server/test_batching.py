@@ -21,8 +21,8 @@ from adlm.apps.server.completion import Choice
 from adlm.apps.server.jobs import Job, RowUpdate
 from adlm.canvas import Canvas
 from adlm.sampling.joining import JoinedRows
-from adlm.sampling.request import SampleRequest
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 
 class NoMonitor:

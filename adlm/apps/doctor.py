@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,32 +83,39 @@ def check_environment() -> Iterator[Check]:
     yield packages
     if packages.status == "broken":
         return
-    hub = _HubRequest()  # it waits for the network while the other checks run
+    hub = ask_hub()  # it waits for the network while the other checks run
     from adlm.distributed import device_of
 
     device = device_of("auto")
-    yield check_device(device)
-    yield check_attention(device)
-    yield check_training(device)
-    yield check_compile(device)
+    for check in (check_device, check_attention, check_training, check_compile):
+        yield check(device)
     yield check_memory()
     yield check_disk(Path.cwd())
     yield check_corpora()
-    yield hub.check()
+    yield hub()
     for feature in FEATURES:
-        yield check_feature(feature)
+        missing = [package for package in feature.packages if importlib.util.find_spec(package) is None]
+        detail = f"needs {' and '.join(missing)}" if missing else ", ".join(feature.packages)
+        yield Check("features", feature.name, "absent" if missing else "ok", detail, feature.install * bool(missing))
 
 
 def check_packages() -> Check:
-    """Whether every required package is here, new enough and can be imported."""
+    """Whether every package that the metadata of adlm requires is here, new enough and can be imported."""
+    try:
+        requirements = importlib.metadata.requires("adlm") or []
+    except importlib.metadata.PackageNotFoundError:  # adlm is not installed
+        requirements = []
     versions, problems, remedies = {}, [], []
-    for name, at_least in _required_packages():
-        module = IMPORT_NAMES.get(name, name)
+    for requirement in requirements:
+        parts = re.match(r"([\w.-]+)>=([\d.]+)", requirement)
+        if "extra ==" in requirement or parts is None:
+            continue
+        name, at_least = parts[1].lower(), parts[2]
         try:
-            importlib.import_module(module)
+            importlib.import_module(IMPORT_NAMES.get(name, name))
             versions[name] = importlib.metadata.version(name)
         except (ImportError, OSError) as error:  # OSError: a shared library that cannot be loaded
-            problems.append(f"{name} cannot be imported ({' '.join(str(error).split())[:120]})")
+            problems.append(f"{name} cannot be imported ({_one_line(error, 120)})")
         else:
             if _numbers(versions[name]) >= _numbers(at_least):
                 continue
@@ -126,19 +133,12 @@ def check_packages() -> Check:
     )
 
 
-def _required_packages() -> Iterator[tuple[str, str]]:
-    """(name, oldest version) of the packages that adlm requires, from its metadata; none if it is not installed."""
-    try:
-        requirements = importlib.metadata.requires("adlm") or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for requirement in requirements:
-        if "extra ==" not in requirement and (parts := re.match(r"([\w.-]+)>=([\d.]+)", requirement)):
-            yield parts[1].lower(), parts[2]
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _one_line(error: Exception, limit: int) -> str:
+    return " ".join(str(error).split())[:limit]
 
 
 def check_device(device: "torch.device") -> Check:
@@ -157,8 +157,8 @@ def check_device(device: "torch.device") -> Check:
             gpus.append({"name": name, "free_bytes": free, "total_bytes": total})
             names.append(f"{name} ({format_bytes(free)} of {format_bytes(total)} free)")
     except RuntimeError as error:  # a driver that does not fit, or memory that other processes have taken
-        reason = " ".join(str(error).split())[:200]
-        return Check("core", "device", "broken", f"GPU {len(gpus)} cannot be used: {reason}; try CUDA_VISIBLE_DEVICES=")
+        detail = f"GPU {len(gpus)} cannot be used: {_one_line(error, 200)}; try CUDA_VISIBLE_DEVICES="
+        return Check("core", "device", "broken", detail)
     cpus = f"{threads} thread{'s' * (threads != 1)} on {num_cpus} CPU{'s' * (num_cpus != 1)}"
     facts = {"device": device.type, "cuda": torch.version.cuda, "gpus": gpus, "threads": threads, "cpus": num_cpus}
     if gpus:
@@ -214,8 +214,8 @@ def check_training(device: "torch.device") -> Check:
         batches = [MicroBatch(torch.arange(16).repeat(2, 1))]
         train_step(state, batches, count_tokens(method, batches), 1.0, torch.Generator().manual_seed(0)).check()
     except (RuntimeError, UserError) as error:
-        reason = " ".join(str(error).split())[:300]
-        return Check("core", "training", "broken", f"a step of a small model fails on {device.type}: {reason}")
+        detail = f"a step of a small model fails on {device.type}: {_one_line(error, 300)}"
+        return Check("core", "training", "broken", detail)
     return Check("core", "training", "ok", f"a step of a small model works on {device.type}")
 
 
@@ -227,24 +227,25 @@ def check_compile(device: "torch.device") -> Check:
     reason = why_not_compile(device) if on_gpu else why_no_cpp()
     if reason:
         need = "training is slower without it" if on_gpu else "needed for train.compile=on only"
-        return Check("machine", "compile", "absent", f"{reason} ({need})", _compiler_install(reason))
+        compiler = "apt-get install g++" if "compiler" in reason else ""
+        install = "pip install triton" if "Triton is not" in reason else compiler
+        return Check("machine", "compile", "absent", f"{reason} ({need})", install)
     detail = "torch.compile works" if on_gpu else "there is a C++ compiler for train.compile=on"
     return Check("machine", "compile", "ok", detail)
 
 
-def _compiler_install(reason: str) -> str:
-    return "pip install triton" if "Triton is not" in reason else "apt-get install g++" if "compiler" in reason else ""
-
-
 def check_memory() -> Check:
+    """The memory of the machine, and what of it can be used without swapping by /proc/meminfo, where there is one."""
     import torch
 
     from adlm.limits import format_bytes, memory_of
 
-    total, available = memory_of(torch.device("cpu")), available_memory()
-    if available is None:
+    total, meminfo = memory_of(torch.device("cpu")), Path("/proc/meminfo")
+    text = meminfo.read_text(encoding="ascii") if meminfo.is_file() else ""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    if found is None:
         return Check("machine", "memory", "ok", f"{format_bytes(total)} in all", facts={"total_bytes": total})
-    available = min(available, total)
+    available = min(int(found[1]) * 1024, total)
     return Check(
         "machine",
         "memory",
@@ -252,16 +253,6 @@ def check_memory() -> Check:
         f"{format_bytes(available)} of {format_bytes(total)} available",
         facts={"available_bytes": available, "total_bytes": total},
     )
-
-
-def available_memory() -> int | None:
-    """Bytes of memory that can be used without swapping, by /proc/meminfo; None if there is no such file."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024
 
 
 def check_disk(folder: Path) -> Check:
@@ -291,29 +282,19 @@ def check_corpora() -> Check:
     return Check("data", "corpora", "ok" if corpora else "absent", detail, facts=facts)
 
 
-class _HubRequest:
-    """A request to the hub in a thread, so that a network without answers cannot delay the report."""
+def ask_hub() -> Callable[[], Check]:
+    """Ask the hub in a thread, so that a network without answers cannot delay the report; returns the check of it."""
+    from adlm.hub import why_unreachable
 
-    def __init__(self) -> None:
-        self._reason = f"no answer within {HUB_SECONDS:g} s"
-        self._deadline = time.monotonic() + HUB_SECONDS
-        self._thread = threading.Thread(target=self._request, daemon=True)
-        self._thread.start()
+    reasons: list[str] = []
+    deadline = time.monotonic() + HUB_SECONDS
+    thread = threading.Thread(target=lambda: reasons.append(why_unreachable()), daemon=True)
+    thread.start()
 
-    def _request(self) -> None:
-        from adlm.hub import why_unreachable
-
-        self._reason = why_unreachable()
-
-    def check(self) -> Check:
-        self._thread.join(max(0.1, self._deadline - time.monotonic()))
-        reason = self._reason
+    def check() -> Check:
+        thread.join(max(0.1, deadline - time.monotonic()))
+        reason = reasons[0] if reasons else f"no answer within {HUB_SECONDS:g} s"
         detail = f"not reachable ({reason}); only files here and its cache can be used" if reason else "reachable"
         return Check("data", "hub", "absent" if reason else "ok", detail)
 
-
-def check_feature(feature: Feature) -> Check:
-    missing = [package for package in feature.packages if importlib.util.find_spec(package) is None]
-    if missing:
-        return Check("features", feature.name, "absent", f"needs {' and '.join(missing)}", feature.install)
-    return Check("features", feature.name, "ok", ", ".join(feature.packages))
+    return check

@@ -7,7 +7,7 @@ import torch
 from small_models import mostly_slow
 from worlds import seeded
 
-from adlm.apps.bench.training_speed import measure_training
+from adlm.apps.bench import measure_training
 from adlm.config.schema import Anchor, Vocabulary
 from adlm.registry import METHODS
 from adlm.training.throughput import zipf

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adlm.apps.judge.cache import TEXTS_PER_PART, compute_in_parts, json_sha256
+from adlm.apps.judge.pipeline import TEXTS_PER_PART, PartCache, json_sha256
 from adlm.errors import UserError
 
 
@@ -25,10 +25,12 @@ def fits(part, arrays):
 
 
 def gathered(items, compute, folder, about=None, reported=None):
-    report_done = (lambda done: None) if reported is None else reported.append
-    parts = list(
-        compute_in_parts(items, compute, fits, "twice", about or {"of": json_sha256(items)}, folder, report_done)
-    )
+    def report_progress(stage, done, total):
+        if reported is not None:
+            reported.append(done)
+
+    cache = PartCache(folder, report_progress)
+    parts = cache.compute(items, compute, fits, "twice", about or {"of": json_sha256(items)}, "doubling")
     return np.concatenate([part["twice"] for part in parts]).tolist()
 
 
