@@ -21,8 +21,8 @@ from adlm.likelihood.measurement import PerplexitySettings, chosen_rows, measure
 from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.likelihood.text_sets import ReportProgress, TextSet, text_sets
 from adlm.methods import method_of
-from adlm.model_summary import ModelSummary, summarize_model
 from adlm.models.transformer import weights_sha256
+from adlm.samples_file import ModelSummary, summarize_model
 from adlm.tokens import load_tokenizer
 
 MIN_FREEDOM = 3

@@ -40,6 +40,7 @@ from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.adlm import Anchored
+from adlm.methods.inputs import check_canvas
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -220,7 +221,9 @@ class TextTask:
         if vocabulary.bos_id is None and self.num_held_out:
             canvas[:, 0] = self.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
         rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
-        frame = last_frame(method_of(config).generate(state.network, canvas, config.sampling, rng))
+        method = method_of(config)
+        check_canvas(method, canvas, config.sampling)
+        frame = last_frame(method.generate(state.network, canvas, config.sampling, rng))
         if processes.is_main_process:
             texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
             content = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))

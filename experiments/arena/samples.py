@@ -17,26 +17,19 @@ from sweep import Results
 
 from adlm import load
 from adlm.apps.bench import measure_sampling
-from adlm.apps.judge.draw_samples import (
-    SampleRequest,
-    provenance_of,
-    sample_batch,
-    sampling_config,
-    tokenizer_of,
-)
 from adlm.apps.judge.inputs import read_inputs
 from adlm.apps.judge.judges import judge_of
 from adlm.apps.judge.pipeline import make_card
 from adlm.apps.judge.settings import JudgeSettings
-from adlm.canvas import hole_between
 from adlm.config.schema import Sampling
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.samples_file import open_samples
+from adlm.samples_file import draw_samples, open_samples, provenance_of
+from adlm.sampling.sample_request import SampleRequest
 
 SAMPLERS = ("ancestral", "remdm-loop")
-NUCLEUS = "sampling.top_p=0.9"
+TOP_P = 0.9
 TOLERANCE = 0.03
 """Two models are equally fast if their seconds per network call differ by less than this."""
 
@@ -66,7 +59,7 @@ def generate_samples(arguments: argparse.Namespace) -> None:
 
 
 def sampling_of(lm: LanguageModel, sampler: str, steps: int) -> Sampling:
-    return sampling_config(lm, [NUCLEUS], sampler=sampler, steps=steps)
+    return lm.sampling(top_p=TOP_P, sampler=sampler, steps=steps)
 
 
 def time_sampling(
@@ -90,12 +83,11 @@ def time_sampling(
 
 def write_samples(lm: LanguageModel, key: str, sampler: str, steps: int, arguments: argparse.Namespace) -> None:
     """The samples of `adlm sample --num N --batch B --sampler S --steps T sampling.top_p=0.9`."""
-    canvas = hole_between("", "", lm.max_text_length([]), tokenizer_of(lm))
-    request = SampleRequest((canvas,), arguments.num, 0, sampling_of(lm, sampler, steps), arguments.batch)
+    run = lm.plan(SampleRequest(sampling_of(lm, sampler, steps), num=arguments.num, batch=arguments.batch))
     path = arguments.out / "samples" / f"{key}-{sampler}-{steps}.jsonl"
-    with open_samples(path, provenance_of(lm, str(arguments.out / key), request)) as file:
-        for start in request.starts(file.num_rows):
-            file.append([sample for sample in sample_batch(lm, request, start) if sample.row >= file.num_rows])
+    with open_samples(path, provenance_of(run, str(arguments.out / key), arguments.batch)) as file:
+        for batch in run.batches(arguments.batch, file.first_to_sample(arguments.batch)):
+            file.append(draw_samples(batch, run.num))
 
 
 def judge_samples(arguments: argparse.Namespace) -> None:

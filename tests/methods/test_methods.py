@@ -16,10 +16,12 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
+from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 from adlm.training.step import MicroBatch, new_train_state, train_step
 
 MASK, BOS = 7, 3
@@ -445,7 +447,7 @@ PAIRS = [(name, sampler) for name in METHODS for sampler in SAMPLERS]
 def test_a_sampler_of_another_method_is_refused(name, sampler):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
-        method.generate(method.build(), torch.full((3, 8), MASK), Sampling(sampler), rows(3))
+        check_canvas(method, torch.full((3, 8), MASK), Sampling(sampler))
 
 
 FAST = [("adlm", sampler) for sampler in SAMPLERS] + [(name, "ancestral") for name in METHODS] + [("sedd", "analytic")]
@@ -508,7 +510,7 @@ def test_the_analytic_sampler_refuses_options_that_change_beliefs():
     with pytest.raises(
         UserError, match=r"sampling.temperature 0.5 changes beliefs, and analytic draws from the unchanged scores"
     ):
-        method.generate(method.build(), torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5), rows(1))
+        check_canvas(method, torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5))
 
 
 @every_method
@@ -571,7 +573,7 @@ def test_invalid_text_is_refused(name, x, sentence):
 )
 def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(canvas), Sampling())
+        model(name).plan(SampleRequest(Sampling(), canvas=Canvas(canvas)))
 
 
 @every_method
@@ -591,7 +593,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
 )
 def test_sampling_options_made_in_python_are_validated(name, sampling, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(torch.full((1, 8), MASK)), sampling)
+        model(name).plan(SampleRequest(sampling, canvas=Canvas(torch.full((1, 8), MASK))))
 
 
 @every_method
@@ -716,13 +718,13 @@ def test_cuda_graphs_sample_the_same_frames_as_eager_calls_and_never_overwrite_t
 def test_unsupported_sampling_is_refused(name, canvas, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), torch.tensor(canvas), sampling, rows(1))
+        check_canvas(method, torch.tensor(canvas), sampling)
 
 
 def test_causal_methods_need_a_first_token():
     method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
     with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
-        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), rows(1))
+        check_canvas(method, torch.tensor([[MASK, MASK]]), Sampling())
 
 
 @every_diffusion

@@ -15,7 +15,7 @@ from running_server import PATIENCE, connected, get, metrics, running, wait_unti
 
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 from adlm.apps.server.completion import Choice, Limits  # noqa: E402
-from adlm.apps.server.monitoring import JsonFormatter  # noqa: E402
+from adlm.apps.server.guard import JsonFormatter  # noqa: E402
 from adlm.sampling.joining import JoinedRows  # noqa: E402
 from adlm.tokens import load_tokenizer, train_bpe  # noqa: E402
 
@@ -52,7 +52,7 @@ def gate(monkeypatch):
         return step(rows, turn)
 
     monkeypatch.setattr(JoinedRows, "step", gated_step)
-    monkeypatch.setattr("adlm.apps.server.connections.PROBE_SECONDS", 0.05)  # until a client that is gone is noticed
+    monkeypatch.setattr("adlm.apps.server.serving.PROBE_SECONDS", 0.05)  # until a client that is gone is noticed
     yield gate
     gate.set()
 
