@@ -109,6 +109,7 @@ class MainParser(Parser):
             lines += ["", f"{group}:", *(f"  {name:{len('perplexity')}}  {line}" for name, line in commands.items())]
             lines += [f"  example: {EXAMPLES[group]}"]
         lines += ["", f"{self.prog} COMMAND --help explains a command, with examples; {self.prog} --version"]
+        lines += [f"{self.prog} COMMAND --help --json prints its options as a JSON schema"]
         return "\n".join(lines) + "\n"
 
 
