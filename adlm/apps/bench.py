@@ -23,9 +23,8 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
-from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, logits_everywhere
 from adlm.methods.method import Method
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame

@@ -17,16 +17,16 @@ from adlm.canvas import HOLE, encode_canvas, make_canvas
 from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
 from adlm.data.rows.packing import row_boundaries
-from adlm.errors import UserError
+from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
 from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
-from adlm.likelihood.estimate import summarize
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
-from adlm.limits import whole_number
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
-from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -372,9 +372,9 @@ class HarnessModel(LM):  # type: ignore[misc]
     def _generate(self, rows: Sequence[Generation]) -> list[str]:
         starts = [len(self.bos)] * len(rows)
         canvas = make_canvas([row.ids for row in rows], self.model.fill_id, starts)
-        frames = self.model.run_sampler(canvas, rows[0].sampling, self.seed, rng_rows=[row.rng_row for row in rows])
-        filled = canvas.texts(last_frame(frames).ids)
-        return [self._text(row, ids) for row, ids in zip(rows, filled, strict=True)]
+        request = SampleRequest(rows[0].sampling, canvas=canvas)
+        run = self.model.plan(request, RowRng(self.seed, [row.rng_row for row in rows]))
+        return [self._text(row, ids) for row, ids in zip(rows, run.filled(), strict=True)]
 
     def _text(self, row: Generation, ids: list[int]) -> str:
         tokenizer = self.text_tokenizer

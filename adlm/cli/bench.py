@@ -11,7 +11,9 @@ from adlm.cli.console import Console, Progress, duration
 from adlm.config.load import preset_titles, resolve
 from adlm.config.schema import Config, Vocabulary
 from adlm.errors import UserError
+from adlm.hub import is_hub_name
 from adlm.request import Request, option
+from adlm.sampling.sample_request import parse_sampling
 
 if TYPE_CHECKING:  # importing torch takes seconds
     import torch
@@ -130,7 +132,6 @@ def _sample(request: BenchSampleRequest) -> str:
     import torch
 
     from adlm.apps.bench import fresh_network, measure_sampling
-    from adlm.apps.judge.draw_samples import sampling_config
     from adlm.distributed import default_threads, device_of
     from adlm.language_model import LanguageModel, load
     from adlm.limits import check_network, check_sampling
@@ -141,7 +142,7 @@ def _sample(request: BenchSampleRequest) -> str:
         torch.set_num_threads(default_threads())
     if config is None:
         lm = load(request.overrides[0], str(device))
-        sampling = sampling_config(lm, request.overrides[1:])
+        sampling = lm.sampling(**parse_sampling(request.overrides[1:]))
     else:
         check_network(config, device)
         method = method_of(config)
@@ -160,13 +161,9 @@ def _sample(request: BenchSampleRequest) -> str:
 def _config_of_preset(overrides: Sequence[str]) -> Config | None:
     """The config of a preset with overrides, whose network gets random weights; None for a saved model."""
     first, preset_folders = overrides[0], {name.partition("/")[0] for name in preset_titles()}
-    if Path(first).is_dir() or first.endswith(".ckpt"):
+    is_on_hub = is_hub_name(first) and first.partition("/")[0] not in preset_folders
+    if Path(first).is_dir() or first.endswith(".ckpt") or is_on_hub:
         return None
-    if "/" in first and first.partition("/")[0] not in preset_folders:
-        from adlm.checkpoints.exported import is_hub_name
-
-        if is_hub_name(first):
-            return None
     return _with_vocabulary(resolve(overrides))
 
 

@@ -83,9 +83,11 @@ def _plot(request: JudgeRequest) -> int:
     if request.out is None:
         raise UserError("--plot needs --out FILE for the plot")
     cards = {str(path): read_card(path) for path in request.files}
-    from adlm.apps.judge.card_plot import plot_cards
+    from adlm.apps.paper.results import card_points
+    from adlm.apps.plots import check_plot_path, plot_cards
 
-    plot_cards(cards, request.out, request.force)
+    check_plot_path(request.out, "--out", request.force, request.files)
+    plot_cards(card_points(cards), request.out)
     sys.stdout.write(f"{json.dumps(str(request.out)) if request.json else printable(str(request.out))}\n")
     return 0
 

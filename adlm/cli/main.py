@@ -225,11 +225,11 @@ def run(argv: Sequence[str]) -> int:
     takes_overrides = hasattr(arguments, "overrides")
     if rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
         arguments.overrides = [*arguments.overrides, *rest]  # overrides may also follow options
-    elif rest and not (hasattr(arguments, "request") and is_forwarding(arguments)):
+    elif rest and not is_forwarding(arguments):
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
     if argv[0] not in WITHOUT_TORCH:
         _check_virtual_memory()
-    return int(_import(argv[0]).run(request_of(arguments, argv[1:]) if hasattr(arguments, "request") else arguments))
+    return int(_import(argv[0]).run(request_of(arguments, argv[1:])))
 
 
 def _schema(argv: Sequence[str]) -> Any:
@@ -263,11 +263,7 @@ def build_parser(argv: Sequence[str]) -> MainParser:
     parser.add_argument("--version", action="version", version=f"adlm {__version__}")
     for name, line in COMMANDS.items():
         if argv and argv[0] == name:
-            if name in ("sample", "serve"):  # until they have a request
-                module = importlib.import_module(f"adlm.cli.arguments.{name}")
-                module.add_arguments(module.add_subcommand(parser.commands, name, line, module.EXAMPLE))
-            else:
-                add_command(parser.commands, name, line, _requests(name))
+            add_command(parser.commands, name, line, _requests(name))
         else:
             parser.commands.add_parser(name)
     return parser

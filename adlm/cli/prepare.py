@@ -153,7 +153,7 @@ def _open(config: Config, out: Path, overrides: Sequence[str]) -> Prepared:
 def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, "InspectedProblems"], list[str]]:
     """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
     from adlm.apps.reasoning.inspection import inspect_problems
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.problems import problem_sets
 
     source = prepared.manifest["source"]
     if how == "opened":
@@ -161,8 +161,8 @@ def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dic
             "labels and slots are shown when the source is named: repeat the command that prepared the folder "
             f"(data={source} ...) with --inspect"
         )
-        return {}, [note] if source in ANCHOR_LABELS else []
-    if config.data.name not in ANCHOR_LABELS:
+        return {}, [note] if source in problem_sets() else []
+    if config.data.name not in problem_sets():
         return {}, []
     try:
         return inspect_problems(config, prepared.tokenizer, prepared.splits), []

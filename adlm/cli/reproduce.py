@@ -13,7 +13,7 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row
+from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
@@ -90,7 +90,7 @@ def run(request: ReproduceRequest) -> int:
         if is_rank_zero:
             _write_report(table, compare_with_table(table, results_and_rows), request)
         if is_rank_zero and journals:
-            from adlm.likelihood.perplexity import delete_journal
+            from adlm.likelihood.measurement import delete_journal
 
             for journal in journals:
                 delete_journal(journal)
@@ -135,7 +135,7 @@ def _measure(
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device
     from adlm.language_model import load
-    from adlm.likelihood.perplexity import PerplexitySettings
+    from adlm.likelihood.measurement import PerplexitySettings
 
     protocol, device = table.protocol, local_device(request.device)
     assert protocol is not None
@@ -172,9 +172,7 @@ def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], requ
     if request.out is not None:
         write_file(request.out, json.dumps(report, indent=1) + "\n")
     if request.plot is not None:
-        from adlm.apps.paper.reproduction_plot import plot_reproduction
-
-        plot_reproduction(table, comparisons, request.plot)
+        plot_comparisons(table, comparisons, request.plot)
     if request.json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif request.markdown:

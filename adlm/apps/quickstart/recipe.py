@@ -10,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from adlm.apps.quickstart.report import PAGE, REPORT, TRACE, BoxTexts, QuickstartReport, TrainedModel
-from adlm.apps.quickstart.report_page import format_report_page
+from adlm.apps.quickstart.report import (
+    PAGE,
+    REPORT,
+    TRACE,
+    BoxTexts,
+    QuickstartReport,
+    TrainedModel,
+    format_report_page,
+)
 from adlm.apps.trace.page import write_trace
 from adlm.apps.trace.recording import TraceInfo, record_trace
 from adlm.canvas import HOLE
@@ -24,9 +31,9 @@ from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.files import check_output, reporting_os_errors, write_file
 from adlm.language_model import LanguageModel, load
-from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
 from adlm.likelihood.ngrams import ngram_nats
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer
 from adlm.training.metrics import read_metrics

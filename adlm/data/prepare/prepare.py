@@ -17,15 +17,6 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adlm.config.schema import Config
-from adlm.data.prepare.journal import JournalEntry, append_entry, locked, resume_entry
-from adlm.data.prepare.output_folder import (
-    check_replaceable,
-    check_work_folder,
-    publish,
-    remove_leftovers,
-    resolve_output,
-    work_folder,
-)
 from adlm.data.prepare.prepared import (
     FORMAT,
     Prepared,
@@ -36,10 +27,21 @@ from adlm.data.prepare.prepared import (
     write_manifest,
 )
 from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
+from adlm.data.prepare.work_folder import (
+    JournalEntry,
+    append_entry,
+    check_replaceable,
+    check_work_folder,
+    opened_journal,
+    publish,
+    remove_leftovers,
+    resolve_output,
+    work_folder,
+)
 from adlm.data.rows.packing import rows_of, text_width
 from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
-from adlm.files import remove_parts
+from adlm.files import Journal
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
@@ -118,13 +120,10 @@ def prepare(
             return PrepareOutcome(prepared, "reused", source.missing, source.notes())
         check_replaceable(out, manifest, source.title)
         how = "prepared anew"
-    with locked(work, out):
-        remove_parts(out.parent, out.name)
-        remove_parts(work)
-        start = resume_entry(work, recipe)
+    with opened_journal(work, out, recipe) as (journal, start):
         if start != JournalEntry():
             how = "resumed"
-        end = _tokenise(source, tokenizer, recipe, work, start, settings, report)
+        end = _tokenise(source, tokenizer, recipe, work, journal, start, settings, report)
         _finish(work, out, {"format": FORMAT, "source": source.title, **settings, "recipe": recipe}, end, tokenizer)
     return PrepareOutcome(open_prepared(out, sums=False), how, source.missing, source.notes())
 
@@ -188,6 +187,7 @@ def _tokenise(
     tokenizer: Tokenizer,
     recipe: dict[str, Any],
     work: Path,
+    journal: Journal,
     start: JournalEntry,
     settings: RowSettings,
     report: Callable[[PrepareProgress], None],
@@ -209,14 +209,14 @@ def _tokenise(
             num_read = sum(map(len, batch.texts))
             characters, uncommitted = characters + num_read, uncommitted + num_read
             if uncommitted >= COMMIT:
-                append_entry(work, entry, writers.values())
+                append_entry(journal, entry, writers.values())
                 uncommitted = 0
             num_tokens = sum(extent.tokens for extent in extents.values())
             report(PrepareProgress(batch.bytes_read, total_bytes, characters, num_tokens))
     _check_not_empty(source, entry)
     for split, extent in entry.splits.items():
         rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **settings)  # raises if there are no rows
-    append_entry(work, entry, writers.values())
+    append_entry(journal, entry, writers.values())
     return entry
 
 

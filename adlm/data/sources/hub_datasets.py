@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.sources.chunks import Chunk, split_into_chunks
-from adlm.data.sources.decoding import check_text
-from adlm.data.sources.records import text_of
+from adlm.data.sources.decoding import check_text, text_of
 from adlm.data.sources.text_files import identity, ignore_progress
 from adlm.errors import UserError
 from adlm.hub import skip_unreachable_hub

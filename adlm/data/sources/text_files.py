@@ -15,21 +15,19 @@ from adlm.data.sources.decoding import (
     COMPRESSED,
     PLAIN,
     RECORDS,
+    Record,
+    arrow_parquet,
     check_text,
     decoding_errors,
     decompressed,
     form_of,
-    suffix_of,
-    text_blocks,
-)
-from adlm.data.sources.records import (
-    Record,
-    arrow_parquet,
     json_records,
     lines_of,
     parquet_rows,
     strictly_quoted,
+    suffix_of,
     table_rows,
+    text_blocks,
 )
 from adlm.errors import UserError
 
