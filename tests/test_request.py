@@ -122,3 +122,9 @@ def test_fields_that_are_no_options_are_left_out():
         batch: int = option("rows", 1)
 
     assert [each.name for each in options_of(WithCache)] == ["batch"]
+
+
+def test_the_help_of_adlm_itself_is_text_with_json_too(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help", "--json"])
+    assert capsys.readouterr().out.startswith("usage: adlm COMMAND")

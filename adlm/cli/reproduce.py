@@ -70,9 +70,9 @@ def run(request: ReproduceRequest) -> int:
     if request.plot is not None and request.out is not None and request.plot.resolve() == request.out.resolve():
         raise UserError(f"--out and --plot are both {request.out}; give two different files")
     is_measured = [_is_measured(model, table) for model in request.models]
-    group: AbstractContextManager[bool] = nullcontext(os.environ.get("RANK", "0") == "0")
-    if any(is_measured):
-        check_names(request.data)
+    check_names(request.data)
+    group: AbstractContextManager[bool] = nullcontext(True)
+    if any(is_measured) or "WORLD_SIZE" in os.environ:
         from adlm.distributed import process_group
 
         group = process_group(write_error)
