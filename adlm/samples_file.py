@@ -12,18 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from adlm import __version__
 from adlm.config.load import differences
 from adlm.config.schema import ETA
-from adlm.distributed import device_name
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, read_metrics, reporting_os_errors
-from adlm.language_model import LanguageModel, Run
-from adlm.methods.inputs import vocabulary_of
-from adlm.models.transformer import num_parameters, weights_sha256
-from adlm.sampling.frame import Frame
+
+if TYPE_CHECKING:  # files are read and checked without torch
+    from adlm.language_model import LanguageModel, Run
+    from adlm.sampling.frame import Frame
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,11 @@ class ModelSummary:
     """Steps x batch x length, including padding; None without the metrics.jsonl of the run."""
 
 
-def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
+def summarize_model(model: str, lm: "LanguageModel") -> ModelSummary:
     """`model` is the path that `lm` was loaded from."""
+    from adlm.methods.inputs import vocabulary_of
+    from adlm.models.transformer import num_parameters
+
     config, path = lm.config, Path(model)
     # training sets data.packing; the config of a released .ckpt has no training settings, only defaults
     anchored = lm.method.anchored and config.data.packing is not None
@@ -122,8 +124,11 @@ def summarize_model(model: str, lm: LanguageModel) -> ModelSummary:
     )
 
 
-def provenance_of(run: Run, model: str, batch: int) -> Provenance:
+def provenance_of(run: "Run", model: str, batch: int) -> Provenance:
     """What the samples of a run depend on. `model` is the path of its model, `batch` the rows sampled at a time."""
+    from adlm.distributed import device_name
+    from adlm.models.transformer import weights_sha256
+
     lm, sampling = run.lm, run.sampling
     return Provenance(
         adlm=__version__,
@@ -144,7 +149,7 @@ def provenance_of(run: Run, model: str, batch: int) -> Provenance:
     )
 
 
-def draw_samples(batch: Run, num: int, frames: Iterator[Frame] | None = None) -> list[Sample]:
+def draw_samples(batch: "Run", num: int, frames: "Iterator[Frame] | None" = None) -> list[Sample]:
     """The samples of one batch of a run that has `num` samples of each canvas; `frames` as in `Run.filled`."""
     decode, seed = batch.lm.require_tokenizer().decode, cast(int, batch.rng.seed)
     rows = zip(batch.rng.rows, batch.filled(frames), strict=True)

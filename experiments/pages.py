@@ -95,6 +95,11 @@ def compared(rows: Mapping[str, str], against: Mapping[str, str]) -> str:
     return markdown(head, lines)
 
 
+def titled(rows: str) -> dict[str, str]:
+    """Names of rows of the arena, with their titles in the sweep."""
+    return {row: ARENA.rows[row].title for row in rows.split()}
+
+
 def first(num: int, rows: Mapping[str, str]) -> dict[str, str]:
     return dict(list(rows.items())[:num])
 
@@ -145,12 +150,12 @@ def anchoring() -> str:
     return markdown(["ADLM minus", "50M parameters", "255M parameters", "quickstart, 0.6M"], rows)
 
 
-def until_released(*rows: tuple[str, str]) -> str:
+def until_released(rows: Mapping[str, str]) -> str:
     found = released_bound(results_of("arena").of("trial"), results_of("arena").of("timing"))
     assert found is not None
     own, _ = found.released.seconds_until(found.nats)
     lines = []
-    for row, title in rows:
+    for row, title in rows.items():
         trials = sorted((trial for trial in found.trials if trial.row.name == row), key=lambda trial: trial.seed)
         seconds = [trial.seconds_until(found.nats)[0] for trial in trials]
         ratios = ", ".join(f"{each / own:.3f}" for each in seconds)
@@ -268,9 +273,10 @@ def quickstart() -> str:
     return markdown(["", "bound, nats per token", "parameters", "training"], lines)
 
 
-def quick(*rows: tuple[str, str]) -> str:
-    """Bounds of models of the quickstart, one value per seed."""
-    lines = [[title, values(row, 3), mean(row, 3), gap(row, "quick-mdlm-muon-4e-3")] for row, title in rows]
+def quick(rows: str) -> str:
+    """Bounds of models of the quickstart, named without their prefix, one value per seed."""
+    found = titled(" ".join(f"quick-{row}" for row in rows.split()))
+    lines = [[title, values(row, 3), mean(row, 3), gap(row, "quick-mdlm-muon-4e-3")] for row, title in found.items()]
     return markdown(["", "nats per token, one value per seed", "mean", "minus MDLM with Muon"], lines)
 
 
@@ -355,74 +361,42 @@ TABLES: dict[str, Callable[[], str]] = {
     "muon": lambda: compared(MUON_ROWS, {MDLM: "MDLM 12", ADLM: "ADLM"}),
     "muon-short": lambda: compared_briefly(first(5, MUON_ROWS), MDLM, "MDLM 12"),
     "muon-rates": lambda: compared(
-        {
-            "mdlm-muon-1e-3": "MDLM 12, 1e-3",
-            "auxiliary-muon-1e-3": "auxiliary loss, 1e-3",
-            "adlm-muon-1e-3": "ADLM, 1e-3",
-            "mdlm-muon-4e-3": "MDLM 12, 4e-3",
-            "adlm-muon-4e-3": "ADLM, 4e-3",
-            "mdlm-muon-warm-up-25": "MDLM 12, 25 steps of warm-up",
-            "mdlm-12": "MDLM 12, AdamW 1e-3",
-        },
+        titled(
+            "mdlm-muon-1e-3 auxiliary-muon-1e-3 adlm-muon-1e-3 mdlm-muon-4e-3 adlm-muon-4e-3 "
+            "mdlm-muon-warm-up-25 mdlm-12"
+        ),
         {MDLM: "MDLM 12, Muon 2e-3"},
     ),
     "control": lambda: compared(
-        {
-            "mdlm-12": "MDLM, 12 blocks",
-            "auxiliary": "MDLM 12 with the same auxiliary loss",
-            "adlm": "ADLM 8 + 4",
-            "adlm-all": "ADLM, every token an anchor",
-            "adlm-random": "ADLM, as many random anchors",
-            "auxiliary-all": "MDLM 12 with auxiliary loss, every token",
-            "adlm-gamma-0": "ADLM, gamma 0",
-        },
+        titled("mdlm-12 auxiliary adlm adlm-all adlm-random auxiliary-all adlm-gamma-0"),
         {"mdlm-12": "MDLM", "auxiliary": "auxiliary loss", "adlm": "ADLM"},
     ),
     "books": lambda: compared(
-        {
-            "books-mdlm-matched": "MDLM, 12 blocks of 544",
-            "books-auxiliary": "MDLM 12 with the same auxiliary loss",
-            "books-adlm": "ADLM 8 + 4",
-            "books-mdlm-12": "MDLM, 12 blocks",
-        },
+        titled("books-mdlm-matched books-auxiliary books-adlm books-mdlm-12"),
         {"books-mdlm-12": "MDLM 12", "books-adlm": "ADLM"},
     ),
     "decay": lambda: compared(
-        {
-            "mdlm-14-muon-decay": "MDLM, 14 blocks",
-            "mdlm-muon-decay": "MDLM, 12 blocks",
-            "auxiliary-muon-decay": "MDLM 12 with the same auxiliary loss",
-            "adlm-muon-decay": "ADLM 8 + 4",
-        },
+        titled("mdlm-14-muon-decay mdlm-muon-decay auxiliary-muon-decay adlm-muon-decay"),
         {"mdlm-muon-decay": "MDLM 12", "adlm-muon-decay": "ADLM"},
     ),
     "once": lambda: compared(
-        {
-            "once-auxiliary": "MDLM 12 with the same auxiliary loss",
-            "once-mdlm-12": "MDLM, 12 blocks",
-            "once-adlm": "ADLM 8 + 4",
-        },
-        {"once-mdlm-12": "MDLM 12", "once-adlm": "ADLM"},
+        titled("once-auxiliary once-mdlm-12 once-adlm"), {"once-mdlm-12": "MDLM 12", "once-adlm": "ADLM"}
     ),
     "finals": lambda: compared(FINAL_ROWS, {"final-mdlm-18": "MDLM 18", "final-adlm": "ADLM"}),
     "finals-short": lambda: compared_briefly(first(4, FINAL_ROWS), "final-mdlm-18", "MDLM 18"),
     "released-short": lambda: until_released(
-        (RELEASED, "ADLM, released settings"),
-        (MDLM, "MDLM, `recipe/modern`"),
-        ("mdlm-muon-warm-up-25", "the same, shorter warm-up"),
-        (ADLM, "ADLM, hidden bridge, `recipe/modern`"),
+        {
+            RELEASED: "ADLM, released settings",
+            MDLM: "MDLM, `recipe/modern`",
+            "mdlm-muon-warm-up-25": "the same, shorter warm-up",
+            ADLM: "ADLM, hidden bridge, `recipe/modern`",
+        }
     ),
     "released": lambda: until_released(
-        (RELEASED, "ADLM, released settings, 1e-3"),
-        ("mdlm-muon-warm-up-25", "MDLM, 12 blocks, Muon 2e-3, 25 steps of warm-up"),
-        ("mdlm-muon-4e-3", "MDLM, 12 blocks, Muon 4e-3"),
-        ("adlm-muon-4e-3", "ADLM 8 + 4, hidden bridge, gamma 0.1, Muon 4e-3"),
-        (MDLM, "MDLM, 12 blocks, Muon 2e-3"),
-        (AUXILIARY, "MDLM 12 with the auxiliary loss, Muon 2e-3"),
-        (ADLM, "ADLM 8 + 4, hidden bridge, gamma 0.1, Muon 2e-3"),
-        ("mdlm-matched-muon-2e-3", "MDLM, 12 blocks of 544, Muon 2e-3"),
-        ("adlm", "ADLM 8 + 4, hidden bridge, gamma 0.1, AdamW 1e-3"),
-        ("mdlm-12", "MDLM, 12 blocks, AdamW 1e-3"),
+        titled(
+            f"{RELEASED} mdlm-muon-warm-up-25 mdlm-muon-4e-3 adlm-muon-4e-3 {MDLM} {AUXILIARY} {ADLM} "
+            "mdlm-matched-muon-2e-3 adlm mdlm-12"
+        )
     ),
     "recipe-parts": recipe_parts,
     "texts": lambda: texts(((row, "remdm-loop", 256) for row in (ADLM, MDLM, "mdlm-14-muon-2e-3")), short=True),
@@ -442,66 +416,32 @@ TABLES: dict[str, Callable[[], str]] = {
         }
     ),
     "quick-optimizers": lambda: quick(
-        ("quick-mdlm-adamw", "MDLM, AdamW 4e-3"),
-        ("quick-mdlm-muon-2e-3", "MDLM, Muon 2e-3"),
-        ("quick-mdlm-muon-4e-3", "MDLM, Muon 4e-3"),
-        ("quick-mdlm-muon-8e-3", "MDLM, Muon 8e-3"),
-        ("quick-adlm-adamw", "ADLM, AdamW 4e-3"),
-        ("quick-adlm-muon-2e-3", "ADLM, Muon 2e-3"),
-        ("quick-adlm-muon-4e-3", "ADLM, Muon 4e-3"),
-        ("quick-adlm-muon-8e-3", "ADLM, Muon 8e-3"),
-        ("quick-auxiliary-adamw", "auxiliary loss, AdamW 4e-3"),
-        ("quick-auxiliary-muon-4e-3", "auxiliary loss, Muon 4e-3"),
-        ("quick-auxiliary-muon-8e-3", "auxiliary loss, Muon 8e-3"),
+        """
+        mdlm-adamw mdlm-muon-2e-3 mdlm-muon-4e-3 mdlm-muon-8e-3
+        adlm-adamw adlm-muon-2e-3 adlm-muon-4e-3 adlm-muon-8e-3
+        auxiliary-adamw auxiliary-muon-4e-3 auxiliary-muon-8e-3
+        """
     ),
     "quick-times": lambda: quick(
-        *(
-            (f"quick-mdlm-{name}-{row}", f"{title}, {of}")
-            for name, title in (("adamw", "AdamW"), ("muon", "Muon"))
-            for row, of in (
-                ("all-times", "t above 0.001"),
-                ("t-min-0.2", "t above 0.2"),
-                ("power-1", "counted masks, all t"),
-                ("power-1.5", "counted masks, t = u^1.5"),
-                ("power-2", "counted masks, t = u^2"),
-            )
-        ),
-        ("quick-mdlm-muon-qk-norm", "Muon, normalised queries and keys"),
-        ("quick-mdlm-muon-constant", "Muon, constant rate"),
-        ("quick-mdlm-muon-warm-up-20", "Muon, 20 steps of warm-up"),
+        """
+        mdlm-adamw-all-times mdlm-adamw-t-min-0.2 mdlm-adamw-power-1 mdlm-adamw-power-1.5 mdlm-adamw-power-2
+        mdlm-muon-all-times mdlm-muon-t-min-0.2 mdlm-muon-power-1 mdlm-muon-power-1.5 mdlm-muon-power-2
+        mdlm-muon-qk-norm mdlm-muon-constant mdlm-muon-warm-up-20
+        """
     ),
     "bridge": lambda: quick(
-        ("quick-mdlm-muon-4e-3", "MDLM, 3 blocks"),
-        ("quick-mdlm-muon-wide", "MDLM, 80 wide: the parameters of ADLM"),
-        ("quick-adlm-muon-4e-3", "ADLM, random start of the bridge"),
-        ("quick-adlm-muon-gamma-0", "random start, gamma 0"),
-        ("quick-adlm-muon-masked", "random start, loss at masked positions only"),
-        ("quick-adlm-muon-until-0.3", "random start, anchor loss in the first 30%"),
-        ("quick-adlm-muon-plus-input", "random start, text added to the bridge"),
-        ("quick-adlm-muon-plus-input-gamma-0", "the same, gamma 0"),
-        ("quick-adlm-muon-identity", "ADLM, identity start"),
-        ("quick-adlm-muon-identity-8e-3", "identity, learning rate 8e-3"),
-        ("quick-adlm-muon-identity-constant", "identity, constant rate"),
-        ("quick-adlm-muon-identity-slow", "identity, the bridge's rate x 0.1"),
-        ("quick-adlm-muon-identity-warm-up-20", "identity, 20 steps of warm-up"),
-        ("quick-adlm-muon-identity-2+1", "identity, 2 + 1 blocks"),
-        ("quick-adlm-muon-identity-tied", "identity, heads tied"),
-        ("quick-adlm-muon-identity-rare", "identity, the rarest 15%"),
-        ("quick-adlm-muon-identity-random", "identity, a random 15%"),
-        ("quick-adlm-muon-identity-all", "identity, every token"),
-        ("quick-adlm-muon-identity-frequent", "identity, the most frequent 15%"),
-        ("quick-adlm-muon-identity-gamma-0", "identity, gamma 0"),
-        ("quick-adlm-muon-identity-gamma-0.003", "identity, gamma 0.003"),
-        ("quick-adlm-muon-identity-gamma-0.03", "identity, gamma 0.03"),
-        ("quick-adlm-muon-identity-gamma-0.3", "identity, gamma 0.3"),
-        ("quick-adlm-muon-identity-gamma-1", "identity, gamma 1"),
-        ("quick-auxiliary-muon-4e-3", "auxiliary loss, no bridge"),
-        ("quick-auxiliary-muon-8e-3", "auxiliary loss, 8e-3"),
-        ("quick-auxiliary-muon-tied", "auxiliary loss, heads tied"),
-        ("quick-auxiliary-muon-until-0.3", "auxiliary loss in the first 30%"),
-        ("quick-adlm-muon-mixture", "mixture bridge"),
-        ("quick-adlm-muon-logits", "logits bridge, random start"),
-        ("quick-adlm-muon-logits-identity", "logits bridge, identity start"),
+        """
+        mdlm-muon-4e-3 mdlm-muon-wide
+        adlm-muon-4e-3 adlm-muon-gamma-0 adlm-muon-masked adlm-muon-until-0.3
+        adlm-muon-plus-input adlm-muon-plus-input-gamma-0
+        adlm-muon-identity adlm-muon-identity-8e-3 adlm-muon-identity-constant adlm-muon-identity-slow
+        adlm-muon-identity-warm-up-20 adlm-muon-identity-2+1 adlm-muon-identity-tied
+        adlm-muon-identity-rare adlm-muon-identity-random adlm-muon-identity-all adlm-muon-identity-frequent
+        adlm-muon-identity-gamma-0 adlm-muon-identity-gamma-0.003 adlm-muon-identity-gamma-0.03
+        adlm-muon-identity-gamma-0.3 adlm-muon-identity-gamma-1
+        auxiliary-muon-4e-3 auxiliary-muon-8e-3 auxiliary-muon-tied auxiliary-muon-until-0.3
+        adlm-muon-mixture adlm-muon-logits adlm-muon-logits-identity
+        """
     ),
 }
 

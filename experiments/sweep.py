@@ -256,9 +256,10 @@ class Runner:
             except UserError as error:
                 self.failed.append(trial.key)
                 print(f"{trial.key} failed: {error}", flush=True)
-            with self.changed:
-                self.running.remove(trial.key)
-                self.changed.notify_all()
+            finally:
+                with self.changed:
+                    self.running.remove(trial.key)
+                    self.changed.notify_all()
 
     def _next(self) -> Trial | None:
         """The first trial that need not wait for another; None where none is left or the time is over."""

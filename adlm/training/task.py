@@ -35,7 +35,6 @@ from adlm.data.sources.text_files import user_path
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
-from adlm.files import reporting_os_errors, write_file
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
@@ -97,7 +96,9 @@ class TrainingTask(Protocol):
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult: ...
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None: ...
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
+        """Generated texts, `train.samples` of them."""
+        ...
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         """Write the model folder, replacing an existing one."""
@@ -214,8 +215,7 @@ class TextTask:
         sums = [float(value) for value in (nats, tokens, nats_squared, nats_tokens, tokens_squared, rows)]
         return _ratio_of_sums(*processes.sum(sums))
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None:
-        """Write folder/step-00005000.txt with `train.samples` texts."""
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
         config, vocabulary, train = self.config, self.tokenizer.vocabulary, self.config.train
         canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
         if vocabulary.bos_id is None and self.num_held_out:
@@ -224,12 +224,8 @@ class TextTask:
         method = method_of(config)
         check_canvas(method, canvas, config.sampling)
         frame = last_frame(method.generate(state.network, canvas, config.sampling, rng))
-        if processes.is_main_process:
-            texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
-            content = "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
-            with reporting_os_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            write_file(folder / f"step-{step:08}.txt", content)
+        texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
+        return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""

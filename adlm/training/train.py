@@ -19,6 +19,7 @@ from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
+from adlm.files import reporting_os_errors, write_file
 from adlm.models.transformer import num_parameters
 from adlm.training import run_folder
 from adlm.training.metrics import (
@@ -319,7 +320,12 @@ def _validate_and_checkpoint(
         counters = replace(counters, window={})
     if (is_last and train.sample_every) or _is_multiple(step, train.sample_every):
         with state.with_ema():
-            context.task.write_samples(state, context.run.samples, step, context.processes)
+            samples = context.task.samples(state, step, context.processes)
+        if context.processes.is_main_process:
+            folder = context.run.samples
+            with reporting_os_errors(folder):
+                folder.mkdir(exist_ok=True)
+            write_file(folder / f"step-{step:08}.txt", samples)
     if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured

@@ -228,6 +228,7 @@ def test_several_processes_are_refused(root, tmp_path):
         open_reasoning_task(config, RunFolder(tmp_path), Processes(0, 2, torch.device("cpu"), None), print)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_torchrun_is_refused(root, tmp_path):
     words = [*TINY, f"data.root={root}", "--out", tmp_path / "run"]

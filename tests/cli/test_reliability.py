@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from small_models import small_model
+from small_models import mostly_slow, small_model
 
 from adlm.cli import console
 from adlm.cli.main import main
@@ -389,7 +389,7 @@ def test_closed_pipes_and_repeated_ctrl_c_print_no_traceback(here, tmp_path):
             stream.close()
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("closed", mostly_slow([">&-", "2>&-", ">&- 2>&-", "2>/dev/full"], ">&- 2>&-", "2>/dev/full"))
 def test_standard_streams_can_be_closed_or_full(closed):
     command = f"{sys.executable} -m adlm presets"
     assert subprocess.run(f"{command} {closed}", shell=True, stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -7,6 +7,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -343,3 +345,45 @@ def test_trace_and_watch_options_are_checked_before_sampling(models, tmp_path, c
     assert main(["sample", str(models / "text8"), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_option_is_refused_before_torch_is_imported(models):
+    wrong = [
+        ["sampling.topp=0.5"],
+        ["sampling.top_p=2"],
+        ["--sampler", "remdm-lop"],
+        ["--steps", "0"],
+        ["--num", "0"],
+        ["--seed", "-1"],
+        ["--length", "0"],
+        ["--fill", "a [MASK*4 was"],
+        ["--fill", "no hole"],
+        ["--prompt", "[MASK]"],
+        ["--trace", "trace.txt"],
+        ["--watch", "--json"],
+        [str(models / "nothing")],
+        [str(models / "adlm"), "--sampler", "remdm-loop", "sampling.eta=0.5"],
+    ]
+    script = f"""
+import sys
+from adlm.cli.main import main
+for words in {wrong!r}:
+    assert main(["sample", *words]) == 2, words
+    assert "torch" not in sys.modules, words
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("\n") == len(wrong), process.stderr
+
+
+def test_sampling_imports_neither_training_nor_pytorchs_compiler(models):
+    heavy = ["torch._dynamo", "torch.distributed.tensor", "scipy", "sympy", "transformers", "datasets", "adlm.training"]
+    script = f"""
+import sys
+from adlm.cli.main import main
+for words in (["box", "--length", "8"], [{str(models / "ar")!r}, "--out", {str(models / "ar.jsonl")!r}]):
+    assert main(["sample", *words, "--steps", "2", "--device", "cpu"]) == 0
+sys.exit(",".join({{*{heavy!r}}} & {{*sys.modules}}) or 0)
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

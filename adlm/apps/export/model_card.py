@@ -176,7 +176,8 @@ def _facts(lm: LanguageModel, record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "anchors", f"{describe_rule(config.anchor)}; weight gamma {config.anchor.gamma:g}"
     yield "length", f"{config.length:,} tokens"
     yield "tokenizer", f"{public_name(config.tokenizer) or 'unnamed'}, {vocabulary_of(config).size:,} symbols"
-    yield "data", _describe_data(config)
+    own = Path(config.data.path or config.data.prepared).name
+    yield "data", config.data.name or config.data.hub or (f"own text ({own})" if own else "not recorded")
     if record.steps is not None:
         tokens = "" if record.tokens is None else f", {record.tokens:,} tokens"
         yield "training", f"{record.steps:,} steps of {config.train.batch_size} rows{tokens}"
@@ -190,12 +191,6 @@ def _facts(lm: LanguageModel, record: RunRecord) -> Iterator[tuple[str, str]]:
         f"(perplexity {perplexity(nats):.4g}), {int(num or 0):,} tokens, after {validation['step']:,} steps; "
         "± is the standard error over rows",
     )
-
-
-def _describe_data(config: Config) -> str:
-    data = config.data
-    own = Path(data.path or data.prepared).name
-    return data.name or data.hub or (f"own text ({own})" if own else "not recorded")
 
 
 def train_command(config: Config) -> str:

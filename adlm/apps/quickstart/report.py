@@ -180,16 +180,13 @@ def _figures(report: QuickstartReport) -> str:
             f"<dd>nats per token <span>perplexity {math.exp(row.nats):.1f}</span></dd></div>"
         )
 
+    difference = f"{report.difference:+.4f}".replace("-", "−")
     return (
         f'<dl class="figures">{model("ADLM", report.adlm)}{model("MDLM", report.mdlm)}'
-        f'<div><dt>Difference</dt><dd class="value">{_signed(report.difference)} '
+        f'<div><dt>Difference</dt><dd class="value">{difference} '
         f"<small>± {report.difference_stderr:.4f}</small></dd>"
         "<dd>ADLM minus MDLM, on the same random numbers</dd></div></dl>"
     )
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
 
 
 def _chart(report: QuickstartReport, curves: Mapping[str, Lines]) -> str:

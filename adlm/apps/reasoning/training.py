@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import CausalModel, ReasoningObjective
+from adlm.apps.reasoning.network import ReasoningObjective
 from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, Problems, problem_set
 from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
@@ -24,7 +24,7 @@ from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
 from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.distributed import Processes
 from adlm.errors import UserError
-from adlm.files import reporting_os_errors, write_file
+from adlm.methods.inputs import eval_mode
 from adlm.training.build import autocast_dtype
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
@@ -170,29 +170,19 @@ class ReasoningTask:
         longest = 2 * (self.config.length + WIDTH)  # the longest question beside the longest answer, both padded
         return new_train_state(objective, network.train(), autocast_dtype(train, processes.device), max_length=longest)
 
-    def _solver(self, network: CausalModel) -> Solver:
-        return Solver(self.config, network, self.base.tokenizer)
-
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         """Held-out problems, solved as at inference, with the slots of the last stage."""
-        state.network.eval()
-        try:
-            solver = self._solver(state.network)
+        with eval_mode(state.network):
+            solver = Solver(self.config, state.network, self.base.tokenizer)
             nats, stderr, tokens = solver.answer_nats(self.held_out)
             accuracy = score(list(solver.solve(self.held_out)))
-        finally:
-            state.network.train()
         return ValidationResult(nats, stderr, tokens, len(self.held_out), accuracy.share)
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None:
-        state.network.eval()
-        try:
-            solutions = list(self._solver(state.network).solve(self.held_out[: self.config.train.samples]))
-        finally:
-            state.network.train()
-        with reporting_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / f"step-{step:08}.txt", "\n".join(f"{solution}\n" for solution in solutions))
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
+        with eval_mode(state.network):
+            solver = Solver(self.config, state.network, self.base.tokenizer)
+            solutions = list(solver.solve(self.held_out[: self.config.train.samples]))
+        return "\n".join(f"{solution}\n" for solution in solutions)
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         save_reasoning_model(self.base, weights, path)

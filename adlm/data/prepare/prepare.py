@@ -107,7 +107,8 @@ def prepare(
     source = resolve_source(config.data, without=(out, work))
     if only:
         source = replace(source, parts=tuple(part for part in source.parts if part.split in ("", only)))
-    tokenizer = _load_or_train_tokenizer(config, source)
+    size = bpe_size(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
     text_width(tokenizer.vocabulary, config.length)  # raises if the length leaves no room for text
     recipe = recipe_of(source, tokenizer, config)
     settings: RowSettings = {"length": config.length, "packing": source.packing}
@@ -153,16 +154,10 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
         raise UserError(f"{folder} was prepared with another {key} than now; give the same options, or {instead}")
 
 
-def _load_or_train_tokenizer(config: Config, source: Source) -> Tokenizer:
-    """The tokenizer with the configured name, or a BPE trained on the beginning of the training split."""
-    size = bpe_size(config.tokenizer)
-    return load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
-
-
 def _tokenizer_text(source: Source) -> Iterator[str]:
-    """The first TOKENIZER_TEXT characters of the training split."""
-    start, characters = JournalEntry(), 0
-    with closing(_batches(source, start)) as batches:
+    """The first TOKENIZER_TEXT characters of the training split, on which a BPE tokenizer is trained."""
+    characters = 0
+    with closing(_batches(source, JournalEntry())) as batches:
         for batch in batches:
             for text, split in zip(batch.texts, batch.splits, strict=True):
                 if split == "train" and characters < TOKENIZER_TEXT:

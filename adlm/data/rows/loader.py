@@ -179,13 +179,10 @@ class Stream:
                 continue
             pending.append((number, chunks))
             if len(pending) == NUM_ENCODED:
-                yield from self._encode(pending, eos)
+                rows = iter(self.tokenizer.encode_batch([chunk for _, each in pending for chunk in each]))
+                for document, each in pending:
+                    yield document, [*chain.from_iterable(islice(rows, len(each))), *eos]
                 pending = []
-
-    def _encode(self, documents: list[tuple[int, list[str]]], eos: list[int]) -> Iterator[tuple[int, list[int]]]:
-        rows = iter(self.tokenizer.encode_batch([chunk for _, chunks in documents for chunk in chunks]))
-        for number, chunks in documents:
-            yield number, [*chain.from_iterable(islice(rows, len(chunks))), *eos]
 
     def _read_documents(self) -> Iterator[tuple[int, list[str]]]:
         """The documents of the split as lists of chunks, numbered over all epochs, without end."""

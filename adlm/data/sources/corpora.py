@@ -191,10 +191,6 @@ def _close_up(marks: str) -> list[Rule]:
     return [(f" {mark} ", f"{mark} ") for mark in marks]
 
 
-def _at_the_end(marks: str) -> list[Rule]:
-    return [(re.compile(rf" \{mark}$"), mark) for mark in marks]
-
-
 WIKITEXT: list[Rule] = [
     ("s '", "s'"),
     # meant for years like '90s, but the released pattern contains slashes and its replacement no group
@@ -230,7 +226,7 @@ LM1B: list[Rule] = [
     (re.compile(r" '(\w+)"), r"'\1"),
     (re.compile(r" (\w+) \. "), r" \1. "),
     (re.compile(r" (\w+) \.$"), r" \1."),
-    *(rule for mark in "?!" for rule in (*_close_up(mark), *_at_the_end(mark))),
+    *(rule for mark in "?!" for rule in (*_close_up(mark), (re.compile(rf" \{mark}$"), mark))),
     *_close_up(",:;"),
     (" / ", "/"),
     *((re.compile(rf"{mark} ([^{mark}]+) {mark}"), rf"{mark}\1{mark}") for mark in "\"'"),

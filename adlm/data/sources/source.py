@@ -24,8 +24,6 @@ from adlm.data.sources.hub_datasets import HubSplit
 from adlm.data.sources.text_files import TextFile, files_at, identity, ignore_progress, user_path
 from adlm.errors import UserError
 
-TABLES = (".csv", ".tsv")
-
 
 class Part(Protocol):
     """A part of a source: a file, a split on the Hub, or generated problems."""
@@ -190,7 +188,7 @@ def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
 def _text_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
     parts: list[Part] = []
     missing = []
-    transform = DETOKENISERS.get(corpus.detokeniser, identity)
+    transform, text_field = DETOKENISERS.get(corpus.detokeniser, identity), corpus.hub.field if corpus.hub else "text"
     for split, globs in corpus.files.items():
         files = next((found for pattern in globs if (found := sorted(folder.glob(pattern)))), [])
         divided = corpus.last or corpus.held_out or corpus.shares
@@ -201,7 +199,7 @@ def _text_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], l
                 file,
                 f"{data.name}/{file.relative_to(folder)}",
                 split="" if divided else split,
-                field=_text_field(corpus, file),
+                field=corpus.columns if corpus.columns and form_of(file) in (".csv", ".tsv") else text_field,
                 boundary="line" if corpus.line else "file",
                 damaged=data.damaged,
                 line=corpus.line,
@@ -209,12 +207,6 @@ def _text_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], l
             )
             parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
     return parts, missing
-
-
-def _text_field(corpus: Corpus, file: Path) -> str:
-    if corpus.columns and form_of(file) in TABLES:
-        return corpus.columns
-    return corpus.hub.field if corpus.hub else "text"
 
 
 def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
