@@ -86,7 +86,7 @@ def nats_of(result: Result) -> Nats:
 
 
 def stderr_of(estimate: Estimate) -> float:
-    """Both standard errors combined; one that is too small to be told from the other counts as 0."""
+    """Both standard errors combined; one that is too small to be separated from the other counts as 0."""
     return math.hypot(estimate.monte_carlo or 0.0, estimate.over_documents or 0.0)
 
 
