@@ -440,7 +440,7 @@ def test_the_training_command_of_a_card_is_one_that_train_takes(run, tmp_path):
     [line] = re.findall(r"^adlm train .*", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
     *overrides, option, out = shlex.split(line)[2:]
     assert (option, out) == ("--out", "runs/out")
-    config = resolve_run(overrides, tmp_path / "new")
+    _, config = resolve_run(overrides, tmp_path / "new")
     assert (config.method, config.data.path) == ("mdlm", "FILE")
 
 
