@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
-from adlm.inference.fused_ops import attend_cached
-from adlm.inference.single_row import precise_product
+from adlm.inference.fused_ops import attend_cached, precise_product
 from adlm.inference.trunk import (
     Attend,
     FrozenTrunk,
