@@ -15,8 +15,7 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
-from adlm.models.meta import on_meta
-from adlm.models.transformer import num_parameters
+from adlm.models.transformer import num_parameters, on_meta
 
 ID_BYTES = 8
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

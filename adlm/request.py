@@ -4,43 +4,85 @@ The parser, `--help`, the JSON schema, the checks and the provenance of a comman
 no torch and no parser.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from adlm.errors import UserError
+
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
 
 Record = TypeVar("Record")
 
 
-class Option(NamedTuple):
-    """What a field of a request says about its option, besides its name, type and default."""
+@dataclass(frozen=True)
+class Option:
+    """An option of a command: what option() says of it, and the name, default and type of its field."""
 
-    help: str
-    """The default is added to it, unless it names the default itself."""
-    metavar: str | tuple[str, ...] | None = None
-    """The name of the value in `--help`, by default from its type."""
-    group: str = ""
+    text: str
+    metavar: str | tuple[str, ...] | None
+    group: str
     """The title under which `--help` lists the option."""
-    choices: Sequence[str] | Mapping[Any, str] = ()
-    """The allowed values, of a Mapping with their meanings; not needed for a Literal."""
-    minimum: float | None = None
-    maximum: float | None = None
-    remedy: str = ""
-    """Added to the error message for a number out of bounds."""
-    positional: bool = False
-    repeated: bool = False
-    """Of a tuple: one value each time the option is given, instead of all values after it."""
-    commas: bool = False
-    """Of a tuple: one word with the values between commas."""
-    forwarded: bool = False
-    """All words of the command line, as they are: the options of another program."""
+    choices: Sequence[str] | Mapping[Any, str]
+    """The allowed values; of a Mapping, with their meanings."""
+    minimum: float | None
+    maximum: float | None
+    remedy: str
+    positional: bool
+    repeated: bool
+    commas: bool
+    forwarded: bool
+    name: str = ""
+    default: Any = None
+    """MISSING where the option must be given."""
+    kind: type = str
+    """bool, int, float, str or Path; of a tuple, that of its items."""
+    num_values: int | None = None
+    """The number of values of a tuple, 0 for any number; None for a single value."""
+
+    @property
+    def flag(self) -> str:
+        """The option as it is written on the command line."""
+        return str(self.value_name) if self.positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def value_name(self) -> str | tuple[str, ...] | None:
+        """What `--help` calls the value; None for choices, which argparse lists."""
+        if self.metavar is not None or (self.choices and not self.commas):
+            return self.metavar
+        if self.positional:
+            return self.name.upper() if self.num_values is None else self.name.upper().removesuffix("S")
+        return METAVARS.get(self.kind)
+
+    @property
+    def help(self) -> str:
+        """The text, with the meanings of the choices before it, and after it the default unless the text has it."""
+        text, default = self.text, self.default
+        if isinstance(self.choices, Mapping):
+            meanings = "\n".join(f"{name}: {meaning}" for name, meaning in self.choices.items())
+            text = f"{meanings}\n{text}".rstrip()
+        is_shown = isinstance(default, (int, float, str, Path)) and default is not False and default != ""
+        return f"{text} (default: {default})" if is_shown and "(default" not in text else text
+
+    def check(self, value: Any) -> None:
+        """A user error for a value that is not one of the choices, or out of bounds."""
+        if self.choices and value not in self.choices:
+            from adlm.config.options import unknown_choice_error
+
+            raise UserError(unknown_choice_error(self.flag, value, self.choices))
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        if self.minimum is not None and not value >= self.minimum:
+            least = f"at least {self.minimum:,}" if self.minimum else "0 or more"
+            raise UserError(f"{self.flag} {value} must be {least}{remedy}")
+        if self.maximum is not None and not value <= self.maximum:
+            raise UserError(f"{self.flag} {value} must be at most {self.maximum:,}{remedy}")
 
 
 def option(
-    help: str,
+    help: str = "",
     default: Any = MISSING,
     *,
     metavar: str | tuple[str, ...] | None = None,
@@ -54,91 +96,32 @@ def option(
     commas: bool = False,
     forwarded: bool = False,
 ) -> Any:
-    """A field of a request, given by keyword; see Option. Without a default it must be given."""
+    """A field of a request, given by keyword; without a default it must be given.
+
+    The choices are those of a Literal, or given here, as a dict with their meanings. `remedy` ends the error message
+    for a number out of bounds. A tuple takes all words after the option; with `repeated` one each time it is given,
+    with `commas` one word with commas. With `forwarded` the field is the whole command line, for another program.
+    """
     described = Option(help, metavar, group, choices, minimum, maximum, remedy, positional, repeated, commas, forwarded)
     return field(default=default, metadata={"option": described}, kw_only=True)
 
 
-METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
-
-
-class Parameter(NamedTuple):
-    """An option of a request with what its field says: name, default and type."""
-
-    name: str
-    option: Option
-    default: Any
-    """MISSING where the option must be given."""
-    type: type
-    """bool, int, float, str or Path; of a tuple, that of its items."""
-    num_values: int | None
-    """The number of values of a tuple, 0 for any number; None for a single value."""
-    choices: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        """The option as it is written on the command line."""
-        return str(self.metavar) if self.option.positional else f"--{self.name.replace('_', '-')}"
-
-    @property
-    def metavar(self) -> str | tuple[str, ...] | None:
-        """None for a list of choices, which argparse shows itself."""
-        if self.option.metavar is not None or (self.choices and not self.option.commas):
-            return self.option.metavar
-        if self.option.positional:
-            return self.name.upper() if self.num_values is None else self.name.upper().removesuffix("S")
-        return METAVARS.get(self.type)
-
-    @property
-    def help(self) -> str:
-        text, default = self.option.help, self.default
-        if isinstance(self.option.choices, Mapping):
-            meanings = "\n".join(f"{name}: {meaning}" for name, meaning in self.option.choices.items())
-            text = f"{meanings}\n{text}"
-        if (
-            isinstance(default, (int, float, str, Path))
-            and default is not False
-            and default != ""
-            and "(default" not in text
-        ):
-            text += f" (default: {default})"
-        return text
-
-    def check(self, value: Any) -> None:
-        option = self.option
-        if self.choices and value not in self.choices:
-            from adlm.config.options import unknown_choice_error
-
-            raise UserError(unknown_choice_error(self.flag, value, self.choices))
-        remedy = f"; {option.remedy}" if option.remedy else ""
-        if option.minimum is not None and not value >= option.minimum:
-            least = f"at least {option.minimum:,}" if option.minimum else "0 or more"
-            raise UserError(f"{self.flag} {value} must be {least}{remedy}")
-        if option.maximum is not None and not value <= option.maximum:
-            raise UserError(f"{self.flag} {value} must be at most {option.maximum:,}{remedy}")
-
-
-def parameters(request: type) -> tuple[Parameter, ...]:
+def options_of(request: type) -> list[Option]:
     """The options of a request, in the order of their fields; fields that are no option() are left out."""
-    hints = get_type_hints(request)
-    return tuple(
-        _parameter(each.name, hints[each.name], each.default, each.metadata["option"])
-        for each in fields(request)
-        if "option" in each.metadata
-    )
-
-
-def _parameter(name: str, hint: Any, default: Any, described: Option) -> Parameter:
-    if get_origin(hint) in (Union, UnionType):  # X | None
-        [hint] = (alternative for alternative in get_args(hint) if alternative is not NoneType)
-    num_values = None
-    if get_origin(hint) is tuple:
-        items = get_args(hint)
-        hint, num_values = items[0], 0 if items[-1] is Ellipsis else len(items)
-    choices = tuple(described.choices)
-    if get_origin(hint) is Literal:
-        choices, hint = get_args(hint), str
-    return Parameter(name, described, default, hint, num_values, choices)
+    hints, found = get_type_hints(request), []
+    for each in fields(request):
+        if "option" not in each.metadata:
+            continue
+        hint, num_values, described = hints[each.name], None, each.metadata["option"]
+        if get_origin(hint) in (Union, UnionType):  # X | None
+            [hint] = (alternative for alternative in get_args(hint) if alternative is not NoneType)
+        if get_origin(hint) is tuple:
+            items = get_args(hint)
+            hint, num_values = items[0], 0 if items[-1] is Ellipsis else len(items)
+        if get_origin(hint) is Literal:
+            described, hint = replace(described, choices=described.choices or get_args(hint)), str
+        found.append(replace(described, name=each.name, default=each.default, kind=hint, num_values=num_values))
+    return found
 
 
 @dataclass(frozen=True)
@@ -151,42 +134,41 @@ class Request:
     """The name of the subcommand, if it is one."""
 
     def __post_init__(self) -> None:
-        for parameter in parameters(type(self)):
-            value = getattr(self, parameter.name)
-            for item in value if parameter.num_values is not None and value is not None else (value,):
+        for each in options_of(type(self)):
+            value = getattr(self, each.name)
+            for item in value if each.num_values is not None and value is not None else (value,):
                 if item is not None:
-                    parameter.check(item)
+                    each.check(item)
 
 
-JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
+def narrow(request: Request, record: type[Record]) -> Record:
+    """The record with the values of the request's fields of the same names."""
+    names = {each.name for each in fields(request)} & {each.name for each in fields(record)}  # type: ignore[arg-type]
+    return record(**{name: getattr(request, name) for name in names})
 
 
 def json_schema(request: type) -> dict[str, Any]:
     """The JSON schema of a request; an option that is left out has its default."""
+    properties = {}
+    for each in options_of(request):
+        bounds = {"enum": list(each.choices), "minimum": each.minimum, "maximum": each.maximum}
+        value: dict[str, Any] = {"type": JSON_TYPES[each.kind]}
+        value |= {name: bound for name, bound in bounds.items() if bound not in (None, [])}
+        if each.num_values is not None:
+            value = {"type": "array", "items": value}
+        if each.num_values:
+            value |= {"minItems": each.num_values, "maxItems": each.num_values}
+        if each.default not in (MISSING, None):
+            value["default"] = to_json(each.default)
+        properties[each.name] = {"description": each.help, **value}
     return {
         "title": request.__name__,
         "description": (request.__doc__ or "").partition("\n")[0],
         "type": "object",
-        "properties": {each.name: dict(_property(each)) for each in parameters(request)},
-        "required": [each.name for each in parameters(request) if each.default is MISSING],
+        "properties": properties,
+        "required": [each.name for each in options_of(request) if each.default is MISSING],
         "additionalProperties": False,
     }
-
-
-def _property(parameter: Parameter) -> Iterator[tuple[str, Any]]:
-    described = parameter.option
-    bounds = {"enum": list(parameter.choices), "minimum": described.minimum, "maximum": described.maximum}
-    value: dict[str, Any] = {key: bound for key, bound in bounds.items() if bound not in (None, [])}
-    value["type"] = JSON_TYPES[parameter.type]
-    yield "description", parameter.help
-    if parameter.num_values is None:
-        yield from value.items()
-    else:
-        yield from {"type": "array", "items": value}.items()
-        if parameter.num_values:
-            yield from {"minItems": parameter.num_values, "maxItems": parameter.num_values}.items()
-    if parameter.default not in (MISSING, None):
-        yield "default", to_json(parameter.default)
 
 
 def to_json(value: Any) -> Any:
@@ -198,9 +180,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def narrow(request: Request, record: type[Record]) -> Record:
-    """The record with the values of the request's fields of the same names."""
-    names = {each.name for each in fields(request)} & {each.name for each in fields(record)}  # type: ignore[arg-type]
-    return record(**{name: getattr(request, name) for name in names})

@@ -30,7 +30,7 @@ def test_it_loads_without_a_path_and_is_small(box):
 
 def test_its_results_name_its_gamma_and_those_of_a_released_checkpoint_name_none(box):
     assert (summarize_model("box", box).gamma, summarize_model("box", box).tau) == (0.1, 5)
-    path = Path(__file__).parent / "golden" / "adlm-tiny.ckpt"
+    path = Path(__file__).parent / "parity" / "golden" / "adlm-tiny.ckpt"
     released = summarize_model(str(path), adlm.load(path))
     assert (released.gamma, released.tau) == (None, None), "the file does not say; the defaults would be a guess"
 

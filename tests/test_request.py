@@ -10,7 +10,7 @@ import pytest
 from adlm.cli.main import COMMANDS, main
 from adlm.cli.parser import Parser, add_options, request_of
 from adlm.errors import UserError
-from adlm.request import Request, json_schema, narrow, option, parameters, to_json
+from adlm.request import Request, json_schema, narrow, option, options_of, to_json
 
 
 @dataclass(frozen=True)
@@ -121,4 +121,10 @@ def test_fields_that_are_no_options_are_left_out():
         cache: int = 0
         batch: int = option("rows", 1)
 
-    assert [each.name for each in parameters(WithCache)] == ["batch"]
+    assert [each.name for each in options_of(WithCache)] == ["batch"]
+
+
+def test_the_help_of_adlm_itself_is_text_with_json_too(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help", "--json"])
+    assert capsys.readouterr().out.startswith("usage: adlm COMMAND")

@@ -23,9 +23,8 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache, Result
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
-from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import check_canvas
-from adlm.methods.masked_diffusion import MaskedDiffusion
+from adlm.methods.masked_diffusion import MaskedDiffusion, logits_everywhere
 from adlm.methods.method import Method
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, last_frame
@@ -75,6 +74,9 @@ class TrainingSpeed:
     """Milliseconds per step by kernel category, if requested."""
 
 
+Step = Callable[[], StepReport]
+
+
 class SpeedProgress(Protocol):
     """Receives the progress of a measurement on a CPU. A measurement on a GPU is short and reports nothing."""
 
@@ -97,12 +99,29 @@ def measure_training(
     progress: SpeedProgress,
 ) -> TrainingSpeed:
     """Time `steps` steps on the same random batch, after a warm-up."""
-    make_step, network = _prepare(config, batch, device)
-    num_steps = 1 + WARM_UP_STEPS + steps + PROFILED_STEPS * profiled
-    step = make_step(batch, config.length)
+    method = method_of(config)
+    network = fresh_network(method, device).train()
+    state = new_train_state(method, network, torch.bfloat16 if device.type == "cuda" else None)
+    x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
+
+    def make_step(rows: int, length: int) -> Step:
+        """A step on the first `rows` rows and `length` tokens of the batch."""
+        batches = [MicroBatch(x[:rows, :length])]
+        tokens = count_tokens(method, batches)
+        generator = torch.Generator(device).manual_seed(config.train.seed)
+        return lambda: train_step(state, batches, tokens, 1.0, generator)
+
+    full_step, numbers = make_step(batch, config.length), count(1)
+
+    def step() -> StepReport:
+        report = full_step()
+        if device.type == "cpu":
+            progress.step(next(numbers))
+        return report
+
     if device.type == "cpu":
+        num_steps = 1 + WARM_UP_STEPS + steps + PROFILED_STEPS * profiled
         progress.begin(num_steps, num_steps * _estimate_seconds(make_step, batch, config.length))
-        step = _reporting_step(step, progress)
     tflop = count_flops(step) / 1e12
     remark = compile_trunks(network) if compiled else ""
     for _ in range(WARM_UP_STEPS):
@@ -131,25 +150,6 @@ def measure_training(
     )
 
 
-Step = Callable[[], StepReport]
-
-
-def _prepare(config: Config, batch: int, device: torch.device) -> tuple[Callable[[int, int], Step], nn.Module]:
-    """A function that makes a step on the first `rows` rows and `length` tokens of a random batch; and the network."""
-    method = method_of(config)
-    network = fresh_network(method, device).train()
-    state = new_train_state(method, network, torch.bfloat16 if device.type == "cuda" else None)
-    x = zipf(config, batch, torch.Generator().manual_seed(config.train.seed))
-
-    def make_step(rows: int, length: int) -> Step:
-        batches = [MicroBatch(x[:rows, :length])]
-        tokens = count_tokens(method, batches)
-        generator = torch.Generator(device).manual_seed(config.train.seed)
-        return lambda: train_step(state, batches, tokens, 1.0, generator)
-
-    return make_step, network
-
-
 def _estimate_seconds(make_step: Callable[[int, int], Step], batch: int, length: int) -> float:
     """Estimated seconds per step, from a step on part of a row, then on 8 rows if that takes less than a second."""
     seconds = 0.0
@@ -160,18 +160,6 @@ def _estimate_seconds(make_step: Callable[[int, int], Step], batch: int, length:
             seconds = time.perf_counter() - start
             estimate = seconds * batch * length / (rows * tokens)
     return estimate
-
-
-def _reporting_step(step: Step, progress: SpeedProgress) -> Step:
-    """The same step, reporting how many are done."""
-    numbers = count(1)
-
-    def step_and_report() -> StepReport:
-        report = step()
-        progress.step(next(numbers))
-        return report
-
-    return step_and_report
 
 
 def fresh_network(method: Method, device: torch.device) -> nn.Module:
@@ -185,7 +173,7 @@ def fresh_network(method: Method, device: torch.device) -> nn.Module:
     return network
 
 
-def _time_steps(step: Callable[[], StepReport], steps: int, device: torch.device) -> list[float]:
+def _time_steps(step: Step, steps: int, device: torch.device) -> list[float]:
     """Seconds of each step; on a GPU measured with CUDA events, without synchronizing between steps."""
     if device.type != "cuda":
         times = [time.perf_counter()]
@@ -217,7 +205,7 @@ def _product_flops(device: torch.device) -> float:
     return 2 * size**3 / statistics.median(seconds[3:])
 
 
-def _profile(step: Callable[[], StepReport], device: torch.device) -> tuple[tuple[str, float], ...]:
+def _profile(step: Step, device: torch.device) -> tuple[tuple[str, float], ...]:
     """Milliseconds per step by kernel category, longest first; on a GPU including idle time."""
     steps, on_gpu = PROFILED_STEPS, device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
@@ -301,7 +289,9 @@ def measure_sampling(
     canvas = torch.full((batch, length), lm.mask_id, device=device)
     check_canvas(lm.method, canvas, sampling)
     network = lm.network if plain else CountingNetwork(lm.network)
-    num_calls = _call_counter(network)
+    plain_calls: list[None] = []
+    if not isinstance(network, CountingNetwork):
+        network.register_forward_hook(lambda *_: plain_calls.append(None))
     max_steps = length if lm.method.exact else sampling.steps  # a sampler may skip steps
 
     def sample_once(number: int) -> float:
@@ -316,7 +306,7 @@ def measure_sampling(
         return time.perf_counter() - start
 
     sample_once(0)
-    calls = num_calls()
+    calls = network.calls if isinstance(network, CountingNetwork) else len(plain_calls)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(sample_once(number) for number in range(1, repeats + 1))
@@ -351,15 +341,6 @@ def _reporting_frames(
         if number:
             progress.step(num_done + number)
         yield frame
-
-
-def _call_counter(network: nn.Module | CountingNetwork) -> Callable[[], int]:
-    """A function that returns the number of network calls so far."""
-    if isinstance(network, CountingNetwork):
-        return lambda: network.calls
-    calls: list[None] = []
-    network.register_forward_hook(lambda *_: calls.append(None))
-    return lambda: len(calls)
 
 
 def _sample(

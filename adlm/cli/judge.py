@@ -1,6 +1,7 @@
 """`adlm judge`: evaluate a samples file and write a metric card that records how each metric was measured."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class JudgeRequest(JudgeSettings):
 
 def run(request: JudgeRequest) -> int:
     if request.plot:
-        return _plot(request)
+        return _plot(request) if os.environ.get("RANK", "0") == "0" else 0
     if len(request.files) != 1:
         given = f"{len(request.files)} are" if request.files else "none is"
         raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
@@ -82,9 +83,11 @@ def _plot(request: JudgeRequest) -> int:
     if request.out is None:
         raise UserError("--plot needs --out FILE for the plot")
     cards = {str(path): read_card(path) for path in request.files}
-    from adlm.apps.judge.card_plot import plot_cards
+    from adlm.apps.paper.results import card_points
+    from adlm.apps.plots import check_plot_path, plot_cards
 
-    plot_cards(cards, request.out, request.force)
+    check_plot_path(request.out, "--out", request.force, request.files)
+    plot_cards(card_points(cards), request.out)
     sys.stdout.write(f"{json.dumps(str(request.out)) if request.json else printable(str(request.out))}\n")
     return 0
 

@@ -109,6 +109,7 @@ class MainParser(Parser):
             lines += ["", f"{group}:", *(f"  {name:{len('perplexity')}}  {line}" for name, line in commands.items())]
             lines += [f"  example: {EXAMPLES[group]}"]
         lines += ["", f"{self.prog} COMMAND --help explains a command, with examples; {self.prog} --version"]
+        lines += [f"{self.prog} COMMAND --help --json prints its options as a JSON schema"]
         return "\n".join(lines) + "\n"
 
 
@@ -216,7 +217,8 @@ def run(argv: Sequence[str]) -> int:
         meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
-    if "--json" in argv and {"--help", "-h"} & set(argv):
+    has_request = argv[0] in COMMANDS and argv[0] not in ("sample", "serve")  # these will have one
+    if has_request and "--json" in argv and {"--help", "-h"} & set(argv):
         sys.stdout.write(f"{json.dumps(_schema(argv))}\n")
         return 0
     arguments, rest = parser.parse_known_args(argv)

@@ -6,7 +6,7 @@ from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from adlm.errors import UserError
-from adlm.request import Parameter, Request, parameters
+from adlm.request import Option, Request, options_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,56 +43,49 @@ def add_command(
 def add_options(parser: argparse.ArgumentParser, request: type[Request]) -> None:
     parser.set_defaults(request=request)
     groups: dict[str, Any] = {"": parser}
-    for parameter in parameters(request):
-        if parameter.option.forwarded:
-            parser.usage = f"%(prog)s {parameter.flag}..."
+    for option in options_of(request):
+        if option.forwarded:
+            parser.usage = f"%(prog)s {option.flag}..."
             continue
-        group = parameter.option.group
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        name = parameter.name if parameter.option.positional else parameter.flag
-        groups[group].add_argument(name, **_settings(parameter))
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        groups[option.group].add_argument(option.name if option.positional else option.flag, **_settings(option))
 
 
-def _settings(parameter: Parameter) -> dict[str, Any]:
+def _settings(option: Option) -> dict[str, Any]:
     """The keywords of add_argument for an option."""
-    described, default, help_text = parameter.option, parameter.default, parameter.help.replace("%", "%%")
-    is_required, is_tuple = default is MISSING, parameter.num_values is not None
-    if parameter.type is bool:
+    default, is_required, help_text = option.default, option.default is MISSING, option.help.replace("%", "%%")
+    if option.kind is bool:
         action = argparse.BooleanOptionalAction if default is None else "store_true"
         return {"action": action, "default": default, "help": help_text}
-    settings: dict[str, Any] = {"metavar": parameter.metavar, "help": help_text, "type": parameter.type}
-    if described.commas:
-        settings["type"] = _split
-    elif parameter.choices:
-        settings["choices"] = parameter.choices
+    settings: dict[str, Any] = {"metavar": option.value_name, "help": help_text, "type": option.kind}
+    if option.commas:
+        settings["type"] = lambda text: [word for word in text.split(",") if word]
+    elif option.choices:
+        settings["choices"] = tuple(option.choices)
     if not is_required:
-        settings["default"] = [] if described.repeated else default
-    if described.repeated:
+        settings["default"] = [] if option.repeated else default
+    if option.repeated:
         settings["action"] = "append"
-    elif is_tuple and not described.commas:
-        settings["nargs"] = parameter.num_values or ("+" if is_required or not described.positional else "*")
-    elif described.positional and not is_required:
+    elif option.num_values is not None and not option.commas:
+        settings["nargs"] = option.num_values or ("+" if is_required or not option.positional else "*")
+    elif option.positional and not is_required:
         settings["nargs"] = "?"
-    if is_required and not described.positional:
+    if is_required and not option.positional:
         settings["required"] = True
     return settings
-
-
-def _split(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
 
 
 def request_of(arguments: argparse.Namespace, words: Sequence[str]) -> Request:
     """The record of the parsed arguments, checked; `words` are all words after the command."""
     values = {}
-    for parameter in parameters(arguments.request):
-        value = words if parameter.option.forwarded else getattr(arguments, parameter.name)
-        values[parameter.name] = tuple(value) if isinstance(value, (list, tuple)) else value
+    for option in options_of(arguments.request):
+        value = words if option.forwarded else getattr(arguments, option.name)
+        values[option.name] = tuple(value) if isinstance(value, (list, tuple)) else value
     request: Request = arguments.request(**values)
     return request
 
 
 def is_forwarding(arguments: argparse.Namespace) -> bool:
     """Whether the words are the options of another program, as those of `adlm lm-eval`."""
-    return any(parameter.option.forwarded for parameter in parameters(arguments.request))
+    return any(option.forwarded for option in options_of(arguments.request))

@@ -107,7 +107,7 @@ def run(request: PerplexityRequest) -> int:
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device, process_group
     from adlm.language_model import load
-    from adlm.likelihood.perplexity import PerplexitySettings, delete_journal
+    from adlm.likelihood.measurement import PerplexitySettings, delete_journal
 
     with process_group(write_error) as is_rank_zero:
         device = local_device(request.device)

@@ -4,7 +4,7 @@ import codecs
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -60,7 +60,11 @@ class PrepareRequest(Request):
 
 def run(request: PrepareRequest) -> int:
     if request.list:
-        return _list(request.json)
+        titles = {name: corpus.title for name, corpus in CORPORA.items()}
+        width = max(map(len, titles))
+        text = "".join(f"{name:{width}}  {title}\n" for name, title in titles.items())
+        sys.stdout.write(f"{json.dumps(titles)}\n" if request.json else text)
+        return 0
     if request.out is None:
         raise UserError("--out is not given; add --out DIR for the prepared folder")
     started = time.monotonic()
@@ -76,17 +80,18 @@ def run(request: PrepareRequest) -> int:
     report["notes"] = list(notes)
     if how != "opened":
         report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
-    if request.inspect:
-        return _inspect(config, prepared, report, request.json)
+    print_examples = _inspect(config, prepared, report) if request.inspect else lambda console: None
     if request.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
     else:
-        _print_report(Console(), report)
+        console = Console()
+        _print_report(console, report)
+        print_examples(console)
     return 0
 
 
-def _inspect(config: Config, prepared: Prepared, report: dict[str, Any], as_json: bool) -> int:
-    """The report, and statistics, example rows and reasoning problems of every split."""
+def _inspect(config: Config, prepared: Prepared, report: dict[str, Any]) -> Callable[[Console], None]:
+    """Add the statistics and reasoning problems of every split to the report; returns what prints them."""
     from adlm.data.rows.anchor_rules import anchor_rule, describe_rule
     from adlm.data.rows.statistics import statistics_of, symbol_statistics
 
@@ -100,25 +105,15 @@ def _inspect(config: Config, prepared: Prepared, report: dict[str, Any], as_json
     report["notes"] += notes
     report["statistics"] = {split: asdict(found) for split, found in statistics.items()}
     report["problems"] = {split: asdict(found) for split, found in problems.items()}
-    if as_json:
-        sys.stdout.write(f"{json.dumps(report)}\n")
-        return 0
-    console = Console()
-    _print_report(console, report)
-    for split, found in statistics.items():
-        num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
-        _print_examples(console, prepared, split, found, rule, describe_rule(config.anchor), num_rows)
-        if split in problems:
-            _print_problems(console, problems[split], report["splits"][split]["documents"])
-    return 0
 
+    def print_examples(console: Console) -> None:
+        for split, found in statistics.items():
+            num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
+            _print_examples(console, prepared, split, found, rule, describe_rule(config.anchor), num_rows)
+            if split in problems:
+                _print_problems(console, problems[split], report["splits"][split]["documents"])
 
-def _list(as_json: bool) -> int:
-    titles = {name: corpus.title for name, corpus in CORPORA.items()}
-    width = max(map(len, titles))
-    text = "".join(f"{name:{width}}  {title}\n" for name, title in titles.items())
-    sys.stdout.write(f"{json.dumps(titles)}\n" if as_json else text)
-    return 0
+    return print_examples
 
 
 def _prepare(config: Config, out: Path) -> PrepareOutcome:
@@ -158,7 +153,7 @@ def _open(config: Config, out: Path, overrides: Sequence[str]) -> Prepared:
 def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, "InspectedProblems"], list[str]]:
     """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
     from adlm.apps.reasoning.inspection import inspect_problems
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.problems import problem_sets
 
     source = prepared.manifest["source"]
     if how == "opened":
@@ -166,8 +161,8 @@ def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dic
             "labels and slots are shown when the source is named: repeat the command that prepared the folder "
             f"(data={source} ...) with --inspect"
         )
-        return {}, [note] if source in ANCHOR_LABELS else []
-    if config.data.name not in ANCHOR_LABELS:
+        return {}, [note] if source in problem_sets() else []
+    if config.data.name not in problem_sets():
         return {}, []
     try:
         return inspect_problems(config, prepared.tokenizer, prepared.splits), []
@@ -247,7 +242,14 @@ def _print_examples(
     num_rows: int,
 ) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
-    console.print(Text.assemble("\n", (split, "bold"), f": {_format_statistics(statistics, rule_in_words)}"))
+    shortest, tenth, median, ninetieth, longest = statistics.document_lengths
+    line = (
+        f": {statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% "
+        f"between {tenth:,} and {ninetieth:,}), {statistics.distinct:,} distinct ids in {statistics.sampled_tokens:,} "
+        f"sampled tokens; {statistics.anchors:.1%} are anchors ({rule_in_words}), {statistics.padding:.1%} of the rows "
+        "are padding"
+    )
+    console.print(Text.assemble("\n", (split, "bold"), line))
     frequent = Text("most frequent: ")
     for index, share in statistics.most_frequent:
         frequent.append(repr(tokenizer.decode([index])), style="cyan")
@@ -260,16 +262,6 @@ def _print_examples(
     for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
         console.print(_highlight(rows, row, prepared, rule, braces))
-
-
-def _format_statistics(statistics: "Statistics", rule_in_words: str) -> str:
-    shortest, tenth, median, ninetieth, longest = statistics.document_lengths
-    return (
-        f"{statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% between "
-        f"{tenth:,} and {ninetieth:,}), {statistics.distinct:,} distinct ids in {statistics.sampled_tokens:,} sampled "
-        f"tokens; {statistics.anchors:.1%} are anchors ({rule_in_words}), {statistics.padding:.1%} of the rows are "
-        "padding"
-    )
 
 
 def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:

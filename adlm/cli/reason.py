@@ -19,11 +19,8 @@ from adlm.files import check_output, file_sha256, replacing
 from adlm.request import Request, option
 
 if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.reasoning.problems import Problem, Problems
     from adlm.apps.reasoning.solve import Score, Solution, Solver
-    from adlm.data.reasoning.problem import Problem
-    from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
-
-    Problems = ProblemFile | GeneratedProblems
 
 
 @dataclass(frozen=True)
@@ -153,16 +150,15 @@ def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence
 
 
 def _problems(config: Config, data: str, request: ProblemsRequest) -> tuple[str, "Problems"]:
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
     from adlm.apps.reasoning.training import problem_parts
-    from adlm.data.sources.problem_files import READERS, ProblemFile
 
-    if data not in ANCHOR_LABELS:
-        file = Path(data)
-        if file.suffix not in READERS or not file.is_file():
-            names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
+    if data not in problem_sets():
+        file, readers = Path(data), problem_set(config.data.name).readers
+        if file.suffix not in readers or not file.is_file():
+            names, forms = ", ".join(problem_sets()), ", ".join(readers)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
-        return config.data.name, ProblemFile(file, file.name, request.split)
+        return config.data.name, ProblemFile(file, file.name, request.split, readers)
     trained_on = config.data.root if Path(config.data.root).is_dir() else ""
     num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
     section = replace(config.data, name=data, problems=num, root=request.root or trained_on)

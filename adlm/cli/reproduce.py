@@ -1,8 +1,10 @@
 """`adlm reproduce`: compare models with a table of the paper: differences, standard errors and caveats."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,12 @@ from rich.table import Table
 
 from adlm import __version__
 from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
-from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row
+from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
 from adlm.cli.perplexity import MEASURING, MeasurementRequest
 from adlm.cli.streams import write_error
-from adlm.config.options import suggestion
 from adlm.errors import UserError, printable
 from adlm.files import check_output, write_file
 from adlm.likelihood.text_sets import check_names
@@ -38,7 +39,7 @@ class ReproduceRequest(MeasurementRequest):
   adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
   adlm reproduce generation cards/*.json"""
 
-    table: str = option("\n".join(f"{name}: {table.title}" for name, table in TABLES.items()), positional=True)
+    table: str = option(choices={name: table.title for name, table in TABLES.items()}, positional=True, metavar="TABLE")
     models: tuple[str, ...] = option(
         "model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
         "JSON results of `adlm perplexity --out` and `adlm judge --out`",
@@ -60,7 +61,7 @@ class ReproduceRequest(MeasurementRequest):
 
 
 def run(request: ReproduceRequest) -> int:
-    table = _table(request.table)
+    table = TABLES[request.table]
     rows = _rows(request.row, len(request.models), table)
     inputs = [Path(name) for name in (*request.models, *request.data, request.tokenizer) if name]
     check_output(request.out, force=request.force, inputs=inputs)
@@ -69,36 +70,31 @@ def run(request: ReproduceRequest) -> int:
     if request.plot is not None and request.out is not None and request.plot.resolve() == request.out.resolve():
         raise UserError(f"--out and --plot are both {request.out}; give two different files")
     is_measured = [_is_measured(model, table) for model in request.models]
-    if not any(is_measured):
-        results = [results_of(read_results(Path(model)), table, model) for model in request.models]
-        _write_report(table, compare_with_table(table, _with_rows(results, rows)), request)
-        return 0
-    if request.data:
-        check_names(request.data)
-    from adlm.distributed import process_group
-    from adlm.likelihood.perplexity import delete_journal
+    check_names(request.data)
+    group: AbstractContextManager[bool] = nullcontext(True)
+    if any(is_measured) or "WORLD_SIZE" in os.environ:
+        from adlm.distributed import process_group
 
-    with process_group(write_error) as is_rank_zero:
-        results, journals = [], []
-        for model, measured in zip(request.models, is_measured, strict=True):
+        group = process_group(write_error)
+    with group as is_rank_zero:
+        results_and_rows: list[tuple[list[Result], str]] = []
+        journals: list[Path] = []
+        for model, row, measured in zip(request.models, rows, is_measured, strict=True):
             if measured:
                 figures, new_journals = _measure(model, table, request, is_rank_zero)
-                results.append(results_of({"adlm": __version__, "figures": figures}, table, model))
+                content: Any = {"adlm": __version__, "figures": figures}
                 journals += new_journals
             else:
-                results.append(results_of(read_results(Path(model)), table, model))
-        comparisons = compare_with_table(table, _with_rows(results, rows))
+                content = read_results(Path(model))
+            results_and_rows += _group_by_model(results_of(content, table, model), row)
         if is_rank_zero:
-            _write_report(table, comparisons, request)
+            _write_report(table, compare_with_table(table, results_and_rows), request)
+        if is_rank_zero and journals:
+            from adlm.likelihood.measurement import delete_journal
+
             for journal in journals:
                 delete_journal(journal)
     return 0
-
-
-def _table(name: str) -> PublishedTable:
-    if name not in TABLES:
-        raise UserError(f"there is no table {name!r}{suggestion(name, TABLES)} (there are {', '.join(TABLES)})")
-    return TABLES[name]
 
 
 def _rows(requested: Sequence[str], num_models: int, table: PublishedTable) -> Sequence[str]:
@@ -139,7 +135,7 @@ def _measure(
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device
     from adlm.language_model import load
-    from adlm.likelihood.perplexity import PerplexitySettings
+    from adlm.likelihood.measurement import PerplexitySettings
 
     protocol, device = table.protocol, local_device(request.device)
     assert protocol is not None
@@ -155,10 +151,6 @@ def _measure(
         figures += [asdict(result) for result in measured.results]
         journals += measured.journals
     return figures, journals
-
-
-def _with_rows(results: Sequence[list[Result]], rows: Sequence[str]) -> list[tuple[list[Result], str]]:
-    return [pair for group, row in zip(results, rows, strict=True) for pair in _group_by_model(group, row)]
 
 
 def _group_by_model(results: list[Result], row: str) -> Iterator[tuple[list[Result], str]]:
@@ -180,9 +172,7 @@ def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], requ
     if request.out is not None:
         write_file(request.out, json.dumps(report, indent=1) + "\n")
     if request.plot is not None:
-        from adlm.apps.paper.reproduction_plot import plot_reproduction
-
-        plot_reproduction(table, comparisons, request.plot)
+        plot_comparisons(table, comparisons, request.plot)
     if request.json:
         sys.stdout.write(json.dumps(report) + "\n")
     elif request.markdown:

@@ -73,7 +73,7 @@ def run(request: TrainRequest) -> int:
         if request.out is not None or request.overrides:
             given = " ".join(["--out"] * (request.out is not None) + list(request.overrides))
             raise UserError(f"--plot writes into the first run's folder and takes no other option; leave out {given}")
-        from adlm.training.plots import plot_runs
+        from adlm.apps.plots import plot_runs
 
         console = Console(stderr=True)
         files = [str(file) for file in plot_runs(request.plot, lambda line: console.print(line, soft_wrap=True))]

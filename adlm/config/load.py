@@ -137,10 +137,15 @@ def model_source(path: str | Path) -> Path:
 def init_folder(model: str) -> Path:
     """The model folder that the option `init` names; a user error if there is none."""
     with suppress(UserError):
-        folder = model_source(model)
-        if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
+        folder = model_folder_at(model_source(model))
+        if folder is not None and (folder / "model.safetensors").is_file():
             return folder
     raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+
+
+def model_folder_at(path: Path) -> Path | None:
+    """The model folder of a run, or the path itself if it is one; None if it is neither."""
+    return next((folder for folder in (path / "model", path) if (folder / "config.yaml").is_file()), None)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:

@@ -25,10 +25,12 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return config.vocabulary
 
 
-def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text") -> None:
-    """Checks that x (B, L) are ids, no longer than the model, without masks outside the padding."""
+def check_clean(
+    config: Config, x: Tensor, pad: Tensor | None, what: str = "text", max_length: int | None = None
+) -> None:
+    """Checks that x (B, L) are ids, no longer than the model or `max_length`, without masks outside the padding."""
     vocabulary = vocabulary_of(config)
-    check_ids(x, config, what)
+    check_ids(x, config, what, max_length)
     if pad is not None:
         _check_pad(pad, x)
     masks = int(((x == vocabulary.mask_id) & not_pad(x, pad)).sum())
@@ -99,12 +101,13 @@ def _works_with(method: Method, sampler: str) -> bool:
     return method.samplers is None or sampler in method.samplers
 
 
-def check_ids(ids: Any, config: Config, what: str) -> None:
-    """Checks that `ids` is a tensor (B, L) of ids, no longer than the model."""
+def check_ids(ids: Any, config: Config, what: str, max_length: int | None = None) -> None:
+    """Checks that `ids` is a tensor (B, L) of ids, no longer than the model or `max_length`."""
     _check_are_ids(ids, config, what)
-    if ids.shape[1] > config.length:
+    longest = max_length or config.length
+    if ids.shape[1] > longest:
         raise UserError(
-            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; shorten it"
+            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {longest}; shorten it"
         )
 
 

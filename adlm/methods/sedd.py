@@ -18,9 +18,8 @@ from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.scores import log_scores, score_entropy, score_step
 from adlm.errors import UserError
-from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch, logits_everywhere
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame

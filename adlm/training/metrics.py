@@ -27,7 +27,6 @@ from adlm.files import METRICS_LIMIT, read_bytes, reporting_os_errors, scan_metr
 from adlm.files import read_metrics as read_metrics
 from adlm.training.optimizer import learning_rate
 from adlm.training.step import StepReport
-from adlm.training.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,22 @@ def parse_counters(raw: Mapping[str, Any]) -> Counters:
     if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(counters.window, dict):
         raise TypeError("its counters are not numbers")
     return counters
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """Nats per token of the text, over `tokens` tokens in `rows` rows.
+
+    The nats of the rows' bos and eos are included in the sum, but the tokens themselves are not counted.
+    """
+
+    nats: float
+    stderr: float
+    """Standard error of the mean over rows and noise, as if rows were independent; rows of one document are not."""
+    tokens: int
+    rows: int
+    accuracy: float | None = None
+    """Share of the problems that are solved, in runs on problems."""
 
 
 MetricsLine = Mapping[str, float | int | None]

