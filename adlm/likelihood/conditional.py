@@ -190,7 +190,7 @@ def _causal_nats(
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """Versions `start` to `stop` of a row, in one batch."""
 
     row: int
@@ -212,12 +212,12 @@ class RowBatch:
 
 def _parts(
     rows: Sequence[ConditionalRow], num_versions: Sequence[int], rows_at_once: Callable[[int], int]
-) -> Iterator[list[Part]]:
+) -> Iterator[list[RowPart]]:
     """Batches of all versions of all rows, the longest first, so that a batch has little padding.
 
     Every batch but the last has `rows_at_once(width)` rows, where width is the length of its longest.
     """
-    batch: list[Part] = []
+    batch: list[RowPart] = []
     num = room = 0
     for row in sorted(range(len(rows)), key=lambda row: -len(rows[row].ids)):
         start = 0
@@ -225,7 +225,7 @@ def _parts(
             if not batch:
                 num, room = 0, rows_at_once(len(rows[row].ids))
             stop = min(num_versions[row], start + room - num)
-            batch.append(Part(row, start, stop))
+            batch.append(RowPart(row, start, stop))
             num, start = num + stop - start, stop
             if num == room:
                 yield batch
