@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, locks, checks of output paths, and reading of JSON. Independent of other formats.
+"""Atomic writes of files and folders, locks, journals, checks of output paths, and reading of JSON.
 
 A file or folder is written next to its target under a temporary name that ends in `.adlm-part`, and renamed when it is
 complete. The writer holds a lock on it, so leftovers of killed processes can be distinguished from files that are still
@@ -9,11 +9,12 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -26,6 +27,8 @@ from adlm.errors import UserError
 PART = ".adlm-part"
 JSON_LIMIT = 2**28
 """Size in bytes of the largest JSON file that is read; ours are far smaller."""
+METRICS_LIMIT = 2**36
+"""Size in bytes of the largest metrics.jsonl that is read."""
 
 # How files written by adlm start, and how they name adlm as their creator: HTML, and plots in PNG, SVG and PDF.
 MARKS = (
@@ -257,6 +260,99 @@ def append_synced(file: FileIO, content: bytes) -> None:
         raise
 
 
+class Journal:
+    """An append-only file of JSON lines from which an interrupted command resumes. It is locked while it is open.
+
+    With a header, the first line says what the other lines, the entries, depend on; it is written with the first entry.
+    Each append is synced to disk, or leaves the file as it was. A last line that a killed process left incomplete is
+    not an entry, and is cut off by the next append.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        busy: str,
+        header: Mapping[str, Any] | None = None,
+        resumes: Callable[[Any], bool] | None = None,
+    ):
+        """Open a journal, or create an empty one; `busy` is the error if another process has it open.
+
+        A file with another first line is refused, unless `resumes` decides: it gets the content of that line, None if
+        it is not JSON, and returns whether to keep the file; if not, the file is overwritten.
+        """
+        self.path, self._header, self._end = path, b"" if header is None else _json_line(header), 0
+        with reporting_os_errors(path):
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is not a regular file; give another path")
+            self._file = path.open("a+b", buffering=0)
+        try:
+            lock_file(self._file, busy)
+            if header is not None:
+                self._file.seek(0)
+                first = self._file.readline(len(self._header) + 2**20)
+                # an empty file and an incomplete header are the beginning of this journal
+                if not self._header.startswith(first) and not (resumes or self._refuse)(_parsed(first)):
+                    os.ftruncate(self._file.fileno(), 0)
+                    first = b""
+                self._end = len(first) if first.endswith(b"\n") else 0
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _refuse(self, content: Any) -> bool:
+        raise UserError(f"{self.path} exists and is not the journal of this command; move it away")
+
+    def entries(self) -> Iterator[Any]:
+        """The entries on disk; None for a line that is not JSON.
+
+        The next append comes after the last entry that was taken: to drop an entry and all after it, leave the loop.
+        """
+        with open(self._file.fileno(), "rb", closefd=False) as file:
+            file.seek(self._end)
+            for line, content in json_lines(file):
+                yield content
+                self._end += len(line)
+
+    def append(self, *entries: Any) -> None:
+        """Append the entries and sync them to disk, after what was kept."""
+        if os.fstat(self._file.fileno()).st_size != self._end:
+            os.ftruncate(self._file.fileno(), self._end)
+        if entries:
+            data = b"".join([b"" if self._end else self._header, *map(_json_line, entries)])
+            append_synced(self._file, data)
+            self._end += len(data)
+
+    def restart(self, header: Mapping[str, Any], *entries: Any) -> None:
+        """Replace the content by a header and entries."""
+        self._header, self._end = _json_line(header), 0
+        self.append(*entries)
+
+    @property
+    def is_empty(self) -> bool:
+        return os.fstat(self._file.fileno()).st_size == 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _json_line(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
+
+
+def json_lines(file: IO[bytes]) -> Iterator[tuple[bytes, Any]]:
+    """The complete lines of a file with their content, None if it is not JSON."""
+    for line in file:
+        if line.endswith(b"\n"):
+            yield line, _parsed(line)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading; failures are user errors, and so are pipes and devices, which may not end."""
@@ -303,3 +399,29 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The valid lines of a metrics.jsonl; an empty list if there is no such file."""
+    return scan_metrics(path)[0]
+
+
+def scan_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The valid lines of a metrics.jsonl and the number of damaged ones, without counting an incomplete last line."""
+    if not path.exists():
+        return [], 0
+    *complete, last = [_parse_line(line) for line in read_bytes(path, METRICS_LIMIT).split(b"\n")]
+    lines = [line for line in (*complete, last) if line is not None]
+    return lines, sum(line is None for line in complete)
+
+
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """A metrics line: finite numbers by name, including the step; None if it is invalid."""
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
+        return None
+    numbers = [value for value in line.values() if value is not None]
+    return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None

@@ -26,7 +26,7 @@ def _same_arithmetic():
 @pytest.fixture
 def test_vectors() -> Path:
     """The small golden folder in this repository."""
-    return Path(__file__).parent / "golden"
+    return Path(__file__).parent / "parity" / "golden"
 
 
 @pytest.fixture

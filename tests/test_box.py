@@ -9,8 +9,8 @@ import torch
 import adlm
 from adlm.cli.main import main
 from adlm.config.load import BOX_FOLDER
-from adlm.model_summary import summarize_model
 from adlm.models.transformer import num_parameters
+from adlm.samples_file import summarize_model
 
 SENTENCE = "The old man looked at the sea and said nothing."
 
@@ -30,7 +30,7 @@ def test_it_loads_without_a_path_and_is_small(box):
 
 def test_its_results_name_its_gamma_and_those_of_a_released_checkpoint_name_none(box):
     assert (summarize_model("box", box).gamma, summarize_model("box", box).tau) == (0.1, 5)
-    path = Path(__file__).parent / "golden" / "adlm-tiny.ckpt"
+    path = Path(__file__).parent / "parity" / "golden" / "adlm-tiny.ckpt"
     released = summarize_model(str(path), adlm.load(path))
     assert (released.gamma, released.tau) == (None, None), "the file does not say; the defaults would be a guess"
 

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -15,6 +15,7 @@ from adlm.errors import UserError, printable
 from adlm.files import (
     PART,
     PLOT_METADATA,
+    Journal,
     append_synced,
     check_output,
     lock_file,
@@ -272,3 +273,106 @@ def test_text_from_files_cannot_control_a_terminal():
     assert printable("\x1b]0;evil\x07\x9b2J\u202e\ud800\r") == "\\x1b]0;evil\\x07\\x9b2J\\u202e\\ud800\\r"
     assert str(UserError("weight \x1b[31m\n")) == "weight \\x1b[31m\\n"
     assert printable("plain ± 日本\n\t") == "plain ± 日本\n\t"
+
+
+# Journals
+
+
+HEADER = {"of": "é\u2028", "seed": 3}
+ENTRIES = [{"row": row, "text": f"line\n{row}"} for row in range(5)]
+
+
+def write_journal(path, entries=ENTRIES, **options) -> list:
+    """What a command does that resumes: keeps the entries on disk and appends the others; returns those kept."""
+    with closing(Journal(path, "in use", HEADER, **options)) as journal:
+        kept = list(journal.entries())
+        for entry in entries[len(kept) :]:
+            journal.append(entry)
+    return kept
+
+
+def test_a_journal_cut_off_at_any_byte_is_resumed_to_the_same_bytes(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    write_journal(whole)
+    data = whole.read_bytes()
+    ends = [end for end, byte in enumerate(data, 1) if byte == 10]
+    for end in range(len(data) + 1):
+        broken.write_bytes(data[:end])
+        assert write_journal(broken) == ENTRIES[: max(0, sum(line <= end for line in ends) - 1)]
+        assert broken.read_bytes() == data
+
+
+@pytest.mark.parametrize("content", [b"my diary", b"my diary\n", b"{}\n", b"\n{}\n", b'{"of": "other"}\n'])
+def test_a_journal_with_another_first_line_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "diary.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not the journal of this command; move it away"):
+        write_journal(path)
+    assert path.read_bytes() == content
+    assert write_journal(path, resumes=lambda header: False) == []  # overwritten on request only
+    assert write_journal(path) == ENTRIES
+
+
+def test_a_journal_may_be_resumed_under_the_header_that_it_has(tmp_path):
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"seed": 3}\n[1]\n')
+    seen = []
+    assert write_journal(path, [[1], [2]], resumes=lambda header: seen.append(header) is None) == [[1]]
+    assert seen == [{"seed": 3}]
+    assert path.read_bytes() == b'{"seed": 3}\n[1]\n[2]\n'
+
+
+def test_entries_that_are_not_taken_are_cut_off_by_the_next_append(tmp_path):
+    path = tmp_path / "journal"
+    write_journal(path)
+    with closing(Journal(path, "in use", HEADER)) as journal:
+        for entry in journal.entries():
+            if entry["row"] == 2:
+                break
+        journal.append("new")
+    with closing(Journal(path, "in use", HEADER)) as journal:
+        assert list(journal.entries()) == [*ENTRIES[:2], "new"]
+        journal.restart({"other": 1}, "kept")
+    assert path.read_bytes() == b'{"other": 1}\n"kept"\n'
+
+
+def test_a_line_of_a_journal_that_is_not_json_is_none(tmp_path):
+    path = tmp_path / "journal"
+    write_journal(path, ENTRIES[:1])
+    path.write_bytes(path.read_bytes() + b"??\n[2]\n")
+    with closing(Journal(path, "in use", HEADER)) as journal:
+        assert list(journal.entries()) == [ENTRIES[0], None, [2]]
+
+
+def test_a_journal_is_open_in_one_process_only(tmp_path):
+    with closing(Journal(tmp_path / "journal", "in use", HEADER)), pytest.raises(UserError, match=r"^in use$"):
+        Journal(tmp_path / "journal", "in use", HEADER)
+    with closing(Journal(tmp_path / "journal", "in use", HEADER)) as journal:
+        assert journal.is_empty
+
+
+def test_an_append_to_a_journal_is_synced_or_leaves_it_as_it_was(tmp_path, monkeypatch):
+    path, synced = tmp_path / "journal", []
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_size)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with closing(Journal(path, "in use", HEADER)) as journal:
+        journal.append(ENTRIES[0])
+        before = path.read_bytes()
+        assert synced == [len(before)]
+        with pytest.raises(OSError, match="full"):
+            journal.append(ENTRIES[1])
+        assert path.read_bytes() == before
+        journal.append(ENTRIES[1])
+    assert write_journal(path, []) == ENTRIES[:2]
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/full")])
+def test_a_journal_is_a_regular_file(tmp_path, put):
+    put(tmp_path / "journal")
+    with pytest.raises(UserError, match="is not a regular file"):
+        Journal(tmp_path / "journal", "in use", HEADER)

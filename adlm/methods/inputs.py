@@ -41,10 +41,8 @@ def check_clean(
         )
 
 
-def check_canvas(
-    method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
-) -> None:
-    """Checks that a canvas fits the model and has masks. Error messages count rows from `first_row`."""
+def check_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None) -> None:
+    """Checks that the method can fill in a canvas with these options; `Method.generate` trusts it."""
     config, mask_id = method.config, vocabulary_of(method.config).mask_id
     _check_are_ids(canvas, config, "canvas")
     if pad is not None:
@@ -52,16 +50,17 @@ def check_canvas(
         if ((canvas == mask_id) & pad).any():
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     if canvas.shape[1] > config.length:
-        _check_long_canvas(method, canvas, sampling, pad, first_row)
+        _check_long_canvas(method, canvas, sampling, pad)
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
-            f"row {first_row + int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to "
-            "fill in; put the mask, in a text [MASK], where text is wanted"
+            f"row {int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to fill in; "
+            "put the mask, in a text [MASK], where text is wanted"
         )
+    method.check_run(canvas, sampling, pad)
 
 
-def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
+def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
     """Checks that a canvas longer than the model can be sampled with a sliding window."""
     if sampler_of(sampling).long_texts:
         if pad is not None:
@@ -71,7 +70,7 @@ def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: 
     with_bos = " with bos" if canvas[row, 0] == vocabulary_of(method.config).bos_id else ""
     remedy = ", or sample with semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
     raise UserError(
-        f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
+        f"row {row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
         f"length {length}; shorten it{remedy}"
     )
 
@@ -81,10 +80,14 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
     sampler, name = sampling.sampler, method.config.method
     if not _works_with(method, sampler):
         raise UserError(
-            f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}"
+            f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}",
+            "sampling.sampler",
         )
     if sampler_of(sampling).anchored and not method.anchored:
-        raise UserError(f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence")
+        raise UserError(
+            f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",
+            "sampling.sampler",
+        )
 
 
 def _works_with(method: Method, sampler: str) -> bool:

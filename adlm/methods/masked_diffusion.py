@@ -30,6 +30,7 @@ from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
+from adlm.sampling.windows import check_stride
 
 
 @dataclass(frozen=True)
@@ -216,21 +217,28 @@ class MaskedDiffusion:
         time_conditioning = self.config.model.time_conditioning
         return schedules.sigma(self.schedule, t).float().to(device) if time_conditioning else None
 
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        check_sampler(self, sampling)
+        if sampler_of(sampling).long_texts:
+            check_stride(sampling, self._row)
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Samples with SUBS beliefs."""
-        check_sampler(self, sampling)
         return sampler_of(sampling).sample(self.sampling_run(network, canvas, sampling, rng, pad))
 
     def sampling_run(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
     ) -> SamplingRun:
         """The input of a sampler."""
-        denoiser = as_denoiser(network, self.mask_id, self.conditioning_sigma)
+        denoiser, steps = as_denoiser(network, self.mask_id, self.conditioning_sigma), steps_of(self.schedule, sampling)
+        return SamplingRun(denoiser, canvas, self.mask_id, steps, sampling, rng, pad, self._row)
+
+    @property
+    def _row(self) -> Row:
         bos, eos = row_boundaries(vocabulary_of(self.config))
-        row = Row(self.config.length, tuple(bos), tuple(eos))
-        return SamplingRun(denoiser, canvas, self.mask_id, steps_of(self.schedule, sampling), sampling, rng, pad, row)
+        return Row(self.config.length, tuple(bos), tuple(eos))
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,8 @@ def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.0
     of at least `slowest` radians per token: lower ones do not distinguish adjacent positions.
     """
     assert block.modulation is not None
+    if block.qkv.weight.is_meta:  # no storage, and arithmetic on it would make PyTorch import its compiler
+        return
     width = block.norm1.weight.numel()
     shift, _, gate1, _, _, gate2 = block.modulation.bias.view(6, width)
     for part in (shift, gate1, gate2):

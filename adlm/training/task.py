@@ -26,10 +26,9 @@ from adlm.config.schema import Config
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.anchor_rules import SymbolStatistics
-from adlm.data.rows.loader import Batches, Loader
+from adlm.data.rows.loader import Batches, Loader, Stream
 from adlm.data.rows.packing import counted_positions, text_width
 from adlm.data.rows.statistics import count_symbols, symbol_texts
-from adlm.data.rows.streaming import Stream
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path
@@ -40,6 +39,7 @@ from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.adlm import Anchored
+from adlm.methods.inputs import check_canvas
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -221,7 +221,9 @@ class TextTask:
         if vocabulary.bos_id is None and self.num_held_out:
             canvas[:, 0] = self.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
         rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
-        frame = last_frame(method_of(config).generate(state.network, canvas, config.sampling, rng))
+        method = method_of(config)
+        check_canvas(method, canvas, config.sampling)
+        frame = last_frame(method.generate(state.network, canvas, config.sampling, rng))
         texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 

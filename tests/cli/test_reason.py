@@ -292,8 +292,8 @@ def test_wrong_problems_are_one_line(action, words, sentence, model, root, tmp_p
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["eval", "{model}", "--slots", "-1"], "--slots -1 must be from 0 to 1000"),
-        (["eval", "{model}", "--slots", "2", "1001"], "--slots 1001 must be from 0 to 1000"),
+        (["eval", "{model}", "--slots", "-1"], "--slots -1 must be 0 or more"),
+        (["eval", "{model}", "--slots", "2", "1001"], "--slots 1001 must be at most 1,000"),
         (["eval", "{model}", "--limit", "0"], "--limit 0 must be at least 1"),
         (["eval", "{gpt2}", "--slots", "128"], "tokens with its slots, and the model reads at most 128"),
         (["show", "{model}", "--problem", "0"], "--problem 0 must be from 1 to 7"),

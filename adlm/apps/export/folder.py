@@ -19,7 +19,6 @@ from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder, reporting_os_errors, write_file
 from adlm.language_model import NO_TOKENIZER, LanguageModel
 from adlm.registry import BRIDGES, METHODS, SCHEDULES, Registry
-from adlm.tokens import Tokenizer
 
 CONFIGURATION, MODELING = "configuration_adlm", "modeling_adlm"
 WRITTEN = {
@@ -81,45 +80,32 @@ def export_model(lm: LanguageModel, model: Path, folder: Path, name: str) -> Non
     weights = {f"{PREFIX}{key}": value for key, value in lm.network.state_dict().items()}
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     card = model_card(lm, run_record(model), name)
-    with replacing_folder(folder) as part:
-        write_tensors(weights, part / WEIGHTS)
-        write_file(part / ARCHITECTURE, _json({**to_json(lm.config), **_classes(lm), "dtype": dtype}))
-        if lm.method.causal:
-            write_file(part / "generation_config.json", _json(_generation_config(lm.tokenizer)))
-        write_file(part / f"{CONFIGURATION}.py", (files("adlm.apps.export") / f"{CONFIGURATION}.py").read_text("utf-8"))
-        write_file(part / f"{MODELING}.py", modeling_code())
-        lm.tokenizer.save(part)
-        write_file(part / "tokenizer_config.json", _json(_tokenizer_config(lm.tokenizer, lm.config.length)))
-        write_file(part / "README.md", card)
-
-
-def _classes(lm: LanguageModel) -> dict[str, Any]:
-    """Which classes of which files `transformers` uses."""
     auto_class = str(lm.method.auto_class)
     model_class = f"Adlm{auto_class.removeprefix('AutoModel')}"
-    return {
+    classes = {  # which classes of which files `transformers` uses
         "architectures": [model_class],
         "auto_map": {"AutoConfig": f"{CONFIGURATION}.AdlmConfig", auto_class: f"{MODELING}.{model_class}"},
     }
-
-
-def _tokenizer_config(tokenizer: Tokenizer, length: int) -> dict[str, Any]:
-    vocabulary = tokenizer.vocabulary
-    ids = {"mask": vocabulary.mask_id, "bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "pad": vocabulary.pad_id}
-    return {
+    roles = {role: getattr(lm.tokenizer.vocabulary, f"{role}_id") for role in ("mask", "bos", "eos", "pad")}
+    special_ids = {role: index for role, index in roles.items() if index is not None}
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": length,
+        "model_max_length": lm.config.length,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
-        **{f"{role}_token": tokenizer.engine.id_to_token(index) for role, index in ids.items() if index is not None},
+        **{f"{role}_token": lm.tokenizer.engine.id_to_token(index) for role, index in special_ids.items()},
     }
-
-
-def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The defaults of `generate`; the exported network has no KV cache."""
-    vocabulary = tokenizer.vocabulary
-    ids = {"bos": vocabulary.bos_id, "eos": vocabulary.eos_id, "pad": vocabulary.pad_id}
-    return {"use_cache": False, **{f"{role}_token_id": index for role, index in ids.items() if index is not None}}
+    with replacing_folder(folder) as part:
+        write_tensors(weights, part / WEIGHTS)
+        write_file(part / ARCHITECTURE, _json({**to_json(lm.config), **classes, "dtype": dtype}))
+        if lm.method.causal:  # the defaults of `generate`; the exported network has no KV cache
+            ids = {f"{role}_token_id": index for role, index in special_ids.items() if role != "mask"}
+            write_file(part / "generation_config.json", _json({"use_cache": False, **ids}))
+        write_file(part / f"{CONFIGURATION}.py", (files("adlm.apps.export") / f"{CONFIGURATION}.py").read_text("utf-8"))
+        write_file(part / f"{MODELING}.py", modeling_code())
+        lm.tokenizer.save(part)
+        write_file(part / "tokenizer_config.json", _json(tokenizer_config))
+        write_file(part / "README.md", card)
 
 
 def _json(content: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -106,20 +106,11 @@ CAUSAL_NOTE = "`generate` has no KV cache here, so it is slow for long texts."
 
 
 @dataclass(frozen=True)
-class Validation:
-    """The result on held-out rows that the run logged for these weights."""
-
-    step: int
-    nats: float
-    stderr: float | None
-    tokens: int
-
-
-@dataclass(frozen=True)
 class RunRecord:
     """What the run of a model knows about its training."""
 
-    validation: Validation | None
+    validation: Mapping[str, Any] | None
+    """The line of metrics.jsonl with the result on held-out rows for these weights."""
     steps: int | None
     tokens: int | None
     """Tokens trained on."""
@@ -136,15 +127,11 @@ def run_record(model: Path) -> RunRecord:
         validated = [min(validated, key=lambda line: line["valid_nats"])]
         lines = [line for line in lines if line["step"] <= validated[0]["step"]]
     return RunRecord(
-        validation=_validation(validated[-1]) if validated else None,
+        validation=validated[-1] if validated else None,
         steps=lines[-1]["step"] if lines else None,
         tokens=lines[-1].get("tokens") if lines else None,
         commits=tuple(read_commits(run)),
     )
-
-
-def _validation(line: dict[str, Any]) -> Validation:
-    return Validation(line["step"], line["valid_nats"], line.get("valid_stderr"), int(line.get("valid_tokens") or 0))
 
 
 def model_card(lm: LanguageModel, record: RunRecord, name: str) -> str:
@@ -189,26 +176,21 @@ def _facts(lm: LanguageModel, record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "anchors", f"{describe_rule(config.anchor)}; weight gamma {config.anchor.gamma:g}"
     yield "length", f"{config.length:,} tokens"
     yield "tokenizer", f"{public_name(config.tokenizer) or 'unnamed'}, {vocabulary_of(config).size:,} symbols"
-    yield "data", _describe_data(config)
+    own = Path(config.data.path or config.data.prepared).name
+    yield "data", config.data.name or config.data.hub or (f"own text ({own})" if own else "not recorded")
     if record.steps is not None:
         tokens = "" if record.tokens is None else f", {record.tokens:,} tokens"
         yield "training", f"{record.steps:,} steps of {config.train.batch_size} rows{tokens}"
     if validation is None:
         yield "nats on held-out text", "not known: the model was exported without the metrics.jsonl of its run"
         return
-    error = "" if validation.stderr is None else f" ± {validation.stderr:.2g}"
-    relation = "" if lm.method.exact else "at most "
+    nats, stderr, num = validation["valid_nats"], validation.get("valid_stderr"), validation.get("valid_tokens")
     yield (
         "nats on held-out text",
-        f"{relation}{validation.nats:.4f}{error} per token (perplexity {perplexity(validation.nats):.4g}), "
-        f"{validation.tokens:,} tokens, after {validation.step:,} steps; ± is the standard error over rows",
+        f"{'' if lm.method.exact else 'at most '}{nats:.4f}{'' if stderr is None else f' ± {stderr:.2g}'} per token "
+        f"(perplexity {perplexity(nats):.4g}), {int(num or 0):,} tokens, after {validation['step']:,} steps; "
+        "± is the standard error over rows",
     )
-
-
-def _describe_data(config: Config) -> str:
-    data = config.data
-    own = Path(data.path or data.prepared).name
-    return data.name or data.hub or (f"own text ({own})" if own else "not recorded")
 
 
 def train_command(config: Config) -> str:

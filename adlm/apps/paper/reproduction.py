@@ -6,13 +6,15 @@ Agreement means |ours - published| <= 2 standard errors of ours; the published s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from adlm.apps.paper.published_tables import BATCH, PublishedRow, PublishedTable, published_sampling
+from adlm.apps.paper.published_tables import BATCH, DECIMALS, PAPER, PublishedRow, PublishedTable, published_sampling
 from adlm.apps.paper.results import OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Result, is_causal
+from adlm.apps.plots import ComparedResult, plot_reproduction
 from adlm.config.options import suggestion
 from adlm.config.schema import Anchor
-from adlm.errors import UserError
+from adlm.errors import UserError, printable
 
 ERRORS_APART = 2.0
 SAME_SIZE, SAME_TOKENS = 0.01, 0.02  # published ones are rounded: 293M, 262B
@@ -62,7 +64,12 @@ def compare_with_table(table: PublishedTable, models: Sequence[tuple[Sequence[Re
         # the MAUVE of the data with itself is 1 and has no result
         absent = [column for column in row.figures if column not in columns and row.method != "data"]
         by_row[row.name] += [_missing(table, row, column, results[0].model) for column in absent]
-    return [each for row in table.rows for each in _in_column_order(table, row, by_row[row.name])]
+    comparisons: list[Comparison] = []
+    for row in table.rows:
+        columns_in_order = list(row.figures)
+        ours = sorted(by_row[row.name], key=lambda each: columns_in_order.index(each.column))
+        comparisons += ours or [_missing(table, row, column) for column in row.figures]
+    return comparisons
 
 
 def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple[PublishedRow, str]:
@@ -79,8 +86,12 @@ def row_for(table: PublishedTable, result: Result, requested: str = "") -> tuple
         return rows[0], f"the only row of method {result.method}"
     same_options = [row for row in rows if row.options and not _option_differences(row, result, count_unknown=True)]
     if len(same_options) == 1:
-        return same_options[0], f"the row of method {result.method} with {_describe_options(same_options[0])}"
-    nearest = _nearest(same_options or rows, result.tokens)
+        options = ", ".join(f"{option} {_format(value)}" for option, value in same_options[0].options.items())
+        return same_options[0], f"the row of method {result.method} with {options}"
+    # the nearest number of tokens, by ratio; none where it is unknown
+    candidates, tokens = same_options or rows, result.tokens
+    distances = {row.name: abs(math.log(row.tokens / tokens)) for row in candidates if row.tokens and tokens}
+    nearest = [row for row in candidates if distances and distances.get(row.name) == min(distances.values())]
     if len(nearest) == 1:
         return nearest[0], f"of the rows of method {result.method}, the nearest in tokens trained"
     raise UserError(
@@ -96,12 +107,6 @@ def named_row(table: PublishedTable, name: str) -> PublishedRow:
             f"--row {name!r} is not in table {table.name}{suggestion(name, rows)}; its rows are {', '.join(rows)}"
         )
     return rows[name]
-
-
-def _nearest(rows: Sequence[PublishedRow], tokens: float | None) -> list[PublishedRow]:
-    """The rows with the nearest number of tokens, by ratio; none where it is unknown."""
-    distances = {row.name: abs(math.log(row.tokens / tokens)) for row in rows if row.tokens and tokens}
-    return [row for row in rows if row.name in distances and distances[row.name] == min(distances.values())]
 
 
 def compared(table: PublishedTable, row: PublishedRow, result: Result, why: str = "") -> Comparison:
@@ -151,17 +156,13 @@ def _model_differences(row: PublishedRow, result: Result) -> list[str]:
     if result.method != row.method:
         differences.append(f"method {result.method}, not {row.title}")
     differences += _option_differences(row, result)
-    if row.tokens is not None and result.tokens is None:
+    if row.tokens and result.tokens is None:
         differences.append(f"tokens trained unknown, published {row.tokens:g}B")
-    elif (
-        row.tokens is not None
-        and result.tokens is not None
-        and _relative_difference(result.tokens, row.tokens) > SAME_TOKENS
-    ):
+    elif row.tokens and result.tokens is not None and abs(result.tokens / row.tokens - 1) > SAME_TOKENS:
         differences.append(f"{result.tokens:.3g}B tokens trained (the paper's count), not {row.tokens:g}B")
-    if row.parameters is not None and result.parameters is None:
+    if row.parameters and result.parameters is None:
         differences.append(f"parameters unknown, published {row.parameters:g}M")
-    elif row.parameters and result.parameters and _relative_difference(result.parameters, row.parameters) > SAME_SIZE:
+    elif row.parameters and result.parameters and abs(result.parameters / row.parameters - 1) > SAME_SIZE:
         differences.append(f"{result.parameters:.4g}M parameters, not {row.parameters:g}M")
     return differences
 
@@ -174,47 +175,20 @@ def _option_differences(row: PublishedRow, result: Result, count_unknown: bool =
         if value is None:
             if count_unknown or result.method == row.method:
                 differences.append(f"{option} unknown, published {_format(published)}")
-        elif not _matches(value, published):
+        elif value != published and not (isinstance(value, str) and value.startswith(str(published))):
             differences.append(f"{option} {_format(value)}, not {_format(published)}")
     return differences
-
-
-def _matches(value: float | str, published: float | str) -> bool:
-    return value.startswith(str(published)) if isinstance(value, str) else value == published
-
-
-def _relative_difference(ours: float, published: float) -> float:
-    return abs(ours - published) / published
 
 
 def _format(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _describe_options(row: PublishedRow) -> str:
-    return ", ".join(f"{option} {_format(value)}" for option, value in row.options.items())
-
-
-def _in_column_order(table: PublishedTable, row: PublishedRow, ours: list[Comparison]) -> list[Comparison]:
-    if not ours:
-        return [_missing(table, row, column) for column in row.figures]
-    columns = list(row.figures)
-    return sorted(ours, key=lambda comparison: columns.index(comparison.column))
-
-
 def _missing(table: PublishedTable, row: PublishedRow, column: str, model: str = "") -> Comparison:
-    command = command_for(table, row, column, model)
     because = f"no figure of {model}" if model else "no model was given for it"
+    published, command = row.figures[column], command_for(table, row, column, model)
     return Comparison(
-        row.name,
-        row.title,
-        column,
-        table.units[column],
-        row.figures[column],
-        "missing",
-        because,
-        model,
-        command=command,
+        row.name, row.title, column, table.units[column], published, "missing", because, model, command=command
     )
 
 
@@ -238,8 +212,9 @@ def command_for(table: PublishedTable, row: PublishedRow, column: str, model: st
     anchor = Anchor()
     defaults = {"gamma": anchor.gamma, "tau": anchor.tau}
     words = [f"anchor.{option}={_format(value)}" for option, value in row.options.items() if value != defaults[option]]
-    if row.tokens is not None:
-        words.append(f"train.steps={_steps(row.tokens, row.method, protocol.length)}")
+    if row.tokens is not None:  # with the paper's batch size, to two digits, as the paper rounds its tokens
+        steps = int(float(f"{row.tokens * 1e9 * 2 / (BATCH * protocol.length):.1e}"))
+        words.append(f"train.steps={steps // 2 if is_causal(row.method) else steps}")
     return " ".join(["adlm train", preset, *words, f"--out runs/{table.name}/{row.name}"])
 
 
@@ -258,7 +233,29 @@ def _sampling_command(row: PublishedRow, model: str) -> str:
     )
 
 
-def _steps(billions: float, method: str, length: int) -> int:
-    """Training steps with the paper's batch size, to two digits, as the paper rounds its tokens."""
-    steps = int(float(f"{billions * 1e9 * 2 / (BATCH * length):.1e}"))
-    return steps // 2 if is_causal(method) else steps
+def plot_comparisons(table: PublishedTable, comparisons: Sequence[Comparison], path: Path) -> None:
+    """Plot the published results with ours; bars are the limit of agreement."""
+    caption = f"open diamonds: published, no error known; bars: {ERRORS_APART:g} standard errors of ours"
+    models = {each.model for each in comparisons}
+    short = {model: "/".join(Path(model).parts[-2:]) for model in models}
+    names = {model: name if list(short.values()).count(name) == 1 else model for model, name in short.items()}
+    results = []
+    for each in comparisons:
+        columns = {other.column for other in comparisons if other.unit == each.unit}
+        key = (each.row, each.column, each.model)
+        hows = {other.how for other in comparisons if (other.row, other.column, other.model) == key}
+        first = [each.row, each.column if len(columns) > 1 else ""]
+        second = [names[each.model], each.how if len(hows) > 1 else ""]
+        in_errors = "" if each.in_errors is None else f", {each.in_errors:+.1f} errors"
+        results.append(
+            ComparedResult(
+                line=printable("\n".join(filter(None, (", ".join(filter(None, parts)) for parts in (first, second))))),
+                unit=each.unit,
+                published=each.published,
+                verdict=each.verdict,
+                ours=each.ours,
+                bar=ERRORS_APART * each.stderr if each.stderr else None,
+                note="" if each.ours is None else f"{each.ours:.{DECIMALS[each.unit]}f}  {each.verdict}{in_errors}",
+            )
+        )
+    plot_reproduction(f"{table.name}: {table.title} ({PAPER})", caption, results, path)

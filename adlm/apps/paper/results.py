@@ -6,22 +6,34 @@ A result that is not comparable with the published one has the reasons, whatever
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from adlm.apps.judge.card import FORMAT, GPT2_LARGE
-from adlm.apps.paper.published_tables import EvaluationProtocol, PublishedTable, ResultKind, published_sampling
-from adlm.errors import UserError
+from adlm.apps.paper.published_tables import (
+    JUDGES,
+    PAPER,
+    TABLES,
+    EvaluationProtocol,
+    PublishedTable,
+    ResultKind,
+    published_sampling,
+)
+from adlm.apps.plots import CardPoint, CardPoints, PublishedPoint
+from adlm.errors import UserError, printable
 from adlm.files import read_json
 from adlm.likelihood.text_sets import INCOMPARABLE
 from adlm.registry import METHODS
 
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
+CARD_FORMAT = 1
+"""The format of the cards that are read."""
 MADE_BY = {"perplexity": "adlm perplexity --out", "card": "adlm judge --out", "accuracy": "accuracies"}
 ACCURACIES = '{"method": "acot", "accuracy": {"gsm8k": {"right": 596, "of": 1319}}}'
-MAX_FLOAT = sys.float_info.max
+DEFAULTS = {"top_p": 1.0, "temperature": 1.0, "top_k": 0}
+"""Sampling options that a plot names where they have other values."""
 OTHER_SAMPLING = "the samples were drawn with other settings than the published ones"
 
 
@@ -77,7 +89,7 @@ def kind_of(content: Any) -> ResultKind | None:
         return None
     if isinstance(content.get("figures"), list) and content["figures"]:
         return "perplexity"
-    if content.get("card") == FORMAT:
+    if content.get("card") == CARD_FORMAT:
         return "card"
     is_accuracy = isinstance(content.get("accuracy"), dict) and isinstance(content.get("method"), str)
     return "accuracy" if is_accuracy else None
@@ -91,38 +103,45 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
         raise UserError(
             f"{name} is of `{MADE_BY[kind]}`, and table {table.name} is compared with `{MADE_BY[table.kind]}`"
         )
-    try:
+    with _damage_reported(name):
         if kind == "perplexity":
             results = list(_perplexities(content["figures"], table, name))
         elif kind == "card":
-            results = [*_sample_metrics(content, table), *_reference_metrics(content)]
+            results = _card_results(content, table)
         else:
             results = list(_accuracies(content, table, name))
+    _check_types(results, name)
+    if not results:
+        raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
+    return results
+
+
+@contextmanager
+def _damage_reported(name: str) -> Iterator[None]:
+    """Entries that are missing or of another type become user errors that name the file."""
+    try:
+        yield
     except UserError:
         raise
     except KeyError as error:
         raise UserError(f"{name} is incomplete: it has no {error}; make it again") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{name} is damaged ({error}); make it again") from None
+
+
+def _check_types(results: Sequence[Result], name: str) -> None:
     for result in results:
-        _check_types(result, name)
-    if not results:
-        raise UserError(f"{name} holds nothing for table {table.name}, which is of {', '.join(table.units)}")
-    return results
-
-
-def _check_types(result: Result, name: str) -> None:
-    numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
-    if not all(_is_number(value) for value in numbers if value is not None):
-        raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
-    strings = (result.model, result.method, result.how)
-    valid_options = all(isinstance(value, str) or _is_number(value) for value in result.options.values())
-    if not all(isinstance(text, str) for text in strings) or not valid_options:
-        raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
+        numbers = (result.value, *result.errors.values(), result.tokens, result.parameters)
+        if not all(_is_number(value) for value in numbers if value is not None):
+            raise UserError(f"{name} is damaged: its {result.column} {result.value!r} is not a number; make it again")
+        strings = (result.model, result.method, result.how)
+        valid_options = all(isinstance(value, str) or _is_number(value) for value in result.options.values())
+        if not all(isinstance(text, str) for text in strings) or not valid_options:
+            raise UserError(f"{name} is damaged: {result.column} does not name model and method; make it again")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) <= MAX_FLOAT
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: str) -> Iterator[Result]:
@@ -134,37 +153,26 @@ def _perplexities(figures: list[dict[str, Any]], table: PublishedTable, name: st
         corpora = ", ".join(dict.fromkeys(figure["corpus"] for figure in figures))
         raise UserError(f"{name} has figures on {corpora}, and table {table.name} is of {', '.join(columns)}")
     for figure in in_table or figures:
-        column = columns.get(figure["corpus"], next(iter(protocol.corpora)))
-        about = figure["about"]
-        if figure["perplexity"] is None:
+        column, about = columns.get(figure["corpus"], next(iter(protocol.corpora))), figure["about"]
+        perplexity, estimator = figure["perplexity"], figure["estimator"]
+        if perplexity is None:
             raise UserError(f"{name}: the perplexity of {figure['model']} on {figure['corpus']} is too large a number")
+        nats_errors = {"monte_carlo": figure["monte_carlo_stderr"], "documents": figure["document_stderr"]}
+        other_estimator = [] if estimator in ("published", "exact") else [f"estimator {estimator}, not published"]
         yield Result(
             model=figure["model"],
             method=figure["method"],
             column=column,
-            value=figure["perplexity"],
-            errors={
-                "monte_carlo": _perplexity_stderr(figure["monte_carlo_stderr"], figure["perplexity"]),
-                "documents": _perplexity_stderr(figure["document_stderr"], figure["perplexity"]),
-            },
-            how=figure["estimator"],
+            value=perplexity,
+            # d exp(nats) = exp(nats) d nats
+            errors={source: None if error is None else error * perplexity for source, error in nats_errors.items()},
+            how=estimator,
             incomparable=tuple(_text_differences(figure, protocol, column)),
-            differs=tuple(_setting_differences(figure, protocol)),
+            differs=(*other_estimator, *_training_differences(about, protocol)),
             options={option: about[option] for option in ("gamma", "tau") if about[option] is not None},
             tokens=_billions_trained(about, figure["method"]),
             parameters=about["parameters"] / 1e6,
         )
-
-
-def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
-    """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
-    trained = about["tokens_trained"]
-    return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
-
-
-def _perplexity_stderr(error: float | None, perplexity: float) -> float | None:
-    """d exp(nats) = exp(nats) d nats."""
-    return None if error is None else error * perplexity
 
 
 def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, column: str) -> Iterator[str]:
@@ -180,12 +188,6 @@ def _text_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol, c
         yield f"packing {figure['packing']}, not {protocol.packing}"
 
 
-def _setting_differences(figure: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
-    if figure["estimator"] not in ("published", "exact"):
-        yield f"estimator {figure['estimator']}, not published"
-    yield from _training_differences(figure["about"], protocol)
-
-
 def _tokenizer_differences(about: Mapping[str, Any], protocol: EvaluationProtocol) -> Iterator[str]:
     symbols = about["symbols"]
     if symbols != protocol.symbols:
@@ -197,33 +199,44 @@ def _training_differences(about: Mapping[str, Any], protocol: EvaluationProtocol
         yield f"trained on {about['trained_on'] or 'an unknown text'}, not {protocol.trained_on}"
 
 
+def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
+    """Training tokens as the paper counts them: half for masked diffusion, all for causal models."""
+    trained = about["tokens_trained"]
+    return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
+
+
+def _card_results(card: Mapping[str, Any], table: PublishedTable) -> list[Result]:
+    return [*_sample_metrics(card, table), *_reference_metrics(card)]
+
+
 def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
-    about = made_by["about"]
+    about, method = made_by["about"], made_by["method"]
     num_differs = [] if samples["num"] == SAMPLES else [f"{samples['num']:,} samples, not {SAMPLES:,}"]
-    sampling_differs = tuple(_sampling_differences(sampling, made_by["method"]))
-    reasons = (*_tokenizer_differences(about, protocol), *_length_differences(made_by["canvases"]))
-    if sampling_differs:
-        reasons += (OTHER_SAMPLING,)
-    for result in _card_results(card, reasons):
+    published = published_sampling("left-to-right" if is_causal(method) else sampling["sampler"])
+    sampling_differs = [
+        f"{option} {sampling[option]}, not {value}" for option, value in published.items() if sampling[option] != value
+    ]
+    reasons = [*_tokenizer_differences(about, protocol)]
+    for canvas in made_by["canvases"]:
+        masks = re.fullmatch(r"\[MASK\*(\d+)\]", canvas)
+        if masks is None:
+            reasons.append("samples that began with a given text")
+        elif int(masks[1]) != SAMPLE_LENGTH:
+            reasons.append(f"samples of {int(masks[1]):,} tokens, not {SAMPLE_LENGTH:,}")
+    reasons += [OTHER_SAMPLING] * bool(sampling_differs)
+    for result in _metrics_of(card, tuple(reasons)):
         yield replace(
             result,
             model=made_by["model"],
-            method=made_by["method"],
+            method=method,
             differs=(*num_differs, *sampling_differs, *_training_differences(about, protocol)),
             options={"sampler": sampling["sampler"], "steps": sampling["steps"]},
-            tokens=_billions_trained(about, made_by["method"]),
+            tokens=_billions_trained(about, method),
             parameters=about["parameters"] / 1e6,
         )
-
-
-def _sampling_differences(sampling: Mapping[str, Any], method: str) -> Iterator[str]:
-    sampler = "left-to-right" if is_causal(method) else sampling["sampler"]
-    for option, published in published_sampling(sampler).items():
-        if sampling[option] != published:
-            yield f"{option} {sampling[option]}, not {published}"
 
 
 def _reference_metrics(card: Mapping[str, Any]) -> Iterator[Result]:
@@ -234,11 +247,11 @@ def _reference_metrics(card: Mapping[str, Any]) -> Iterator[Result]:
     reasons = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
     if about.get("row_length") != SAMPLE_LENGTH:
         reasons.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
-    for result in _card_results(card["reference_judged"], tuple(reasons)):
+    for result in _metrics_of(card["reference_judged"], tuple(reasons)):
         yield replace(result, model=str(about["place"]), method="data")
 
 
-def _card_results(metrics: Mapping[str, Any], reasons: tuple[str, ...]) -> Iterator[Result]:
+def _metrics_of(metrics: Mapping[str, Any], reasons: tuple[str, ...]) -> Iterator[Result]:
     """The metrics of a card, without model and method; `reasons` make each of them not comparable."""
     mauve, perplexity, entropy = (metrics.get(metric) for metric in ("mauve", "perplexity", "entropy"))
     if mauve is not None and mauve["value"] is not None:
@@ -259,34 +272,73 @@ def _label_reasons(judge: str, prefix: str, label: str | None) -> tuple[str, ...
     """The reasons in the label of a metric; without a label, whether the judge is GPT-2 large."""
     if label:
         return (label.partition(": ")[2] or label,)
-    return () if judge in GPT2_LARGE else (f"{prefix} {judge}, not GPT-2 large",)
-
-
-def _length_differences(canvases: list[str]) -> Iterator[str]:
-    for canvas in canvases:
-        masks = re.fullmatch(r"\[MASK\*(\d+)\]", canvas)
-        if masks is None:
-            yield "samples that began with a given text"
-        elif int(masks[1]) != SAMPLE_LENGTH:
-            yield f"samples of {int(masks[1]):,} tokens, not {SAMPLE_LENGTH:,}"
+    return () if judge in JUDGES else (f"{prefix} {judge}, not GPT-2 large",)
 
 
 def _accuracies(content: Mapping[str, Any], table: PublishedTable, name: str) -> Iterator[Result]:
+    """Accuracies in percent. The binomial error has two right and two wrong answers added [Agresti].
+
+    So it is not 0 where all answers are right.
+    """
     for column, accuracy in content["accuracy"].items():
         right, num = accuracy["right"], accuracy["of"]
         if column not in table.units or not 0 <= right <= num or num < 1:
             raise UserError(f"{name}: {column} with {right} right of {num} is not an accuracy of table {table.name}")
-        yield Result(
-            name,
-            content["method"],
-            column,
-            100 * right / num,
-            {"problems": _binomial_stderr(right, num)},
-            f"of {num:,}",
-        )
+        share = (right + 2) / (num + 4)
+        errors = {"problems": 100 * math.sqrt(share * (1 - share) / (num + 4))}
+        yield Result(name, content["method"], column, 100 * right / num, errors, f"of {num:,}")
 
 
-def _binomial_stderr(right: float, num: float) -> float:
-    """In percent, with two right and two wrong answers added, so that it is not 0 where all are right [Agresti]."""
-    share = (right + 2) / (num + 4)
-    return 100 * math.sqrt(share * (1 - share) / (num + 4))
+def card_points(cards: Mapping[str, Mapping[str, Any]]) -> CardPoints:
+    """The points that metric cards, given by file name, have in a plot."""
+    table = TABLES["generation"]
+    published = []
+    for row in table.rows:
+        sampler, steps = str(row.options.get("sampler", "")), int(row.options.get("steps", 0)) or None
+        published.append(PublishedPoint(row.title, row.method, sampler, steps, row.figures))
+    points = CardPoints([], [], [], published, PAPER)
+    for name, card in cards.items():
+        with _damage_reported(name):
+            results = _card_results(card, table)
+            _check_types(results, name)
+            of_samples = {each.column: each for each in results if each.method != "data"}
+            of_reference = {each.column: each for each in results if each.method == "data"}
+            series = _describe_samples(card) if of_samples else {}
+            reference = {"series": "reference", "model": "", "options": (), "method": "data", "steps": None}
+            if {"gen-ppl", "entropy"} <= of_samples.keys():
+                label = card["perplexity"]["label"]
+                points.perplexities.append(_point(series, of_samples["gen-ppl"], of_samples["entropy"], label))
+            if "mauve" in of_samples:
+                points.mauves.append(_point(series, of_samples["mauve"], None, card["mauve"]["label"]))
+            if {"gen-ppl", "entropy"} <= of_reference.keys():
+                points.references.append(_point(reference, of_reference["gen-ppl"], of_reference["entropy"], None))
+    return points
+
+
+def _point(series: dict[str, Any], result: Result, entropy: Result | None, label: str | None) -> CardPoint:
+    """A result at the entropy of its samples, or else at their sampling steps."""
+    x, x_error = (series["steps"] or math.nan, 0.0) if entropy is None else (entropy.value, entropy.stderr or 0.0)
+    return CardPoint(
+        **series,
+        judge=printable(result.how),
+        xy=(float(x), float(result.value)),
+        errors=(x_error, result.stderr or 0.0),
+        label=label and printable(label),
+        comparable=not result.incomparable and not (entropy and entropy.incomparable),
+    )
+
+
+def _describe_samples(card: Mapping[str, Any]) -> dict[str, Any]:
+    made_by, sampling = card["samples"]["made_by"], card["samples"]["made_by"]["sampling"]
+    name, method = printable(Path(made_by["model"]).name), printable(made_by["method"])
+    causal = is_causal(method)
+    model = name if method in name.lower() else f"{name} ({method})"
+    return {
+        "series": model if causal else f"{model}, {printable(sampling['sampler'])}",
+        "model": model,
+        "options": tuple(
+            f"{option} {sampling[option]:g}" for option, default in DEFAULTS.items() if sampling[option] != default
+        ),
+        "method": method,
+        "steps": None if causal else int(sampling["steps"]),
+    }

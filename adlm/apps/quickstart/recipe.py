@@ -10,23 +10,30 @@ from pathlib import Path
 
 import numpy as np
 
-from adlm.apps.quickstart.report import PAGE, REPORT, TRACE, BoxTexts, QuickstartReport, TrainedModel
-from adlm.apps.quickstart.report_page import format_report_page
+from adlm.apps.quickstart.report import (
+    PAGE,
+    REPORT,
+    TRACE,
+    BoxTexts,
+    QuickstartReport,
+    TrainedModel,
+    format_report_page,
+)
 from adlm.apps.trace.page import write_trace
 from adlm.apps.trace.recording import TraceInfo, record_trace
 from adlm.canvas import HOLE
 from adlm.checkpoints.model_folder import CONFIG, TOKENIZER, WEIGHTS, load_model_folder, replace_model_folder
 from adlm.config.load import differences, load_config, resolve, to_mapping
-from adlm.config.schema import Config, Data
+from adlm.config.schema import Config
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import Prepared
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.files import check_output, reporting_os_errors, write_file
 from adlm.language_model import LanguageModel, load
-from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
 from adlm.likelihood.ngrams import ngram_nats
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer
 from adlm.training.metrics import read_metrics
@@ -63,7 +70,9 @@ def quickstart(
     _check_output_folder(out)
     box = _box_texts()
     print_box(box)
-    source = _source_name(configs["adlm"].data)
+    data = configs["adlm"].data
+    corpus = CORPORA.get(data.name)  # `prepare` reports an unknown name
+    source = data.path or data.hub or (data.name if corpus is None else corpus.title)
     print_stage(f"preparing {source}, tokenizer {configs['adlm'].tokenizer}")
     prepared = prepare(configs["adlm"], out / "data").prepared
     held_out = next((split for split in ("valid", "test") if split in prepared.splits), None)
@@ -72,9 +81,11 @@ def quickstart(
             f"no text of {source} is held out by data.held_out {configs['adlm'].data.held_out:g}, and the bounds are "
             "measured on held-out text; try data.held_out=0.1, or a longer text"
         )
-    canvas = make_infilling_canvas(
-        _decode_first_tokens(prepared, held_out), prepared.tokenizer, configs["adlm"].length - 2
-    )
+    tokens = prepared.tokens(held_out)
+    ids = np.zeros(min(INFILLING_TOKENS, len(tokens)), np.int64)
+    tokens.copy_to(ids, 0, len(ids))
+    text = prepared.tokenizer.decode(ids.tolist(), special_tokens=False).strip()
+    canvas = make_infilling_canvas(text, prepared.tokenizer, configs["adlm"].length - 2)
     models, seconds = {}, {}
     for name, config in configs.items():
         print_stage(f"training {name.upper()}: {config.train.steps:,} steps of {config.train.batch_size} rows")
@@ -105,7 +116,9 @@ def quickstart(
         text=source,
         commands=_commands(overrides, out, canvas, settings),
     )
-    _write_trace(models["adlm"], out / TRACE)
+    frames = models["adlm"].watch(f"[MASK*{configs['adlm'].length}]", steps=STEPS, top_p=TOP_P, seed=0)
+    info = TraceInfo("quickstart", models["adlm"].config.sampling.sampler, STEPS, seed=0)
+    write_trace(record_trace(models["adlm"], frames, info), out / TRACE)  # of the first sample
     curves = {name: read_metrics(out / "runs" / name / "metrics.jsonl") for name in METHODS}
     write_file(out / REPORT, json.dumps(asdict(report), indent=1, ensure_ascii=False))
     write_file(out / PAGE, format_report_page(report, curves))
@@ -187,13 +200,6 @@ def _samples(model: LanguageModel) -> tuple[str, ...]:
     return tuple(text.strip() for text in model.sample(SAMPLES, steps=STEPS, top_p=TOP_P, seed=0))
 
 
-def _write_trace(model: LanguageModel, path: Path) -> None:
-    """Write the trace of the first sample as a page."""
-    frames = model.watch(f"[MASK*{model.config.length}]", steps=STEPS, top_p=TOP_P, seed=0)
-    info = TraceInfo("quickstart", model.config.sampling.sampler, STEPS, seed=0)
-    write_trace(record_trace(model, frames, info), path)
-
-
 def _commands(overrides: list[str], out: Path, canvas: str, settings: PerplexitySettings) -> dict[str, str]:
     """By purpose: the command that runs the quickstart, and commands that repeat its parts."""
     adlm, mdlm = str(out / "adlm"), str(out / "mdlm")
@@ -209,19 +215,6 @@ def _commands(overrides: list[str], out: Path, canvas: str, settings: Perplexity
         "another text, while it is generated": ["sample", adlm, "--prompt", "The ", "--watch"],
     }
     return {purpose: shlex.join(["adlm", *each]) for purpose, each in words.items()}
-
-
-def _source_name(data: Data) -> str:
-    """The display name of the text."""
-    corpus = CORPORA.get(data.name)  # `prepare` reports an unknown name
-    return data.path or data.hub or (data.name if corpus is None else corpus.title)
-
-
-def _decode_first_tokens(prepared: Prepared, split: str) -> str:
-    tokens = prepared.tokens(split)
-    ids = np.zeros(min(INFILLING_TOKENS, len(tokens)), np.int64)
-    tokens.copy_to(ids, 0, len(ids))
-    return prepared.tokenizer.decode(ids.tolist(), special_tokens=False).strip()
 
 
 def make_infilling_canvas(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:

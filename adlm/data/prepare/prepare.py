@@ -17,15 +17,6 @@ from typing import Any, TypedDict
 import numpy as np
 
 from adlm.config.schema import Config
-from adlm.data.prepare.journal import JournalEntry, append_entry, locked, resume_entry
-from adlm.data.prepare.output_folder import (
-    check_replaceable,
-    check_work_folder,
-    publish,
-    remove_leftovers,
-    resolve_output,
-    work_folder,
-)
 from adlm.data.prepare.prepared import (
     FORMAT,
     Prepared,
@@ -36,10 +27,21 @@ from adlm.data.prepare.prepared import (
     write_manifest,
 )
 from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
+from adlm.data.prepare.work_folder import (
+    JournalEntry,
+    append_entry,
+    check_replaceable,
+    check_work_folder,
+    opened_journal,
+    publish,
+    remove_leftovers,
+    resolve_output,
+    work_folder,
+)
 from adlm.data.rows.packing import rows_of, text_width
 from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
-from adlm.files import remove_parts
+from adlm.files import Journal
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 BATCH = 2**21  # characters encoded at once
@@ -105,7 +107,8 @@ def prepare(
     source = resolve_source(config.data, without=(out, work))
     if only:
         source = replace(source, parts=tuple(part for part in source.parts if part.split in ("", only)))
-    tokenizer = _load_or_train_tokenizer(config, source)
+    size = bpe_size(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
     text_width(tokenizer.vocabulary, config.length)  # raises if the length leaves no room for text
     recipe = recipe_of(source, tokenizer, config)
     settings: RowSettings = {"length": config.length, "packing": source.packing}
@@ -118,13 +121,10 @@ def prepare(
             return PrepareOutcome(prepared, "reused", source.missing, source.notes())
         check_replaceable(out, manifest, source.title)
         how = "prepared anew"
-    with locked(work, out):
-        remove_parts(out.parent, out.name)
-        remove_parts(work)
-        start = resume_entry(work, recipe)
+    with opened_journal(work, out, recipe) as (journal, start):
         if start != JournalEntry():
             how = "resumed"
-        end = _tokenise(source, tokenizer, recipe, work, start, settings, report)
+        end = _tokenise(source, tokenizer, recipe, work, journal, start, settings, report)
         _finish(work, out, {"format": FORMAT, "source": source.title, **settings, "recipe": recipe}, end, tokenizer)
     return PrepareOutcome(open_prepared(out, sums=False), how, source.missing, source.notes())
 
@@ -154,16 +154,10 @@ def check_source(config: Config, folder: Path, before: Config) -> None:
         raise UserError(f"{folder} was prepared with another {key} than now; give the same options, or {instead}")
 
 
-def _load_or_train_tokenizer(config: Config, source: Source) -> Tokenizer:
-    """The tokenizer with the configured name, or a BPE trained on the beginning of the training split."""
-    size = bpe_size(config.tokenizer)
-    return load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
-
-
 def _tokenizer_text(source: Source) -> Iterator[str]:
-    """The first TOKENIZER_TEXT characters of the training split."""
-    start, characters = JournalEntry(), 0
-    with closing(_batches(source, start)) as batches:
+    """The first TOKENIZER_TEXT characters of the training split, on which a BPE tokenizer is trained."""
+    characters = 0
+    with closing(_batches(source, JournalEntry())) as batches:
         for batch in batches:
             for text, split in zip(batch.texts, batch.splits, strict=True):
                 if split == "train" and characters < TOKENIZER_TEXT:
@@ -188,6 +182,7 @@ def _tokenise(
     tokenizer: Tokenizer,
     recipe: dict[str, Any],
     work: Path,
+    journal: Journal,
     start: JournalEntry,
     settings: RowSettings,
     report: Callable[[PrepareProgress], None],
@@ -209,14 +204,14 @@ def _tokenise(
             num_read = sum(map(len, batch.texts))
             characters, uncommitted = characters + num_read, uncommitted + num_read
             if uncommitted >= COMMIT:
-                append_entry(work, entry, writers.values())
+                append_entry(journal, entry, writers.values())
                 uncommitted = 0
             num_tokens = sum(extent.tokens for extent in extents.values())
             report(PrepareProgress(batch.bytes_read, total_bytes, characters, num_tokens))
     _check_not_empty(source, entry)
     for split, extent in entry.splits.items():
         rows_of(Tokens(work / split, dtype, extent), tokenizer.vocabulary, **settings)  # raises if there are no rows
-    append_entry(work, entry, writers.values())
+    append_entry(journal, entry, writers.values())
     return entry
 
 

@@ -44,11 +44,13 @@ def statistics_of(rows: Rows, rule: AnchorRule, top: int = 12) -> Statistics:
     ids, counts = np.unique(x[text], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:top]
     extent = rows.tokens.extent
+    lengths = np.diff(np.asarray(rows.tokens.ends, np.int64), prepend=0)
+    quantiles = np.quantile(lengths, QUANTILES, method="nearest") if len(lengths) else ()
     return Statistics(
         num_rows=len(rows),
         num_documents=extent.documents,
         num_tokens=extent.tokens,
-        document_lengths=_length_quantiles(rows.tokens.ends),
+        document_lengths=tuple(int(value) for value in quantiles),
         sampled_tokens=int(text.sum()),
         distinct=len(ids),
         most_frequent=tuple((int(ids[i]), float(counts[i] / counts.sum())) for i in order),
@@ -93,10 +95,3 @@ def symbol_statistics(rows: Rows, tokenizer: Tokenizer) -> SymbolStatistics:
     x, pad = rows.read(_sample(rows))
     batch = torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
     return SymbolStatistics(symbol_texts(tokenizer), *count_symbols([batch], tokenizer.vocabulary.size))
-
-
-def _length_quantiles(ends: NDArray[np.uint64]) -> tuple[int, ...]:
-    if not len(ends):
-        return ()
-    lengths = np.diff(np.asarray(ends, np.int64), prepend=0)
-    return tuple(int(value) for value in np.quantile(lengths, QUANTILES, method="nearest"))

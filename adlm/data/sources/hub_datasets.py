@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.data.sources.chunks import Chunk, split_into_chunks
-from adlm.data.sources.decoding import check_text
-from adlm.data.sources.records import text_of
+from adlm.data.sources.decoding import check_text, text_of
 from adlm.data.sources.text_files import identity, ignore_progress
 from adlm.errors import UserError
 from adlm.hub import skip_unreachable_hub
@@ -41,9 +40,7 @@ class HubSplit:
 
     def fingerprint(self) -> str:
         """Builder name and hash, which identify the revision of the files on the Hub."""
-        builder = self._call_datasets(
-            lambda datasets: datasets.load_dataset_builder(*self._path_and_name, revision=self.revision)
-        )
+        builder = self._builder()
         return f"{builder.name} {builder.hash}"
 
     def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
@@ -55,24 +52,18 @@ class HubSplit:
     def split_names(self) -> list[str]:
         """The names of the dataset's splits."""
         names = self._call_datasets(
-            lambda datasets: datasets.get_dataset_split_names(*self._path_and_name, revision=self.revision)
+            lambda datasets: datasets.get_dataset_split_names(self.repository, self.subset, revision=self.revision)
         )
         return [str(name) for name in names]
 
     def num_documents(self) -> int:
-        builder = self._call_datasets(
-            lambda datasets: datasets.load_dataset_builder(*self._path_and_name, revision=self.revision)
-        )
-        known = (builder.info.splits or {}).get(self.hub_split)
+        known = (self._builder().info.splits or {}).get(self.hub_split)
         return known.num_examples if known else sum(chunk.ends for chunk in self.chunks())
 
     def _records(self) -> Iterator[Any]:
+        options = {"split": self.hub_split, "revision": self.revision, "streaming": True}
         records = self._call_datasets(
-            lambda datasets: iter(
-                datasets.load_dataset(
-                    *self._path_and_name, split=self.hub_split, revision=self.revision, streaming=True
-                )
-            )
+            lambda datasets: iter(datasets.load_dataset(self.repository, self.subset, **options))
         )
         end = object()
         while True:
@@ -82,10 +73,10 @@ class HubSplit:
                 return
             yield record
 
-    @property
-    def _path_and_name(self) -> tuple[str, str | None]:
-        """The first two arguments of the functions of `datasets`."""
-        return self.repository, self.subset
+    def _builder(self) -> Any:
+        return self._call_datasets(
+            lambda datasets: datasets.load_dataset_builder(self.repository, self.subset, revision=self.revision)
+        )
 
     def _call_datasets(self, function: Callable[[Any], Any]) -> Any:
         """`function(datasets)`, with failures as user errors."""

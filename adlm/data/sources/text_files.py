@@ -15,21 +15,19 @@ from adlm.data.sources.decoding import (
     COMPRESSED,
     PLAIN,
     RECORDS,
+    Record,
+    arrow_parquet,
     check_text,
     decoding_errors,
     decompressed,
     form_of,
-    suffix_of,
-    text_blocks,
-)
-from adlm.data.sources.records import (
-    Record,
-    arrow_parquet,
     json_records,
     lines_of,
     parquet_rows,
     strictly_quoted,
+    suffix_of,
     table_rows,
+    text_blocks,
 )
 from adlm.errors import UserError
 
@@ -75,11 +73,7 @@ class TextFile:
         """The documents of the file in order, in chunks; `seen` is called with the number of bytes read so far."""
         before = self._initial_stat
         with decoding_errors(self.name), self.path.open("rb") as raw:
-            chunks = (
-                self._chunks_of_records(self._records(raw, seen))
-                if self._form in RECORDS
-                else self._chunks_of_text(self._blocks(raw, seen))
-            )
+            chunks = (self._chunks_of_records if self._form in RECORDS else self._chunks_of_text)(raw, seen)
             yield from chunks if self.cut is None else _cut_document(chunks, *self.cut)
         if self._stat() != before:
             raise UserError(
@@ -113,9 +107,9 @@ class TextFile:
             found = self.path.stat()
         return found.st_size, found.st_mtime_ns
 
-    def _chunks_of_text(self, blocks: Iterable[str]) -> Iterator[Chunk]:
+    def _chunks_of_text(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Chunk]:
         whole = self.transform is not identity or self.line is not None
-        chunks = join_chunks(blocks, self.boundary, whole)
+        chunks = join_chunks(self._blocks(raw, seen), self.boundary, whole)
         if self.line is None and self.boundary == "line":
             chunks = _without_blank_lines(chunks)
         for text, ends in chunks:
@@ -123,8 +117,8 @@ class TextFile:
                 text = self.line(text)
             yield from split_into_chunks(self.transform(text)) if whole else [Chunk(text, ends)]
 
-    def _chunks_of_records(self, records: Iterable[Record]) -> Iterator[Chunk]:
-        for text, where in records:
+    def _chunks_of_records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Chunk]:
+        for text, where in self._records(raw, seen):
             yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
     def _records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Record]:
@@ -134,28 +128,23 @@ class TextFile:
             return parquet_rows(raw, self.field, self.name, seen)
         lines = lines_of(self._blocks(raw, seen), self.name)
         if self._form in (".csv", ".tsv"):
-            delimiter = "," if self._form == ".csv" else "\t"
-            return table_rows(lines, delimiter, self._is_quoted(delimiter), self.field, self.name)
+            delimiter, quoted = ("," if self._form == ".csv" else "\t"), True
+            if delimiter == "\t":  # a .tsv file is read once to find out whether it uses quoting
+                with self.path.open("rb") as first:
+                    first_lines = lines_of(self._blocks(first, ignore_progress), self.name)
+                    quoted = strictly_quoted(first_lines, delimiter)
+            return table_rows(lines, delimiter, quoted, self.field, self.name)
         return json_records(lines, self.field, self.name, spread=self._form == ".json")
 
-    def _is_quoted(self, delimiter: str) -> bool:
-        """Whether the table uses quoting: always for .csv; a .tsv file is read once to find out."""
-        if delimiter == ",":
-            return True
-        with self.path.open("rb") as raw:
-            return strictly_quoted(lines_of(self._blocks(raw, ignore_progress), self.name), delimiter)
-
     def _blocks(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[str]:
-        for block in text_blocks(self._byte_range(decompressed(raw, self.path)), self.path, self.name, self.damaged):
+        stream = decompressed(raw, self.path)
+        if self.share != (0.0, 1.0):
+            content = stream.read()
+            start, stop = (round(share * len(content)) for share in self.share)
+            stream = io.BytesIO(content[start:stop])
+        for block in text_blocks(stream, self.path, self.name, self.damaged):
             yield block
             seen(raw.tell())
-
-    def _byte_range(self, stream: IO[bytes]) -> IO[bytes]:
-        """The range `share` of the decompressed stream."""
-        if self.share == (0.0, 1.0):
-            return stream
-        text = stream.read()
-        return io.BytesIO(text[round(self.share[0] * len(text)) : round(self.share[1] * len(text))])
 
 
 def _without_blank_lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -213,25 +202,16 @@ def files_at(pattern: str, without: Sequence[Path] = ()) -> list[Path]:
     except (OSError, ValueError) as error:
         raise UserError(f"data.path {pattern} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if is_folder:
-        found = [file for file in found if suffix_of(file) in (*PLAIN, *RECORDS) and not _is_hidden(file, path)]
+        hidden = {file for file in found if any(part.startswith(".") for part in file.relative_to(path).parts)}
+        found = [file for file in found if suffix_of(file) in (*PLAIN, *RECORDS) and file not in hidden]
     if not found and is_folder:
         known = " ".join((*PLAIN, *RECORDS))
         raise UserError(
             f"data.path {pattern} is a folder without a text file; supported are {known} (and {COMPRESSED[0]})"
         )
     if not found and other is not None:
-        raise UserError(
-            f"data.path {pattern} is {_file_kind(other)}, not a regular file; write the text to a file first"
-        )
+        kind = "FIFO" if other.is_fifo() else "socket" if other.is_socket() else "device"
+        raise UserError(f"data.path {pattern} is a {kind}, not a regular file; write the text to a file first")
     if not found:
         raise UserError(f"data.path {pattern} does not exist, and as a glob it matches no file")
     return found
-
-
-def _file_kind(path: Path) -> str:
-    kinds = {"FIFO": path.is_fifo(), "socket": path.is_socket(), "device": path.is_char_device()}
-    return f"a {next((kind for kind, matches in kinds.items() if matches), 'device')}"
-
-
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)

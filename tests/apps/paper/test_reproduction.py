@@ -4,10 +4,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from adlm.apps.paper.published_tables import DECIMALS, TABLES, entries, published_sampling
+from adlm.apps.judge.card import GPT2_LARGE
+from adlm.apps.paper.published_tables import DECIMALS, JUDGES, TABLES, published_sampling
 from adlm.apps.paper.reproduction import command_for, compare_with_table, compared, row_for
 from adlm.apps.paper.results import Result, kind_of, results_of
 from adlm.config.load import resolve
+from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 
 # As the paper prints them.
@@ -130,16 +132,41 @@ def verdicts(table: str, report: dict) -> dict[str, str]:
 
 
 def test_the_tables_have_every_published_number_and_no_other():
-    held = {(e.table, e.row, e.column): e.figure for table in TABLES.values() for e in entries(table)}
+    held = {
+        (table.name, row.name, column): figure
+        for table in TABLES.values()
+        for row in table.rows
+        for column, figure in row.figures.items()
+    }
     assert held == _all()
 
 
 def test_every_number_has_a_unit_a_source_and_the_caveat_of_no_error():
-    for entry in (entry for table in TABLES.values() for entry in entries(table)):
-        assert entry.unit in DECIMALS
-        assert "2505.18456" in entry.source
-        assert any("no standard error is published" in caveat for caveat in entry.caveats)
-        assert round(entry.figure, DECIMALS[entry.unit]) == entry.figure
+    for table in TABLES.values():
+        assert "2505.18456" in table.source
+        assert any("no standard error is published" in caveat for caveat in table.caveats)
+        for row in table.rows:
+            assert isinstance(row.tokens, int | float | None)
+            for column, figure in row.figures.items():
+                assert round(figure, DECIMALS[table.units[column]]) == figure
+
+
+def test_the_file_of_tables_is_well_formed():
+    """Types that YAML could get wrong: a number such as 3e-3 would be a string."""
+    for table in TABLES.values():
+        assert table.kind in ("perplexity", "card", "accuracy")
+        assert len({row.name for row in table.rows}) == len(table.rows)
+        for row in table.rows:
+            numbers = {**row.figures, **{name: value for name, value in row.options.items() if name != "sampler"}}
+            assert all(isinstance(value, int | float) for value in numbers.values())
+            assert all(isinstance(text, str) for text in (row.name, row.title, row.method, *row.caveats))
+        if table.protocol is not None and table.kind == "perplexity":
+            assert table.protocol.corpora.keys() == table.protocol.splits.keys() == table.units.keys()
+            assert all(corpus in CORPORA for corpora in table.protocol.corpora.values() for corpus in corpora)
+
+
+def test_the_published_judge_has_the_names_that_cards_leave_unlabelled():
+    assert tuple(JUDGES) == GPT2_LARGE
 
 
 def test_the_headline_compares_two_numbers_of_tokens():

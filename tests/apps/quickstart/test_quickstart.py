@@ -16,10 +16,9 @@ from kills import contents
 from small_models import small_model
 
 import adlm
+from adlm.apps.plots import draw_loss_chart
 from adlm.apps.quickstart import recipe as run
-from adlm.apps.quickstart.loss_chart import draw_loss_chart
-from adlm.apps.quickstart.report import BoxTexts, QuickstartReport, TrainedModel
-from adlm.apps.quickstart.report_page import format_report_page
+from adlm.apps.quickstart.report import BoxTexts, QuickstartReport, TrainedModel, format_report_page
 from adlm.canvas import encode_canvas
 from adlm.cli.main import main
 from adlm.data.sources.corpora import BUILT_IN

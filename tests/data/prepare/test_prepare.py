@@ -14,16 +14,22 @@ import numpy as np
 import pytest
 from texts import prose
 
-from adlm.data.prepare import journal, shards
 from adlm.data.prepare import prepare as preparing
-from adlm.data.prepare.journal import JOURNAL, read_journal
+from adlm.data.prepare import shards, work_folder
 from adlm.data.prepare.prepare import prepare
 from adlm.data.prepare.prepared import FORMAT, open_prepared
+from adlm.data.prepare.work_folder import JOURNAL, opened_journal
 from adlm.data.sources.corpora import BUILT_IN
 from adlm.data.sources.source import HeldOutRule
 from adlm.errors import UserError
-from adlm.files import write_file
+from adlm.files import Journal
 from adlm.tokens import load_tokenizer
+
+
+def num_entries(work: Path) -> int:
+    """Complete lines of a journal after its header."""
+    return max(0, (work / JOURNAL).read_text().count("\n") - 1) if (work / JOURNAL).exists() else 0
+
 
 # A run of its own, slow and committing often, that kills itself some seconds after a call of its progress.
 SLOW = """
@@ -97,6 +103,7 @@ def test_held_out_documents_depend_only_on_the_seed():
     assert set(map(HeldOutRule(0.0).split_of, range(1000))) == {"train"}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, resolve_config):
     prepare(resolve_config(*words), tmp_path / "unbroken")
@@ -106,7 +113,7 @@ def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_pa
         moment = [str(rng.randrange(1, 10)), str(rng.uniform(0.0, 0.01))]
         killed = subprocess.run([sys.executable, "-c", SLOW, str(out), *moment, *words], check=False)
         assert killed.returncode == -signal.SIGKILL
-        resumed_from.append(len(read_journal(out.with_name("broken.preparing"))))
+        resumed_from.append(num_entries(out.with_name("broken.preparing")))
         assert not out.exists(), "nothing is there until all of it is"
     assert subprocess.run([sys.executable, "-c", SLOW, str(out), "0", "0", *words], check=False).returncode == 0
     assert max(resumed_from) > 0, "some run must have got somewhere"
@@ -126,7 +133,7 @@ def test_data_that_was_not_synced_is_written_again(words, resolve_config, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         prepare(resolve_config(*words), tmp_path / "out", stop)
     work = tmp_path / "out.preparing"
-    assert len(read_journal(work)) > 3
+    assert num_entries(work) > 3
     if torn == "journal":
         with (work / JOURNAL).open("r+b") as file:
             file.truncate(file.seek(0, 2) - 7)
@@ -205,18 +212,20 @@ def test_a_source_that_changes_while_resuming_is_not_trusted(words, corpus, reso
     with pytest.raises(KeyboardInterrupt):
         prepare(resolve_config(*words), tmp_path / "out", stop)
     (corpus / "0.txt").write_text("changed " + (corpus / "0.txt").read_text())
-    written = []
+    num_cut_off = 0
 
-    def cut_off(path, text):
-        write_file(path, text)
-        written.append(path.name)
+    def cut_off(journal, *arguments):
+        nonlocal num_cut_off
+        num_cut_off += 1
+        restart(journal, *arguments)
         raise KeyboardInterrupt
 
+    restart = Journal.restart
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_file", cut_off)
+        patch.setattr(Journal, "restart", cut_off)
         with pytest.raises(KeyboardInterrupt):
             prepare(resolve_config(*words), tmp_path / "out")
-    assert len(written) == 1
+    assert num_cut_off == 1
     prepare(resolve_config(*words), tmp_path / "out")
     prepare(resolve_config(*words), tmp_path / "fresh")
     assert sums(tmp_path / "out") == sums(tmp_path / "fresh")
@@ -319,7 +328,7 @@ def test_a_longer_source_starts_over_if_its_last_documents_are_held_out(resolve_
     words = ["data=openwebtext", f"data.root={tmp_path / 'data'}", f"tokenizer={bpe}", "length=32"]
     with pytest.raises(KeyboardInterrupt):
         prepare(resolve_config(*words), tmp_path / "out", stopped_at(3000))
-    assert read_journal(tmp_path / "out.preparing")
+    assert num_entries(tmp_path / "out.preparing") > 0
     write(1, 30)
     assert prepare(resolve_config(*words), tmp_path / "out").how == "prepared"
     prepare(resolve_config(*words), tmp_path / "fresh")
@@ -329,10 +338,27 @@ def test_a_longer_source_starts_over_if_its_last_documents_are_held_out(resolve_
 def test_a_journal_of_another_held_out_rule_is_not_resumed(tmp_path):
     """The same parts, the same rest, but other documents are the last."""
     recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
-    journal.resume_entry(tmp_path, recipe)
-    journal.append_entry(tmp_path, journal.JournalEntry(1, 0, 3, {}), [])
-    assert journal.resume_entry(tmp_path, recipe).documents == 3
-    assert journal.resume_entry(tmp_path, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}).documents == 0
+    work, out = tmp_path / "out.preparing", tmp_path / "out"
+    with opened_journal(work, out, recipe) as (journal, _):
+        work_folder.append_entry(journal, work_folder.JournalEntry(1, 0, 3, {}), [])
+    with opened_journal(work, out, recipe) as (_, start):
+        assert start.documents == 3
+    with opened_journal(work, out, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}) as (_, start):
+        assert start.documents == 0
+
+
+@pytest.mark.parametrize(
+    "line", ['{"part": 0, "pieces": 3, "documents": 2, "splits": {}}', "??", "[]", '{"recipe": 1}']
+)
+def test_an_unfinished_journal_of_another_version_is_refused_and_left_as_it_is(words, resolve_config, tmp_path, line):
+    work = tmp_path / "out.preparing"
+    work.mkdir()
+    (work / JOURNAL).write_text(f"{line}\n")
+    (work / "recipe.json").write_text("{}")
+    with pytest.raises(UserError, match=r"out\.preparing is unfinished work of another version of adlm") as caught:
+        prepare(resolve_config(*words), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert (work / JOURNAL).read_text() == f"{line}\n"
 
 
 def test_a_length_without_room_for_text_is_a_user_error_before_tokenising(words, resolve_config, tmp_path, monkeypatch):

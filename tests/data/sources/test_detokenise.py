@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from adlm.data.sources.corpora import wikitext_line
-from adlm.data.sources.detokenise import DETOKENISERS
+from adlm.data.sources.corpora import DETOKENISERS, wikitext_line
 
 # Made-up lines in the corpora's forms; the right side is what the released code makes of the left.
 VECTORS = [

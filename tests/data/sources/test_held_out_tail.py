@@ -6,7 +6,7 @@ import pytest
 from texts import prose
 
 from adlm.config.schema import Data
-from adlm.data.rows.streaming import Stream
+from adlm.data.rows.loader import Stream
 from adlm.data.sources.source import HeldOutRule, resolve_source
 from adlm.tokens import load_tokenizer
 

@@ -150,7 +150,7 @@ def test_one_record_over_several_lines_and_a_list_after_a_blank_line(tmp_path):
 
 
 def test_a_json_list_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.records.LONGEST_LINE", 1000)
+    monkeypatch.setattr("adlm.data.sources.decoding.LONGEST_LINE", 1000)
     (tmp_path / "a.json").write_text("[\n" + ",\n".join('{"text": "words"}' for _ in range(100)) + "]")
     with pytest.raises(UserError, match=r"a\.json is one JSON value of more than .*\.jsonl"):
         texts(tmp_path / "a.json")
