@@ -20,7 +20,7 @@ from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile
 from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
 from adlm.config.schema import Config
-from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
+from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
 from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.distributed import Processes
 from adlm.errors import UserError
@@ -80,10 +80,10 @@ class ReasoningBatches:
     batch_size: int
     seed: int
 
-    def batches(self, start: Position = START) -> Iterator[Batch]:
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         return prefetch(self._batches(start))
 
-    def _batches(self, start: Position) -> Iterator[Batch]:
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         per_epoch = len(self.problems) // self.batch_size
         epoch, number = start.epoch, start.row // self.batch_size
         while True:
@@ -96,7 +96,7 @@ class ReasoningBatches:
                 resets = begins and number == 0 and stage.reset_optimizer
                 number += 1
                 after = Position(epoch, number * self.batch_size) if number < per_epoch else Position(epoch + 1, 0)
-                yield Batch(x, pad, after, resets)
+                yield TrainingBatch(x, pad, after, resets)
             if number == per_epoch:
                 epoch, number = epoch + 1, 0
 
