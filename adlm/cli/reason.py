@@ -150,8 +150,7 @@ def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence
 
 
 def _problems(config: Config, data: str, request: ProblemsRequest) -> tuple[str, "Problems"]:
-    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
-    from adlm.apps.reasoning.training import problem_parts
+    from adlm.apps.reasoning.problems import ProblemFile, problem_parts, problem_set, problem_sets
 
     if data not in problem_sets():
         file, readers = Path(data), problem_set(config.data.name).readers
@@ -162,7 +161,7 @@ def _problems(config: Config, data: str, request: ProblemsRequest) -> tuple[str,
     trained_on = config.data.root if Path(config.data.root).is_dir() else ""
     num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
     section = replace(config.data, name=data, problems=num, root=request.root or trained_on)
-    parts = problem_parts(replace(config, data=section))
+    parts = problem_parts(section)
     if request.split not in parts:
         raise UserError(f"--split {request.split}: {data} has {', '.join(parts)} only")
     return data, parts[request.split]

@@ -23,6 +23,7 @@ from adlm.config.schema import Data, PackingName
 from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.corpora import CORPORA, Corpus
 from adlm.data.sources.decoding import decoding_errors
+from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.data.sources.text_files import ignore_progress
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes
@@ -319,3 +320,11 @@ class GeneratedProblems:
 
 
 Problems = ProblemFile | GeneratedProblems
+
+
+def problem_parts(data: Data) -> dict[str, Problems]:
+    """The splits of the set of problems that the data options name."""
+    source, parts = problem_set(data.name), {part.split: part for part in resolve_source(data).parts}
+    if not all(isinstance(part, Problems) for part in parts.values()):
+        raise UserError(f"data.name {data.name} is not here; {how_to_add(data, source)}")
+    return parts  # type: ignore[return-value]
