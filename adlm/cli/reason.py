@@ -128,9 +128,8 @@ def _evaluate(request: ReasonEvalRequest) -> int:
 
 def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
     """The model, the name of the corpus, where the problems are from, and the problems."""
-    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
+    from adlm.apps.reasoning.problems import ProblemFile, problem_parts, problem_set, problem_sets
     from adlm.apps.reasoning.solve import load_solver
-    from adlm.apps.reasoning.training import problem_parts
     from adlm.distributed import device_of
 
     solver = load_solver(request.model, device_of(request.device))
@@ -147,7 +146,7 @@ def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence
         trained_on = config.data.root if Path(config.data.root).is_dir() else ""
         num = config.data.problems if data == name else 0  # generated ones are those of the training
         section = replace(config.data, name=data, problems=num, root=request.root or trained_on)
-        parts = problem_parts(replace(config, data=section))
+        parts = problem_parts(section)
         if request.split not in parts:
             raise UserError(f"--split {request.split}: {data} has {', '.join(parts)} only")
         name, part = data, parts[request.split]
