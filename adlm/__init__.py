@@ -29,6 +29,8 @@ def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
 
 
 MOVED = {
+    "adlm.data.reasoning.problem": "adlm.apps.reasoning.problems",
+    "adlm.data.reasoning": "adlm.apps.reasoning.datasets",
     "adlm.evaluation.generation": "adlm.apps.judge",
     "adlm.evaluation": "adlm.apps",
     "adlm.harness": "adlm.apps.harness",

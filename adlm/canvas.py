@@ -1,6 +1,7 @@
 """Canvases: text with masks -> ids, for prompts, suffixes and infilling. Independent of networks.
 
-In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; the rest of the text is fixed.
+In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; the rest of the text is fixed. Texts are
+checked and encoded without PyTorch, which is imported when a canvas is made.
 
 Shapes: B rows, L tokens.
 """
@@ -8,12 +9,14 @@ Shapes: B rows, L tokens.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from adlm.errors import UserError
-from adlm.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adlm.tokens import Tokenizer
 
 HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
 LIKE_A_HOLE = re.compile(  # possessive: linear in the length of the text
@@ -26,21 +29,44 @@ MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing 
 class Canvas:
     """A batch of rows, padded to the same length."""
 
-    ids: Tensor
+    ids: "Tensor"
     """(B, L), with the mask id at the positions to fill."""
-    pad: Tensor | None = None
+    pad: "Tensor | None" = None
     """(B, L), True at padding; None if all rows have the same length."""
     starts: tuple[int, ...] = ()
     """First position of each row's text: a bos token before it is an input but not part of the text; () means all 0."""
 
-    def texts(self, ids: Tensor) -> list[list[int]]:
+    def texts(self, ids: "Tensor") -> list[list[int]]:
         """The ids of each row's text, for ids (B, L) on this canvas: without leading bos and without padding."""
         width, starts = ids.shape[1], self.starts or (0,) * len(ids)
         ends = [width] * len(ids) if self.pad is None else (~self.pad).sum(dim=1).tolist()
         return [row[start:end] for row, start, end in zip(ids.tolist(), starts, ends, strict=True)]
 
+    def take(self, rows: Sequence[int]) -> "Canvas":
+        """A canvas of some of the rows, each as often as it is named; no wider than the longest of them."""
+        index, starts = list(rows), tuple(self.starts[row] for row in rows) if self.starts else ()
+        if self.pad is None:
+            return Canvas(self.ids[index], None, starts)
+        pad = self.pad[index]
+        width = int((~pad).sum(dim=1).max())
+        pad = pad[:, :width]
+        return Canvas(self.ids[index, :width], pad if pad.any() else None, starts)
 
-def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
+
+def make_canvas(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
+    """Rows of ids as a canvas; shorter rows are padded at the end with `filling`."""
+    import torch
+
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), filling)
+    pad = torch.ones(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        pad[number, : len(row)] = False
+    return Canvas(ids, pad if pad.any() else None, tuple(starts))
+
+
+def encode_canvas(text: str, tokenizer: "Tokenizer") -> list[int]:
     """The ids of a text, with the mask id in its holes.
 
     If the tokenizer encodes a word and the space before it as one token, a space before a hole belongs to the hole.
@@ -48,22 +74,20 @@ def encode_canvas(text: str, tokenizer: Tokenizer) -> list[int]:
     ids: list[int] = []
     start = 0
     for hole in HOLE.finditer(text):
-        before, num = text[start : hole.start()], _num_masks(hole)
-        if num < 1:
-            raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1")
-        if num > MAX_HOLE:
-            raise UserError(f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N")
+        before = text[start : hole.start()]
         ids += _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
-        ids += [tokenizer.vocabulary.mask_id] * num
+        ids += [tokenizer.vocabulary.mask_id] * _checked_num_masks(hole)
         start = hole.end()
     return ids + _encode_known(text[start:], tokenizer)
 
 
 def check_holes(text: str) -> None:
-    """UserError if something in the text looks like a hole and is none, such as [mask], [MASK * 2] or `[MASK*4 was`."""
+    """UserError for an empty or too large hole, and for what looks like one and is none, such as `[MASK*4 was`."""
+    for hole in HOLE.finditer(text):
+        _checked_num_masks(hole)
     for found in LIKE_A_HOLE.finditer(text):
         if not HOLE.match(text, found.start()):
-            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve")
+            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve", "texts")
 
 
 def num_masks(text: str) -> int:
@@ -77,37 +101,34 @@ def _num_masks(hole: re.Match[str]) -> int:
     return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 
-def _encode_known(text: str, tokenizer: Tokenizer) -> list[int]:
+def _checked_num_masks(hole: re.Match[str]) -> int:
+    """Number of masks in a hole, from 1 to MAX_HOLE."""
+    num = _num_masks(hole)
+    if num < 1:
+        raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1", "texts")
+    if num > MAX_HOLE:
+        raise UserError(
+            f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N", "texts"
+        )
+    return num
+
+
+def _encode_known(text: str, tokenizer: "Tokenizer") -> list[int]:
     """The ids of a text; words that the tokenizer cannot represent are a user error."""
     ids = tokenizer.encode(text) if text else []
     unknown = tokenizer.unknown_words(text) if ids else []
     if unknown:
         words = ", ".join(map(repr, dict.fromkeys(unknown)))
-        raise UserError(f"tokenizer {tokenizer.name} has no id for {words}; write something else there")
+        raise UserError(f"tokenizer {tokenizer.name} has no id for {words}; write something else there", "texts")
     return ids
 
 
-def hole_between(prompt: str, suffix: str, length: int, tokenizer: Tokenizer) -> str:
+def hole_between(prompt: str, suffix: str, length: int, tokenizer: "Tokenizer") -> str:
     """The text prompt + hole + suffix, with the hole sized so that it has `length` tokens in total."""
-    for name, text in (("prompt", prompt), ("suffix", suffix)):
-        if HOLE.search(text):
-            raise UserError(f"{name} {text!r} contains a mask; pass the complete text with its masks to fill instead")
-    if length > MAX_HOLE:
-        raise UserError(f"length {length} must be at most {MAX_HOLE:,}")
     num = length - len(encode_canvas(f"{prompt}[MASK]{suffix}", tokenizer)) + 1
     if num < 1:
         raise UserError(
-            f"length {length} leaves no room: prompt and suffix have {length - num} tokens; use a larger length"
+            f"length {length} leaves no room: prompt and suffix have {length - num} tokens; use a larger length",
+            "length",
         )
     return f"{prompt}[MASK*{num}]{suffix}"
-
-
-def make_canvas(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[int] = ()) -> Canvas:
-    """Rows of ids as a canvas; shorter rows are padded at the end with `filling`."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), filling)
-    pad = torch.ones(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        pad[number, : len(row)] = False
-    return Canvas(ids, pad if pad.any() else None, tuple(starts))

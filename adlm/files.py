@@ -9,6 +9,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -26,6 +27,8 @@ from adlm.errors import UserError
 PART = ".adlm-part"
 JSON_LIMIT = 2**28
 """Size in bytes of the largest JSON file that is read; ours are far smaller."""
+METRICS_LIMIT = 2**36
+"""Size in bytes of the largest metrics.jsonl that is read."""
 
 # How files written by adlm start, and how they name adlm as their creator: HTML, and plots in PNG, SVG and PDF.
 MARKS = (
@@ -397,3 +400,29 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The valid lines of a metrics.jsonl; an empty list if there is no such file."""
+    return scan_metrics(path)[0]
+
+
+def scan_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The valid lines of a metrics.jsonl and the number of damaged ones, without counting an incomplete last line."""
+    if not path.exists():
+        return [], 0
+    *complete, last = [_parse_line(line) for line in read_bytes(path, METRICS_LIMIT).split(b"\n")]
+    lines = [line for line in (*complete, last) if line is not None]
+    return lines, sum(line is None for line in complete)
+
+
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """A metrics line: finite numbers by name, including the step; None if it is invalid."""
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
+        return None
+    numbers = [value for value in line.values() if value is not None]
+    return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None

@@ -5,18 +5,15 @@ Shapes: B sequences, L tokens, V symbols.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adlm.canvas import MAX_HOLE as LONGEST_HOLE
-from adlm.canvas import Canvas, check_holes, encode_canvas, hole_between, make_canvas
-from adlm.checkpoints.exported import download_model, is_hub_name, load_exported
+from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -24,26 +21,22 @@ from adlm.checkpoints.model_folder import (
     load_model_folder,
     network_of,
 )
-from adlm.checkpoints.published import read_checkpoint, to_model_folder
-from adlm.config.load import BOX, BOX_FOLDER, validate_sampling
-from adlm.config.options import suggestion
+from adlm.config.load import BOX, model_source, validate_sampling
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.data.rows.packing import padding_id, row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
-from adlm.errors import UserError
+from adlm.errors import UserError, whole_number
 from adlm.files import reporting_os_errors
 from adlm.inference.frozen import FrozenNetwork
-from adlm.likelihood.estimate import perplexity_of, summarize
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
-from adlm.likelihood.text_sets import rows_of_texts
-from adlm.limits import check_sampling, whole_number
+from adlm.limits import check_sampling
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
 from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest, check_texts, sampling_with
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
@@ -173,10 +166,14 @@ class LanguageModel:
         number of replicates, each of which scores a short text at many noise levels; `estimator` is auto, nelbo,
         any-order or published.
         """
-        documents = _check_texts("texts", [texts] if isinstance(texts, str) else texts)
+        from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+        from adlm.likelihood.standard_errors import perplexity_of, summarize  # here: sampling needs none of these
+        from adlm.likelihood.text_sets import rows_of_texts
+
+        documents = check_texts("texts", [texts] if isinstance(texts, str) else texts)
         settings = PerplexitySettings(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
         with _standard_mode():
-            rows = rows_of_texts(documents, self._require_tokenizer(), self.config.length)
+            rows = rows_of_texts(documents, self.require_tokenizer(), self.config.length)
             estimate = summarize(measure_nats(self.method, self.network, rows, settings))
         value, interval = estimate.perplexity, estimate.interval()
         return Perplexity(
@@ -196,14 +193,12 @@ class LanguageModel:
 
         The options are the fields of `adlm.config.schema.Sampling`; they default to the model's config.
         """
-        num_samples = whole_number("num_samples", num_samples, 1)
-        rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        sampling = self.sampling(**options)
+        sampling = sampling_with(self.config.sampling, options)
+        request = SampleRequest(
+            sampling, canvas=_canvas_of_ids(canvas), num=num_samples, seed=seed, num_option="num_samples"
+        )
         with _standard_mode():
-            self._frames(Canvas(rows), sampling, seed)  # checked, not run: errors name the given row
-            check_sampling(self.config, len(rows) * num_samples, rows.shape[1], self.device)
-            frames = self._frames(Canvas(rows.repeat_interleave(num_samples, dim=0)), sampling, seed)
-            return last_frame(frames).ids.to(rows.device)
+            return last_frame(self.plan(request).frames()).ids.to(canvas.device)
 
     def sample(
         self,
@@ -221,14 +216,11 @@ class LanguageModel:
         `length` includes prompt and suffix and defaults to the longest that fits the model. bos, eos and pad count as
         tokens, but are removed from the text unless `special_tokens` is True.
         """
-        num = whole_number("num", num, 1)
-        _check_texts("prompt", [prompt]), _check_texts("suffix", [suffix])
-        tokenizer = self._require_tokenizer()
-        if length is None:
-            length = self.max_text_length(encode_canvas(prompt, tokenizer))
-        length = whole_number("length", length, 1, LONGEST_HOLE)
-        check_sampling(self.config, num, length, self.device, "num", ROWS_AT_ONCE)
-        return self._fill_texts([hole_between(prompt, suffix, length, tokenizer)] * num, seed, options, special_tokens)
+        sampling = sampling_with(self.config.sampling, options)
+        request = SampleRequest(
+            sampling, prompt=prompt, suffix=suffix, length=length, num=num, seed=seed, batch=ROWS_AT_ONCE
+        )
+        return self._write(request, special_tokens)
 
     @overload
     def fill(
@@ -271,31 +263,63 @@ class LanguageModel:
         The given parts of the text do not change. For a prompt, put the mask last; for a suffix, first. bos, eos and
         pad are removed from the text unless `special_tokens` is True.
         """
-        texts = _check_texts("text", [text] if isinstance(text, str) else text)
-        if num is not None:
-            num = whole_number("num", num, 1)
-            length = max((len(encode_canvas(each, self._require_tokenizer())) for each in texts), default=0)
-            check_sampling(self.config, num * len(texts), length, self.device, "num", ROWS_AT_ONCE)
-            texts = [each for each in texts for _ in range(num)]
-        filled = self._fill_texts(texts, seed, options, special_tokens)
+        texts = check_texts("text", [text] if isinstance(text, str) else text)
+        if not texts:
+            return []
+        sampling, num_each = sampling_with(self.config.sampling, options), 1 if num is None else num
+        request = SampleRequest(sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE)
+        filled = self._write(request, special_tokens)
         return filled[0] if isinstance(text, str) and num is None else filled
+
+    def _write(self, request: SampleRequest, special_tokens: bool) -> list[str]:
+        """The texts of a request, some rows at a time. All are checked before any is sampled."""
+        if not isinstance(special_tokens, bool):
+            raise UserError(f"special_tokens must be True or False, not {special_tokens!r:.60}")
+        tokenizer = self.require_tokenizer()
+        batches = self.plan(request).batches(request.batch)
+        return [tokenizer.decode(ids, special_tokens) for batch in batches for ids in batch.filled()]
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **options: Unpack[SamplingOptions]) -> Iterator[Frame]:
         """Every frame of one sampling run over a text with masks, or ids (B, L) or (L,). The first is the canvas.
 
         The tensors of a frame are copies: changing them does not affect the run.
         """
-        if isinstance(canvas, str):
-            return _copy_frames(self._frames(self.canvas([canvas]), self.sampling(**options), seed))
-        rows = canvas[None] if isinstance(canvas, Tensor) and canvas.ndim == 1 else canvas
-        ids = rows.clone() if isinstance(rows, Tensor) else rows
-        return _copy_frames(self._frames(Canvas(ids), self.sampling(**options), seed))
+        sampling = sampling_with(self.config.sampling, options)
+        given: Any = {"texts": [canvas]} if isinstance(canvas, str) else {"canvas": _canvas_of_ids(canvas)}
+        return _copy_frames(self.plan(SampleRequest(sampling, **given, seed=seed)).frames())
+
+    def plan(self, request: SampleRequest, rng: RowRng | None = None) -> "Run":
+        """The sampling run of a request, after every check of it against this model; `Run.frames` trusts it.
+
+        `sample`, `fill`, `complete`, `watch`, `adlm sample` and `adlm serve` all begin here. `rng` replaces the RNG of
+        (seed, row number) by others, one for each row.
+        """
+        with _standard_mode():
+            texts = self._texts_of(request)
+            canvas = self.canvas(texts) if request.canvas is None else request.canvas
+            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad)
+            num_rows, length = len(canvas.ids) * request.num, canvas.ids.shape[1]
+            check_sampling(self.config, num_rows, length, self.device, request.num_option, request.batch)
+            rng = RowRng(request.seed, range(num_rows)) if rng is None else rng
+            if len(rng) != num_rows:
+                raise UserError(f"rng has {len(rng)} rows, and the canvas {num_rows}; give one for each", "rng")
+            at_once, fixed = min(num_rows, request.batch or num_rows), self._frozen.batch
+            if fixed is not None and at_once > fixed:
+                raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {fixed}; split it")
+            return Run(self, canvas, request.sampling, rng, request.num, tuple(texts))
+
+    def _texts_of(self, request: SampleRequest) -> Sequence[str]:
+        """The texts with holes that a request is for; none if it is for ids."""
+        if request.texts is not None or request.canvas is not None:
+            return request.texts or ()
+        length, tokenizer = request.length, self.require_tokenizer()
+        if length is None:
+            length = self.max_text_length(encode_canvas(request.prompt, tokenizer))
+        return [hole_between(request.prompt, request.suffix, length, tokenizer)]
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
-        for text in _check_texts("texts", texts):
-            check_holes(text)
-        rows = [encode_canvas(text, self._require_tokenizer()) for text in texts]
+        rows = [encode_canvas(text, self.require_tokenizer()) for text in check_texts("texts", texts)]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         prefixes = [self.bos_prefix(row) for row in rows]
@@ -326,59 +350,9 @@ class LanguageModel:
         """The device of the weights."""
         return next(self.network.parameters()).device  # type: ignore[no-any-return]
 
-    def run_sampler(
-        self,
-        canvas: Canvas,
-        sampling: Sampling,
-        seed: int = 0,
-        first_row: int = 0,
-        rng_rows: Sequence[int] | None = None,
-        rng_seeds: Sequence[int] | None = None,
-    ) -> Iterator[Frame]:
-        """The frames of one sampling run; `sample`, `fill`, `complete` and `watch` are easier to call.
-
-        Row i of the canvas uses the RNG of (seed, first_row + i); `rng_rows` replaces the row numbers by others, and
-        `rng_seeds` the seed by one for each row. Arguments are checked here, not at the first frame.
-        """
-        if not isinstance(canvas, Canvas):
-            raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(canvas).__name__}")
-        rng_rows = _one_per_row("rng_rows", rng_rows, len(canvas.ids))
-        rng_seeds = _one_per_row("rng_seeds", rng_seeds, len(canvas.ids))
-        first_row = whole_number("first_row", first_row)
-        return self._frames(canvas, validate_sampling(sampling), seed, first_row, rng_rows, rng_seeds)
-
-    def _frames(
-        self,
-        canvas: Canvas,
-        sampling: Sampling,
-        seed: int,
-        first_row: int = 0,
-        rng_rows: Sequence[int] | None = None,
-        rng_seeds: Sequence[int] | None = None,
-    ) -> Iterator[Frame]:
-        """The frames of one run with validated options; the canvas and the seed are checked here."""
-        with _standard_mode():
-            check_canvas(self.method, canvas.ids, sampling, canvas.pad, first_row)
-            num_rows, length = canvas.ids.shape
-            check_sampling(self.config, num_rows, length, self.device, "rows of the canvas")
-            if self._frozen.batch is not None and num_rows > self._frozen.batch:
-                raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {self._frozen.batch}; split it")
-            seed = whole_number("seed", seed)
-            rng = RowRng(rng_seeds or seed, rng_rows or range(first_row, first_row + num_rows))
-            pad = None if canvas.pad is None else canvas.pad.to(self.device)
-            return _each_in_standard_mode(
-                self.method.generate(self.frozen, canvas.ids.to(self.device), sampling, rng, pad)
-            )
-
     def sampling(self, **options: Unpack[SamplingOptions]) -> Sampling:
         """The model's `Sampling` config with these options replaced. A new `sampler` resets `eta` to its default."""
-        known = [field.name for field in fields(Sampling)]
-        for option, value in options.items():
-            if option not in known:
-                raise UserError(f"there is no sampling option {option!r}{suggestion(option, known)}")
-            options[option] = _to_python_scalar(f"sampling.{option}", value)  # type: ignore[literal-required]
-        defaults = replace(self.config.sampling, eta=None) if "sampler" in options else self.config.sampling
-        return validate_sampling(replace(defaults, **options))
+        return validate_sampling(sampling_with(self.config.sampling, options))
 
     @property
     def frozen(self) -> FrozenNetwork:
@@ -426,24 +400,56 @@ class LanguageModel:
         no_tokenizer = ", no tokenizer" if self.tokenizer is None else ""
         return f"LanguageModel({config.method}, {sizes}, length {config.length}, {self.device}{no_tokenizer})"
 
-    def _fill_texts(self, texts: Sequence[str], seed: int, options: SamplingOptions, special_tokens: bool) -> list[str]:
-        """The texts with their masks filled in, ROWS_AT_ONCE at a time. All are checked before any is sampled."""
-        if not isinstance(special_tokens, bool):
-            raise UserError(f"special_tokens must be True or False, not {special_tokens!r:.60}")
-        tokenizer, sampling = self._require_tokenizer(), self.sampling(**options)
-        starts = range(0, len(texts), ROWS_AT_ONCE)
-        batches = [(start, self.canvas(texts[start : start + ROWS_AT_ONCE])) for start in starts]
-        runs = [(canvas, self._frames(canvas, sampling, seed, start)) for start, canvas in batches]
-        filled: list[str] = []
-        for canvas, frames in runs:
-            ids = last_frame(frames).ids
-            filled += [tokenizer.decode(text, special_tokens) for text in canvas.texts(ids)]
-        return filled
-
-    def _require_tokenizer(self) -> Tokenizer:
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer; a user error if the model has none."""
         if self.tokenizer is None:
             raise UserError(NO_TOKENIZER)
         return self.tokenizer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A checked sampling run over the rows of a canvas, each `num` times; `LanguageModel.plan` makes it.
+
+    Row i is a sample of canvas row i // num, drawn with the RNG of row i.
+    """
+
+    lm: LanguageModel
+    canvas: Canvas
+    sampling: Sampling
+    rng: RowRng
+    num: int = 1
+    texts: tuple[str, ...] = ()
+    """The texts with holes of the canvas; () where it was given as ids."""
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames of all rows at once, from the first step on; the same for every call."""
+        with _standard_mode():
+            return _each_in_standard_mode(self.generate())
+
+    def generate(self) -> Iterator[Frame]:
+        """The frames as the method yields them, to be used in one torch mode only."""
+        lm, canvas = self.lm, self.canvas
+        if self.num > 1:
+            canvas = canvas.take([row // self.num for row in range(len(self.rng))])
+        pad = None if canvas.pad is None else canvas.pad.to(lm.device)
+        return lm.method.generate(lm.frozen, canvas.ids.to(lm.device), self.sampling, self.rng[:], pad)
+
+    def batches(self, size: int | None, first: int = 0) -> Iterator["Run"]:
+        """Runs of `size` rows each, or of all of them, from row `first` on."""
+        num_rows = len(self.rng)
+        for start in range(first, num_rows, size or num_rows):
+            rows = range(num_rows)[start : start + (size or num_rows)]
+            canvas = self.canvas.take([row // self.num for row in rows])
+            yield Run(self.lm, canvas, self.sampling, self.rng[rows.start : rows.stop])
+
+    def filled(self, frames: Iterator[Frame] | None = None) -> list[list[int]]:
+        """The ids of each row's text, without leading bos and padding.
+
+        `frames` are those of this run, perhaps displayed or recorded on their way.
+        """
+        canvas = self.canvas.take([row // self.num for row in range(len(self.rng))])
+        return canvas.texts(last_frame(self.frames() if frames is None else frames).ids)
 
 
 def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> LanguageModel:
@@ -456,22 +462,28 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
     """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
-    source, torch_device = BOX_FOLDER if path == BOX else Path(path), device_of(device)
+    source, torch_device = model_source(path), device_of(device)
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
-        if source.is_dir():
-            folder = source / "model" if (source / "model").is_dir() else source  # of a run folder, the model inside
-            if (folder / ARCHITECTURE).exists() and not (folder / CONFIG).exists():
-                return language_model(load_exported(folder), torch_device)
-            if (folder / ARCHITECTURE).exists():
-                raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
-            return language_model(load_model_folder(folder), torch_device)
-        if source.suffix == ".ckpt":
-            return language_model(to_model_folder(read_checkpoint(source)), torch_device)
-        if not source.exists() and is_hub_name(str(path)):
-            return language_model(load_exported(download_model(str(path))), torch_device)
-        remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
-        absent = "" if source.exists() else ": there is nothing of that name"
-        raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
+        if not source.is_dir():
+            return language_model(_read_elsewhere(source, str(path)), torch_device)
+        if not (source / ARCHITECTURE).exists():
+            return language_model(load_model_folder(source), torch_device)
+        if (source / CONFIG).exists():
+            raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
+        from adlm.checkpoints.exported import load_exported
+
+        return language_model(load_exported(source), torch_device)
+
+
+def _read_elsewhere(source: Path, name: str) -> ModelFolder:
+    """The model of a .ckpt file, or of a name on the hub."""
+    if source.suffix == ".ckpt":
+        from adlm.checkpoints.published import read_checkpoint, to_model_folder
+
+        return to_model_folder(read_checkpoint(source))
+    from adlm.checkpoints.exported import download_model, load_exported
+
+    return load_exported(download_model(name))
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
@@ -515,6 +527,11 @@ def _each_in_standard_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
         yield frame
 
 
+def _canvas_of_ids(ids: Any) -> Canvas:
+    """The canvas of ids (B, L) or (L,), copied: the caller may change them during the run."""
+    return Canvas((ids[None] if ids.ndim == 1 else ids).clone() if isinstance(ids, Tensor) else ids)
+
+
 def _copy_frames(frames: Iterator[Frame]) -> Iterator[Frame]:
     for frame in frames:
         yield Frame(*(None if each is None else each.clone() for each in vars(frame).values()))  # type: ignore[arg-type]
@@ -525,33 +542,3 @@ def _check_not_nan(values: Tensor) -> Tensor:
     if values.sum(dim=-1).isnan().any():
         raise UserError("the model's log-probabilities are not numbers: its weights are damaged or its dtype overflows")
     return values
-
-
-def _check_texts(name: str, texts: object) -> Sequence[str]:
-    """The argument `name` unchanged; UserError unless it is a list of texts."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise UserError(f"{name} must be a text or a list of texts, not a {type(texts).__name__}")
-    for text in texts:
-        if not isinstance(text, str):
-            raise UserError(f"{name} must be text, not a {type(text).__name__}")
-    return texts
-
-
-def _one_per_row(name: str, numbers: Sequence[int] | None, num_rows: int) -> list[int] | None:
-    """An argument of whole numbers, one for each row of a canvas, or None."""
-    if numbers is None:
-        return None
-    checked = [whole_number(name, each) for each in numbers]
-    if len(checked) != num_rows:
-        raise UserError(f"{name} has {len(checked)} numbers, and the canvas {num_rows} rows")
-    return checked
-
-
-def _to_python_scalar(name: str, value: object) -> object:
-    """A sampling option as a Python number or string; NumPy and torch scalars are converted."""
-    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
-        with suppress(RuntimeError):  # on the meta device
-            return value.item()
-    if value is not None and not isinstance(value, (str, int, float)):
-        raise UserError(f"{name} must be a number or a word, not a {type(value).__name__}")
-    return value

@@ -4,7 +4,6 @@ Only requests that cannot fit are user errors. The bounds are deliberately low: 
 the largest tensors that must exist at the same time. A request that passes may still run out of memory later.
 """
 
-import operator
 import os
 from dataclasses import replace
 from functools import cache
@@ -16,37 +15,10 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
-from adlm.models.meta import on_meta
-from adlm.models.transformer import num_parameters
+from adlm.models.transformer import num_parameters, on_meta
 
 ID_BYTES = 8
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def whole_number(name: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:
-    """An argument that must be an integer from `least` to `most`, as int; numpy and torch integers are accepted."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # torch: several elements, or the meta device
-        number = None
-    if number is None or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
-        raise UserError(f"{name} must be a whole number, not {_describe(value)}")
-    if number < least:
-        raise UserError(f"{name} {_format_integer(number)} must be {f'at least {least}' if least else '0 or more'}")
-    if number > most:
-        raise UserError(f"{name} {_format_integer(number)} must be at most {most:,}")
-    return number
-
-
-def _format_integer(number: int) -> str:
-    return str(number) if abs(number) < 10**30 else f"of {number.bit_length()} bits"
-
-
-def _describe(value: object) -> str:
-    """A short description of an invalid value: plain values by their repr, others by their type."""
-    if value is None or isinstance(value, (bool, float, str)):
-        return f"{value!r:.60}"
-    return f"a {type(value).__name__}"
 
 
 def num_parameters_of(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""Samples files: JSON lines, the first with the provenance and one for each sample. Independent of models.
+"""Samples files: JSON lines, the first with the provenance and one for each sample.
 
     {"made_by": {"adlm": "0.1.0", "model": "runs/own", "method": "adlm", ...}}
     {"row": 0, "canvas": 0, "seed": 0, "text": "...", "ids": [...]}
@@ -12,11 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from adlm import __version__
 from adlm.config.load import differences
+from adlm.config.schema import ETA
 from adlm.errors import UserError
-from adlm.files import Journal, json_lines, opened, reporting_os_errors
+from adlm.files import Journal, json_lines, opened, read_metrics, reporting_os_errors
+
+if TYPE_CHECKING:  # files are read and checked without torch
+    from adlm.language_model import LanguageModel, Run
+    from adlm.sampling.frame import Frame
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,74 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class ModelSummary:
+    """Size, vocabulary and training of a model, to be written next to its results."""
+
+    parameters: int
+    symbols: int
+    """Vocabulary size, including the mask."""
+    gamma: float | None
+    tau: int | None
+    """`gamma` and `tau` of the anchor term; None where the method has none, and unknown for a released checkpoint."""
+    trained_on: str
+    """A corpus or a path; empty where the config has neither."""
+    tokens_trained: int | None
+    """Steps x batch x length, including padding; None without the metrics.jsonl of the run."""
+
+
+def summarize_model(model: str, lm: "LanguageModel") -> ModelSummary:
+    """`model` is the path that `lm` was loaded from."""
+    from adlm.methods.inputs import vocabulary_of
+    from adlm.models.transformer import num_parameters
+
+    config, path = lm.config, Path(model)
+    # training sets data.packing; the config of a released .ckpt has no training settings, only defaults
+    anchored = lm.method.anchored and config.data.packing is not None
+    run = path.parent if path.name == "model" else path
+    logged = read_metrics(run / "metrics.jsonl") if run.is_dir() else []
+    return ModelSummary(
+        parameters=num_parameters(lm.network),
+        symbols=vocabulary_of(config).size,
+        gamma=config.anchor.gamma if anchored else None,
+        tau=config.anchor.tau if anchored and config.anchor.rule == "count" else None,
+        trained_on=config.data.name or config.data.path or config.data.hub or config.data.prepared,
+        tokens_trained=logged[-1]["step"] * config.train.batch_size * config.length if logged else None,
+    )
+
+
+def provenance_of(run: "Run", model: str, batch: int) -> Provenance:
+    """What the samples of a run depend on. `model` is the path of its model, `batch` the rows sampled at a time."""
+    from adlm.distributed import device_name
+    from adlm.models.transformer import weights_sha256
+
+    lm, sampling = run.lm, run.sampling
+    return Provenance(
+        adlm=__version__,
+        model=model,
+        weights=weights_sha256(lm.network),
+        method=lm.config.method,
+        tokenizer=lm.config.tokenizer,
+        length=lm.config.length,
+        canvases=list(run.texts),
+        num=run.num,
+        seed=cast(int, run.rng.seed),
+        sampling=asdict(replace(sampling, eta=sampling.strength if sampling.sampler in ETA else None)),
+        batch=batch,
+        device=device_name(lm.device),
+        dtype=str(lm.frozen.dtype).removeprefix("torch."),
+        tokenizer_sha256=lm.require_tokenizer().sha256,
+        about=asdict(summarize_model(model, lm)),
+    )
+
+
+def draw_samples(batch: "Run", num: int, frames: "Iterator[Frame] | None" = None) -> list[Sample]:
+    """The samples of one batch of a run that has `num` samples of each canvas; `frames` as in `Run.filled`."""
+    decode, seed = batch.lm.require_tokenizer().decode, cast(int, batch.rng.seed)
+    rows = zip(batch.rng.rows, batch.filled(frames), strict=True)
+    return [Sample(row, row // num, seed, decode(ids), ids) for row, ids in rows]
+
+
+@dataclass(frozen=True)
 class Samples:
     """A samples file for reading, complete or not. Each iteration reads it from the start."""
 
@@ -137,13 +211,21 @@ class SamplesWriter:
     """An open samples file; appends after the last complete line. `num_rows` samples are in it."""
 
     def __init__(self, journal: Journal, made_by: Provenance):
-        self._journal, self.num_rows = journal, 0
+        self._journal, self._made_by, self.num_rows = journal, made_by, 0
         for sample in _parse_samples(journal.entries(), made_by, journal.path):
             self.num_rows = sample.row + 1
         journal.append()  # cuts off an incomplete line
 
-    def append(self, samples: Sequence[Sample]) -> None:
-        """Append the next rows and sync them to disk."""
+    def first_to_sample(self, batch: int) -> int:
+        """The row at which sampling continues in batches of this size.
+
+        An incomplete batch is sampled again from its first row: rounding depends on the batch.
+        """
+        return self.num_rows - self.num_rows % batch if self.num_rows < self._made_by.num_rows else self.num_rows
+
+    def append(self, batch: Sequence[Sample]) -> None:
+        """Append the rows of a batch that are not yet in the file, and sync them to disk."""
+        samples = [sample for sample in batch if sample.row >= self.num_rows]
         try:
             self._journal.append(*map(asdict, samples))
         except OSError as error:

@@ -1,17 +1,19 @@
 """Small reasoning runs for the tests: files of short problems, tiny base models, and the command that trains."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from adlm.apps.reasoning.datasets import prontoqa, prosqa
+from adlm.apps.reasoning.datasets.prontoqa import Skeleton
+from adlm.apps.reasoning.datasets.prosqa import Shape
+from adlm.apps.reasoning.problems import Forbidden, Problem, series, write_problems
 from adlm.cli.main import main
-from adlm.data.reasoning.make_prosqa import Shape, generate_prosqa
-from adlm.data.reasoning.problem import Problem, write_problems
-from adlm.data.sources.problem_files import as_text
 from adlm.tokens import Tokenizer, train_bpe
 
 SHAPE = Shape(num_nodes=8, min_hops=1, max_hops=3)
@@ -45,6 +47,18 @@ TINY = (
     "reason.max_tokens=12",
 )
 STEPS_PER_STAGE, NUM_STEPS = 3, 12
+
+
+def generate_prosqa(
+    num: int, seed: int, start: int = 0, forbidden: Forbidden | None = None, shape: Shape = prosqa.REAL
+) -> Iterator[Problem]:
+    return series("prosqa", partial(prosqa.draw, shape=shape), num, seed, start, forbidden)
+
+
+def generate_prontoqa(
+    num: int, seed: int, start: int = 0, forbidden: Forbidden | None = None, skeleton: Skeleton = prontoqa.REAL
+) -> Iterator[Problem]:
+    return series("prontoqa", partial(prontoqa.draw, skeleton=skeleton), num, seed, start, forbidden)
 
 
 def prosqa_problems(num: int, start: int = 0) -> list[Problem]:
@@ -91,7 +105,7 @@ def evaluated(model: Path, root: Path, capsys: pytest.CaptureFixture[str], *word
 
 
 def tokenizer_of(problems: Sequence[Problem], size: int = 500) -> Tokenizer:
-    return train_bpe(map(as_text, problems), size)
+    return train_bpe((problem.as_text() for problem in problems), size)
 
 
 def hugging_face_folder(folder: Path, kind: str, tokenizer: Tokenizer | None = None, positions: int = 256) -> Path:

@@ -12,8 +12,10 @@ from adlm.tokens import load_tokenizer
 
 
 def mostly_slow(values, *fast):
-    """Cases of a parametrized test: `fast` ones always, the others in the slow suite."""
-    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Cases of a parametrized test: `fast` ones always, the others in the slow suite. A tuple has several arguments."""
+    slow = pytest.mark.slow
+    cases = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [value if value in fast else pytest.param(*arguments, marks=slow) for value, arguments in cases]
 
 
 def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16) -> Path:

@@ -9,8 +9,8 @@ import torch
 import adlm
 from adlm.cli.main import main
 from adlm.config.load import BOX_FOLDER
-from adlm.model_summary import summarize_model
 from adlm.models.transformer import num_parameters
+from adlm.samples_file import summarize_model
 
 SENTENCE = "The old man looked at the sea and said nothing."
 

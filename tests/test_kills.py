@@ -42,8 +42,9 @@ def own_text(folder: Path) -> list[str]:
     return [f"data.path={text}", "data.boundary=line", "tokenizer=bytes", "data.held_out=0.2", "length=16"]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("stride", mostly_slow((97, 47), 97))
+@pytest.mark.parametrize("stride", [97, 47])
 def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to_the_same_files(
     tmp_path: Path, stride: int
 ) -> None:
@@ -54,7 +55,7 @@ def test_training_that_prepares_its_text_killed_at_any_file_operation_resumes_to
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("replacing", [False, True])
+@pytest.mark.parametrize("replacing", mostly_slow([False, True], True))
 def test_prepare_killed_at_any_file_operation_resumes_to_the_same_files(tmp_path: Path, replacing: bool) -> None:
     words, old = own_text(tmp_path), tmp_path / "old"
     if replacing:

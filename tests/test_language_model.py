@@ -12,7 +12,7 @@ from worlds import randomized
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
-from adlm.language_model import LanguageModel, load
+from adlm.language_model import LanguageModel, Run, load
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
 from adlm.tokens import load_tokenizer
@@ -198,7 +198,7 @@ def test_no_bos_is_added_to_a_text_as_long_as_a_diffusion_model_or_without_bos_i
 @pytest.mark.parametrize(
     ("name", "wrong", "sentence"),
     [
-        ("adlm", "no hole", r"row 5 of the canvas has no mask id"),
+        ("adlm", "no hole", r"the canvas 'no hole' has no masks to fill in"),
         ("adlm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .*; shorten it, or sample with semi-auto"),
         ("d3pm", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .* made for length 24; shorten it$"),
         ("ar", "[MASK*25]", r"row 5 of the canvas is 25 tokens long and .* made for length 24; shorten it$"),
@@ -224,7 +224,7 @@ def test_an_invalid_canvas_is_named_by_its_own_row_whatever_num_samples():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: LM.fill("no hole at all"), r"row 0 of the canvas has no mask id .* in a text \[MASK\]"),
+        (lambda: LM.fill("no hole at all"), r"'no hole at all' has no masks to fill in; write \[MASK\]"),
         (lambda: LM.fill("[MASK*25]"), r"canvas is 25 tokens long and the model was made for length 24"),
         (lambda: LM.complete(torch.full((1, 25), LM.mask_id)), r"made for length 24; shorten it, or sample with semi"),
         (lambda: LM.complete(torch.full((1, 5), 999)), r"holds id 999, outside the vocabulary"),
@@ -321,21 +321,21 @@ def test_windows_of_a_long_text_are_read_between_bos_and_eos_as_in_training(monk
     assert (read[0] == LM.mask_id).all(), "what fits the model is read as it is"
 
 
-def model_of_ends() -> LanguageModel:
+def model_of_ends(monkeypatch) -> LanguageModel:
     """A model whose samples have bos first, eos last, and one eos in between, at the end of a document."""
     lm = model("mdlm", length=8)
     end = BYTES.vocabulary.eos_id
 
-    def written(canvas, sampling, seed=0, first_row=0):
-        ids = torch.tensor([[end, *b"ab", end, *b"cd", end, end]])[:, : canvas.ids.shape[1]]
-        yield first_frame(ids.expand(len(canvas.ids), -1), lm.mask_id)
+    def written(run):
+        ids = torch.tensor([[end, *b"ab", end, *b"cd", end, end]])[:, : run.canvas.ids.shape[1]]
+        yield first_frame(ids.expand(len(run.canvas.ids), -1), lm.mask_id)
 
-    object.__setattr__(lm, "_frames", written)
+    monkeypatch.setattr(Run, "frames", written)
     return lm
 
 
-def test_special_tokens_are_removed_from_texts_unless_requested():
-    lm = model_of_ends()
+def test_special_tokens_are_removed_from_texts_unless_requested(monkeypatch):
+    lm = model_of_ends(monkeypatch)
     assert lm.sample(2) == ["ab\n\ncd", "ab\n\ncd"]
     assert lm.fill("[MASK*8]") == "ab\n\ncd"
     with_special = "<|endoftext|>ab<|endoftext|>cd<|endoftext|><|endoftext|>"

@@ -12,8 +12,7 @@ from adlm.config.load import resolve
 from adlm.config.schema import Config, Model, Schedule, Time, Train, Vocabulary
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.models.meta import on_meta
-from adlm.models.transformer import num_parameters
+from adlm.models.transformer import num_parameters, on_meta
 from adlm.registry import METHODS
 
 CPU = torch.device("cpu")

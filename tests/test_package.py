@@ -49,6 +49,7 @@ def test_the_wheel_runs_and_has_its_data(unpacked):
     assert not missing
 
 
+@pytest.mark.slow
 def test_the_wheel_samples_from_the_model_in_the_box(unpacked):
     assert run(unpacked, "sample", "--prompt", "The old man", "--length", "16", "--steps", "4").startswith(
         "The old man"

@@ -12,6 +12,8 @@ from small_models import small_model
 import adlm
 from adlm.canvas import Canvas
 from adlm.errors import UserError
+from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 
 @pytest.fixture(scope="module")
@@ -158,26 +160,31 @@ CALLS = {
     "max_text_length ids": (
         lambda lm, wrong: lm.max_text_length(wrong), ["abc", 5, None, ["a"], [1.5], object()], "ids"
     ),
-    "run_sampler canvas": (
-        lambda lm, wrong: lm.run_sampler(wrong, lm.sampling()), ["a[MASK]", None, CANVAS, Canvas("a")], "canvas"
+    "plan canvas": (
+        lambda lm, wrong: lm.plan(SampleRequest(lm.sampling(), canvas=wrong)),
+        ["a[MASK]", CANVAS, Canvas("a")],
+        "canvas",
     ),
-    "run_sampler sampling": (
-        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), wrong), [None, {}, "ancestral"], "sampling"
+    "plan sampling": (
+        lambda lm, wrong: lm.plan(SampleRequest(wrong, canvas=Canvas(CANVAS))), [None, {}, "ancestral"], "sampling"
     ),
-    "run_sampler seed": (lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), wrong), NOT_SEEDS, "seed"),
-    "run_sampler rng_seeds": (
-        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), rng_seeds=wrong), [[], [-1], [0, 1]], "seeds"
+    "plan seed": (lambda lm, wrong: SampleRequest(lm.sampling(), seed=wrong), NOT_SEEDS, "seed"),
+    "plan batch": (
+        lambda lm, wrong: SampleRequest(lm.sampling(), batch=wrong),
+        [wrong for wrong in [*NOT_INTEGERS, 0, -1] if wrong is not None],
+        "batch",
+    ),
+    "plan rng": (
+        lambda lm, wrong: lm.plan(SampleRequest(lm.sampling(), canvas=Canvas(CANVAS)), RowRng(*wrong)),
+        [(0, []), (-1, [0]), ([0, -1], [0, 1]), (0, [0, 1])],
+        "",
     ),
     "canvas of more rows than a fixed batch": (
-        lambda lm, z: lm.with_fixed_batch(2).run_sampler(Canvas(z), lm.sampling()), [CANVAS.expand(3, 4)], "rows"
+        lambda lm, z: lm.with_fixed_batch(2).plan(SampleRequest(lm.sampling(), canvas=Canvas(z))),
+        [CANVAS.expand(3, 4)],
+        "rows",
     ),
     "with_fixed_batch": (lambda lm, wrong: lm.with_fixed_batch(wrong), [0, -1, "x", None], "num_rows"),
-    "run_sampler rng_rows": (
-        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), rng_rows=wrong), [[], [-1], [0, 1]], "rng_rows"
-    ),
-    "run_sampler first_row": (
-        lambda lm, wrong: lm.run_sampler(Canvas(CANVAS), lm.sampling(), 0, wrong), NOT_SEEDS, "first_row"
-    ),
     "load path": (lambda lm, wrong: adlm.load(wrong), NOT_PATHS, ""),
     **{
         f"sampling {name}": (lambda lm, wrong, name=name: lm.sampling(**{name: wrong}), wrongs, f"sampling.{name}")

@@ -17,16 +17,16 @@ from adlm.canvas import HOLE, encode_canvas, make_canvas
 from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
 from adlm.data.rows.packing import row_boundaries
-from adlm.errors import UserError
+from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
 from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
-from adlm.likelihood.estimate import summarize
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
-from adlm.limits import whole_number
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
-from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
     raise UserError("the package lm-eval is not installed; try pip install 'adlm[lm-eval]'") from None
 
 REPLICATES = 4  # of `loglikelihood_rolling`: the samples of every row are divided among them
-MODEL_ARGUMENTS = (
+MODEL_ARGUMENTS = [
     "path",
     "device",
     "batch_size",
@@ -50,7 +50,7 @@ MODEL_ARGUMENTS = (
     "sampler",
     "steps",
     "length",
-)
+]
 SAMPLING_OPTIONS = tuple(field.name for field in fields(Sampling))
 logger = logging.getLogger("lm_eval.models.adlm")  # under lm_eval's own logger, which has the handler
 
@@ -100,9 +100,16 @@ class HarnessModel(LM):  # type: ignore[misc]
             raise UserError(NO_TOKENIZER)
         self.text_tokenizer = self.model.tokenizer
         self.samples, self.seed = whole_number("samples", samples, 2), whole_number("seed", seed)
-        self.target_stderr = None if target_stderr is None else _positive("target_stderr", target_stderr)
+        is_number = isinstance(target_stderr, (int, float)) and not isinstance(target_stderr, bool)
+        if target_stderr is not None and not (is_number and 0 < target_stderr < math.inf):
+            raise UserError(f"target_stderr {str(target_stderr)!r:.60} must be positive, in nats; try 0.5")
+        self.target_stderr = target_stderr
         self.max_samples = whole_number("max_samples", max_samples, 2)
-        rows = _rows_at_once(batch_size, max_batch_size)
+        rows = max_batch_size  # with `auto`; None is as many as fit a fixed number of tokens
+        if batch_size is not None and not str(batch_size).startswith("auto"):
+            if not str(batch_size).isdecimal() or int(batch_size) < 1:
+                raise UserError(f"batch_size {str(batch_size)!r:.60} must be auto or a whole number, at least 1")
+            rows = int(batch_size)
         self.settings = ConditionalSettings(self.samples, self.seed, rows)
         options: dict[str, Any] = {"sampler": sampler, "steps": steps}
         self.sampling_options = {name: value for name, value in options.items() if value is not None}
@@ -365,9 +372,9 @@ class HarnessModel(LM):  # type: ignore[misc]
     def _generate(self, rows: Sequence[Generation]) -> list[str]:
         starts = [len(self.bos)] * len(rows)
         canvas = make_canvas([row.ids for row in rows], self.model.fill_id, starts)
-        frames = self.model.run_sampler(canvas, rows[0].sampling, self.seed, rng_rows=[row.rng_row for row in rows])
-        filled = canvas.texts(last_frame(frames).ids)
-        return [self._text(row, ids) for row, ids in zip(rows, filled, strict=True)]
+        request = SampleRequest(rows[0].sampling, canvas=canvas)
+        run = self.model.plan(request, RowRng(self.seed, [row.rng_row for row in rows]))
+        return [self._text(row, ids) for row, ids in zip(rows, run.filled(), strict=True)]
 
     def _text(self, row: Generation, ids: list[int]) -> str:
         tokenizer = self.text_tokenizer
@@ -394,21 +401,6 @@ def run_harness(arguments: Sequence[str]) -> None:
         cli_evaluate()
     finally:
         sys.argv = argv
-
-
-def _rows_at_once(batch_size: int | str | None, max_batch_size: int | None) -> int | None:
-    """Rows per forward pass; None, from `auto`, is as many as fit a fixed number of tokens."""
-    if batch_size is None or str(batch_size).startswith("auto"):
-        return max_batch_size
-    if not str(batch_size).isdecimal() or int(batch_size) < 1:
-        raise UserError(f"batch_size {str(batch_size)!r:.60} must be auto or a whole number, at least 1")
-    return int(batch_size)
-
-
-def _positive(name: str, value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise UserError(f"{name} {str(value)!r:.60} must be positive, in nats; try 0.5")
 
 
 def _sum(blocks: Sequence[ConditionalNats]) -> ConditionalNats:

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from adlm import __version__
-from adlm.apps.judge.draw_samples import tokenizer_of
 from adlm.config.load import validate
 from adlm.data.sources.text_files import files_at
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.likelihood.estimate import Estimate, Nats, difference, summarize
-from adlm.likelihood.perplexity import PerplexitySettings, chosen_rows, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, chosen_rows, measure_nats
+from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.likelihood.text_sets import ReportProgress, TextSet, text_sets
 from adlm.methods import method_of
-from adlm.model_summary import ModelSummary, summarize_model
 from adlm.models.transformer import weights_sha256
+from adlm.samples_file import ModelSummary, summarize_model
 from adlm.tokens import load_tokenizer
 
 MIN_FREEDOM = 3
@@ -114,8 +113,9 @@ def measure_models(
     measured: dict[tuple[str, str], tuple[Nats, TextSet]] = {}
     journals: list[Path] = []
     for model, lm in models.items():
+        assert lm.tokenizer is not None  # with_tokenizer sees to it
         with text_sets(
-            selection.names, tokenizer_of(lm), lm.config.length, selection.packing, selection.split, report=report
+            selection.names, lm.tokenizer, lm.config.length, selection.packing, selection.split, report=report
         ) as texts:
             for text in texts:
                 journal = _journal_path(out, lm, text, settings)
@@ -145,6 +145,7 @@ def _row_key(text: TextSet) -> tuple[str, str, int]:
 
 
 def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySettings, nats: Nats) -> PerplexityResult:
+    assert lm.tokenizer is not None
     estimate: Estimate = summarize(nats)
     about = summarize_model(model, lm)
     trained_on_it = text.split == "train" and (
@@ -170,7 +171,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         length=text.rows.length,
         packing=text.packing,
         tokenizer=lm.config.tokenizer,
-        tokenizer_sha256=tokenizer_of(lm).sha256,
+        tokenizer_sha256=lm.tokenizer.sha256,
         estimator=settings.estimator_of(lm.method),
         samples=settings.replicates(lm.method),
         seed=settings.seed,

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.files import PLOT_METADATA, check_output, replacing
+from adlm.files import PLOT_METADATA, check_output, replacing, scan_metrics
 
 INK, GREY, PALE, WARNING = "#222222", "#8a8a8a", "#cfcfcf", "#a32020"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -456,8 +456,6 @@ NATS_LABEL = "nats per token, without the anchor term"
 
 def plot_runs(runs: Sequence[Path], report: Callable[[str], None] = lambda message: None) -> list[Path]:
     """Write curves.png and .svg into a run's folder; for several runs, comparison.png and .svg into the first's."""
-    from adlm.training.metrics import scan_metrics  # imports torch, which no other plot needs
-
     _require_matplotlib()
     curves: dict[str, Lines] = {}
     for run in runs:

@@ -3,7 +3,6 @@
 Loading one executes nothing: the code in the folder is ignored, and our own network is built from its config.json.
 """
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from adlm.config.load import from_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import read_json
-from adlm.hub import skip_unreachable_hub
+from adlm.hub import is_hub_name, skip_unreachable_hub
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
 
@@ -99,12 +98,6 @@ def _check_type(path: Path, model: str) -> dict[str, Any]:
             "model folder, a run, or a model exported by `adlm export`"
         )
     return raw
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether a name has the form owner/name of the hub, and `owner` is not a folder here."""
-    part = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
-    return re.fullmatch(f"{part}/{part}", name, re.ASCII) is not None and not Path(name).parent.exists()
 
 
 def download_model(name: str) -> Path:

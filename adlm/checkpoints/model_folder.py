@@ -22,7 +22,7 @@ from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import opened, refuse_taken, replacing_folder, write_file
 from adlm.methods import method_of
-from adlm.models.meta import on_meta
+from adlm.models.transformer import on_meta
 from adlm.tokens import Tokenizer, load_tokenizer
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.yaml", "tokenizer.json"

@@ -3,6 +3,11 @@
 It builds plain data, and a `TensorRecord` for each tensor. Objects of the other classes that released checkpoints
 contain (configs, tokenizers, counters) become an inert `ForeignObject` with the class name and the constructor's data;
 any other global is rejected. Opcode names are those of Python's pickletools.
+
+`torch.load(weights_only=True)` with stubs for those classes was tried instead (PyTorch 2.13). It is not as
+safe: it really calls the functions that it permits, and that list can be extended but not reduced, so a file of 400
+bytes that calls `bytearray(2**32)` takes four gigabytes before it can be rejected. It also needs every class by name in
+advance, reads all tensors at once, and would leave the checks of the archive (`torch_archive`) to be made before it.
 """
 
 import io

@@ -41,6 +41,8 @@ RENAMED = (
 NETWORKS = {"backbone": "anchor", "denoiser": "denoiser", "replica": "denoiser"}
 ROTARY = "rotary_emb.inv_freq"  # a constant that is saved there and computed here; it gives the width of a head
 PARAMETERIZATIONS = {"subs": "mdlm", "sedd": "sedd", "d3pm": "d3pm", "ar": "ar"}
+# Whether a released network is time-conditioned, and T of the methods of discrete time, unless the file's config says.
+RELEASED: dict[str, tuple[bool, int | None]] = {"sedd": (True, None), "d3pm": (True, 1000), "mdlm": (False, 0)}
 HINTS = ("parameterization", "T", "length", "time_conditioning", "name_or_path")
 MAX_CONFIG_NODES = 100_000
 MAX_SIZE = 2**24  # of a vocabulary, a width, a length
@@ -227,31 +229,23 @@ def to_model_folder(
         raise UserError("--weights ema: the file has no EMA weights; use --weights raw")
     chosen = published.weights if weights == "raw" or published.ema_weights is None else published.ema_weights
     name = method or published.method
-    hinted = published.hints.get("length")
+    hinted, hinted_times = published.hints.get("length"), published.hints.get("T")
+    time_conditioning, num_times = RELEASED.get(name, (False, None))
+    if isinstance(published.hints.get("time_conditioning"), bool):
+        time_conditioning = published.hints["time_conditioning"]
+    if num_times is not None and isinstance(hinted_times, int) and hinted_times > 0:
+        num_times = hinted_times
     config = Config(
         method=name,
         tokenizer="" if tokenizer is None else tokenizer.name,
         length=length or (hinted if isinstance(hinted, int) and hinted > 1 else Config.length),
         vocabulary=_choose_vocabulary(published, tokenizer, mask_id),
         schedule=Schedule(eps=1e-3),
-        time=Time(steps=_num_times(name, published.hints.get("T"))),
-        model=replace(published.model, time_conditioning=_is_time_conditioned(name, published.hints)),
+        time=Time(steps=num_times or 0),
+        model=replace(published.model, time_conditioning=time_conditioning),
         sampling=Sampling(nucleus="published"),
     )
     return ModelFolder(validate(config), chosen, tokenizer)
-
-
-def _is_time_conditioned(method: str, hints: Mapping[str, Any]) -> bool:
-    """As its config says; by default True for the released SEDD and D3PM, and False for the others."""
-    hinted = hints.get("time_conditioning")
-    return hinted if isinstance(hinted, bool) else method in ("sedd", "d3pm")
-
-
-def _num_times(method: str, hinted: Any) -> int:
-    """T of the discrete-time methods; the released D3PM has 1,000 steps."""
-    if method not in ("mdlm", "d3pm"):
-        return 0
-    return hinted if isinstance(hinted, int) and hinted > 0 else 1000 * (method == "d3pm")
 
 
 def _choose_vocabulary(published: PublishedCheckpoint, tokenizer: Tokenizer | None, mask_id: int | None) -> Vocabulary:

@@ -4,7 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import argcomplete
 from argcomplete.shell_integration import shellcode
@@ -13,10 +14,26 @@ from adlm.config.load import preset_titles
 from adlm.config.options import allowed_values, descriptions
 from adlm.data.sources.corpora import CORPORA
 from adlm.registry import SAMPLERS
+from adlm.request import Request, option
 
 
-def run(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(shellcode(["adlm"], shell=arguments.shell))
+@dataclass(frozen=True)
+class ShellCompletionRequest(Request):
+    """The options of `adlm completion`."""
+
+    example = """adlm completion bash > ~/.local/share/bash-completion/completions/adlm
+  adlm completion zsh > ~/.zfunc/_adlm         with `fpath+=~/.zfunc; autoload -Uz compinit; compinit` in ~/.zshrc
+  adlm completion fish > ~/.config/fish/completions/adlm.fish
+  eval "$(adlm completion bash)"               for this shell only
+
+Create the folder first if it does not exist, and open a new shell. The script asks adlm for the words, so it need not
+be written again after an update."""
+
+    shell: Literal["bash", "zsh", "fish"] = option("bash, zsh or fish", positional=True)
+
+
+def run(request: ShellCompletionRequest) -> int:
+    sys.stdout.write(shellcode(["adlm"], shell=request.shell))
     return 0
 
 

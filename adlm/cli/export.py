@@ -1,35 +1,60 @@
 """`adlm export`: write a model as a folder that Hugging Face transformers loads without adlm, and upload it."""
 
-import argparse
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from adlm.apps.export.folder import check_exportable, check_folder, export_model, push
 from adlm.config.load import BOX, BOX_FOLDER
 from adlm.errors import UserError, printable
-from adlm.language_model import load
-from adlm.models.transformer import num_parameters
+from adlm.request import Request, option
 
 
-def run(arguments: argparse.Namespace) -> int:
-    model = BOX_FOLDER if arguments.model == BOX else Path(arguments.model)
-    if arguments.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.push, re.ASCII):
-        raise UserError(f"--push {arguments.push} is not a repository on the hub; give OWNER/NAME")
-    check_folder(arguments.out, arguments.force, model)
-    lm = load(arguments.model)
+@dataclass(frozen=True)
+class ExportRequest(Request):
+    """The options of `adlm export`."""
+
+    example = "adlm export runs/own --to hf --out exported/own"
+
+    model: str = option(
+        "a model folder or run folder of method adlm, mdlm, ar or a2r\n"
+        "(default: box, the small model that comes with adlm)",
+        BOX,
+        positional=True,
+    )
+    to: Literal["hf"] = option("the format: hf, a folder for transformers", "hf")
+    out: Path = option("the folder to create", metavar="FOLDER")
+    force: bool = option("replace the folder of --out if it is an earlier export", False)
+    push: str | None = option(
+        "also upload the folder to this repository on the Hugging Face hub", None, metavar="OWNER/NAME"
+    )
+    private: bool = option("create the repository of --push as a private one", False)
+    json: bool = option("print JSON", False)
+
+
+def run(request: ExportRequest) -> int:
+    model = BOX_FOLDER if request.model == BOX else Path(request.model)
+    if request.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", request.push, re.ASCII):
+        raise UserError(f"--push {request.push} is not a repository on the hub; give OWNER/NAME")
+    from adlm.apps.export.folder import check_exportable, check_folder, export_model, push
+    from adlm.language_model import load
+    from adlm.models.transformer import num_parameters
+
+    check_folder(request.out, request.force, model)
+    lm = load(request.model)
     check_exportable(lm)
-    export_model(lm, model, arguments.out, arguments.push or arguments.out.name)
-    address = None if arguments.push is None else push(arguments.out, arguments.push, arguments.private)
+    export_model(lm, model, request.out, request.push or request.out.name)
+    address = None if request.push is None else push(request.out, request.push, request.private)
     report = {
-        "folder": str(arguments.out),
+        "folder": str(request.out),
         "method": lm.config.method,
         "parameters": num_parameters(lm.network),
-        "files": sorted(path.name for path in arguments.out.iterdir()),
+        "files": sorted(path.name for path in request.out.iterdir()),
         "pushed": address,
     }
-    lines = [f"{lm.config.method}, {report['parameters']:,} parameters, written to {arguments.out}"]
+    lines = [f"{lm.config.method}, {report['parameters']:,} parameters, written to {request.out}"]
     lines += [f"uploaded to {address}"] * (address is not None)
-    sys.stdout.write(f"{json.dumps(report)}\n" if arguments.json else printable("\n".join(lines) + "\n"))
+    sys.stdout.write(f"{json.dumps(report)}\n" if request.json else printable("\n".join(lines) + "\n"))
     return 0

@@ -1,113 +1,95 @@
 """`adlm judge`: evaluate a samples file and write a metric card that records how each metric was measured."""
 
-import argparse
 import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from adlm.apps.judge.card import (
-    Card,
-    comparability_labels,
-    make_output_folder,
-    read_card,
-    table_rows,
-    write_card,
-)
-from adlm.apps.judge.pipeline import make_card
-from adlm.apps.judge.request import METRICS, CardRequest
-from adlm.apps.paper.results import card_points
-from adlm.apps.plots import check_plot_path, plot_cards
+from adlm.apps.judge.card import Card, read_card, table_rows, write_card
+from adlm.apps.judge.inputs import read_inputs
+from adlm.apps.judge.settings import JudgeSettings
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
-from adlm.config.options import suggestion
-from adlm.distributed import process_group
 from adlm.errors import UserError, printable
+from adlm.files import check_output, reporting_os_errors
+from adlm.request import option
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class JudgeRequest(JudgeSettings):
+    """The options of `adlm judge`."""
+
+    example = """adlm judge samples.jsonl --reference prepared/owt --out cards/adlm-1024.json
+  adlm judge samples.jsonl --model runs/judge --reference prepared/own --features minilm --out cards/own.json
+  adlm judge samples.jsonl --metrics entropy,diversity
+  adlm judge --plot cards/*.json --out cards.png"""
+
+    files: tuple[Path, ...] = option(
+        "a file written by `adlm sample --out`; with --plot, cards", (), positional=True, metavar="SAMPLES"
+    )
+    out: Path | None = option(
+        "write the card; expensive intermediate results are cached next to it in judged/.\nwith --plot, the plot file",
+        None,
+    )
+    force: bool = option("replace a file that adlm did not write", False)
+    json: bool = option("print the card as one line of JSON", False)
+    plot: bool = option("plot perplexity against entropy and MAUVE against steps for several cards", False)
+
+
+def run(request: JudgeRequest) -> int:
+    if request.plot:
+        return _plot(request) if os.environ.get("RANK", "0") == "0" else 0
+    if len(request.files) != 1:
+        given = f"{len(request.files)} are" if request.files else "none is"
+        raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
+    names = (request.reference, request.model, request.features)  # names on the Hugging Face hub are harmless
+    read = [*request.files, *(request.given_features or ()), *(Path(name) for name in names if name)]
+    if request.out is not None:
+        with reporting_os_errors(request.out, f"--out {request.out} cannot be written"):
+            request.out.parent.mkdir(parents=True, exist_ok=True)
+    check_output(request.out, force=request.force, inputs=read)
+    inputs = read_inputs(request.files[0], request)
+    from adlm.apps.judge.pipeline import make_card
+    from adlm.distributed import process_group
+
+    cache = None if request.out is None else request.out.parent / "judged"
     with process_group(write_error) as is_rank_zero:
-        if not arguments.plot:
-            _judge(arguments, is_rank_zero)
-        elif is_rank_zero:
-            _plot(arguments)
+        try:
+            with Stages("texts", enabled=is_rank_zero) as stages:
+                card = make_card(inputs, cache, stages.update)
+        except KeyboardInterrupt:
+            if is_rank_zero:
+                saved = "progress is saved; rerun the same command to resume"
+                write_error(f"adlm: interrupted; {saved if cache else 'no progress is saved without --out'}")
+            raise
+        if card is None:
+            return 0
+        if request.out is not None:
+            write_card(card, request.out)
+        if request.json:
+            sys.stdout.write(f"{json.dumps(card, allow_nan=False)}\n")
+        else:
+            _print_card(card, request.out)
     return 0
 
 
-def _judge(arguments: argparse.Namespace, is_rank_zero: bool) -> None:
-    if len(arguments.samples) != 1:
-        given = f"{len(arguments.samples)} are" if arguments.samples else "none is"
-        raise UserError(f"adlm judge takes one samples file, and {given} given; `adlm sample --out FILE` writes one")
-    request = _request(arguments)
-    make_output_folder(arguments.out, arguments.force, _inputs(request))
-    cache = None if arguments.out is None else arguments.out.parent / "judged"
-    try:
-        with Stages("texts", enabled=is_rank_zero) as stages:
-            card = make_card(request, cache, stages.update)
-    except KeyboardInterrupt:
-        if is_rank_zero:
-            saved = "progress is saved; rerun the same command to resume"
-            write_error(f"adlm: interrupted; {saved if cache else 'no progress is saved without --out'}")
-        raise
-    if card is None:
-        return
-    if arguments.out is not None:
-        write_card(card, arguments.out)
-    if arguments.json:
-        sys.stdout.write(f"{json.dumps(card, allow_nan=False)}\n")
-    else:
-        _print_card(card, arguments.out)
-
-
-def _request(arguments: argparse.Namespace) -> CardRequest:
-    metrics = tuple(metric for metric in arguments.metrics.split(",") if metric)
-    for metric in metrics:
-        if metric not in METRICS:
-            raise UserError(f"--metrics: there is no metric {metric!r}{suggestion(metric, METRICS)}")
-    if not metrics:
-        raise UserError(f"--metrics is empty; give a subset of {','.join(METRICS)}")
-    return CardRequest(
-        samples=arguments.samples[0],
-        metrics=metrics,
-        reference=arguments.reference,
-        split=arguments.split,
-        field=arguments.field,
-        num_reference=arguments.num_reference,
-        reference_seed=arguments.reference_seed,
-        judge_reference=arguments.judge_reference,
-        model=arguments.model,
-        eos=arguments.eos,
-        start=arguments.start,
-        ids=arguments.ids,
-        max_tokens=arguments.max_tokens,
-        context=arguments.context,
-        features=arguments.features,
-        pooling=arguments.pooling,
-        given_features=None if arguments.given_features is None else tuple(arguments.given_features),
-        num_seeds=arguments.seeds,
-        clusters=arguments.clusters,
-        batch=arguments.batch,
-        device=arguments.device,
-    )
-
-
-def _inputs(request: CardRequest) -> list[Path]:
-    """The files and folders that may be read; names on the Hugging Face hub are included and harmless."""
-    names = (request.reference, request.model, request.features)
-    return [request.samples, *(request.given_features or ()), *(Path(name) for name in names if name)]
-
-
-def _plot(arguments: argparse.Namespace) -> None:
-    if not arguments.samples:
+def _plot(request: JudgeRequest) -> int:
+    if not request.files:
         raise UserError("--plot needs at least one card, and none is given")
-    if arguments.out is None:
+    if request.out is None:
         raise UserError("--plot needs --out FILE for the plot")
-    cards = {str(path): read_card(path) for path in arguments.samples}
-    check_plot_path(arguments.out, "--out", arguments.force, arguments.samples)
-    plot_cards(card_points(cards), arguments.out)
-    sys.stdout.write(f"{json.dumps(str(arguments.out)) if arguments.json else printable(str(arguments.out))}\n")
+    cards = {str(path): read_card(path) for path in request.files}
+    from adlm.apps.paper.results import card_points
+    from adlm.apps.plots import check_plot_path, plot_cards
+
+    check_plot_path(request.out, "--out", request.force, request.files)
+    plot_cards(card_points(cards), request.out)
+    sys.stdout.write(f"{json.dumps(str(request.out)) if request.json else printable(str(request.out))}\n")
+    return 0
 
 
 def _print_card(card: Card, out: Path | None) -> None:
@@ -119,8 +101,9 @@ def _print_card(card: Card, out: Path | None) -> None:
     for row in table_rows(card):
         table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
     console.print(table)
-    for label in comparability_labels(card):
-        console.print(label, style="yellow", soft_wrap=True)
+    for metric in ("perplexity", "mauve"):
+        if card.get(metric, {}).get("label"):
+            console.print(card[metric]["label"], style="yellow", soft_wrap=True)
     for note in card["notes"]:
         console.print(note, style="dim", soft_wrap=True)
     if out is not None:

@@ -2,9 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from adlm.cli.streams import write_error
 from adlm.errors import UserError
+from adlm.request import Request, option
 
 USER_ERRORS = (
     "Attempted to load model",
@@ -16,12 +18,34 @@ USER_ERRORS = (
 """Beginnings of exceptions by which the harness reports wrong arguments."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class LmEvalRequest(Request):
+    """The options of `adlm lm-eval`: those of the harness."""
+
+    example = """adlm lm-eval --model_args path=runs/own --tasks arc_easy,lambada_openai --output_path results
+  adlm lm-eval --model_args path=box --tasks sentence_ends --include_path examples/lm_eval
+  adlm lm-eval --model_args path=runs/own,samples=128,seed=1 --tasks hellaswag --limit 100
+  adlm lm-eval --model_args path=runs/own,sampler=confidence,steps=64 --tasks gsm8k --num_fewshot 2
+  adlm lm-eval ls tasks
+
+All arguments are those of `lm-eval` (see `lm-eval run --help`), and --model is adlm unless given. Arguments of the
+model, in --model_args:
+  path=FOLDER   a run folder or model folder
+  samples=K     masks per continuation, an even number (default: 64; ar and a2r need none)
+  target_stderr=E  more masks where the standard error is above E nats (default: none), up to max_samples (1024)
+  seed=S        seed of masks and generation (default: 0)
+  sampler=NAME  of generated text, and steps=T (default: the model's config)
+  length=L      tokens of context and continuation together (default: the model's length)"""
+
+    words: tuple[str, ...] = option("of lm-eval", (), positional=True, forwarded=True, metavar="ARGUMENTS")
+
+
+def run(request: LmEvalRequest) -> int:
     write_error("loading the lm-evaluation-harness and its tasks: 10 to 60 seconds")  # before imports that take long
     from adlm.apps.harness import run_harness  # here, so that --help needs no lm-eval
 
     try:
-        run_harness(with_defaults(arguments.forwarded))
+        run_harness(with_defaults(request.words))
     except BrokenPipeError:  # the reader of the output has closed it
         raise
     except ConnectionError as error:

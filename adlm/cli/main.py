@@ -7,6 +7,7 @@ SIGTERM.
 import argparse
 import errno
 import importlib
+import json
 import os
 import re
 import shlex
@@ -15,16 +16,17 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType, ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from adlm import __version__
-from adlm.cli.arguments import add_subcommand
+from adlm.cli.parser import Parser, add_command, is_forwarding, request_of
 from adlm.cli.streams import open_streams, silence, write_error
 from adlm.errors import UserError
 from adlm.files import reason
+from adlm.request import Request, json_schema
 
-# Every command, by purpose: its arguments are a module of adlm.cli.arguments, the command itself is the module of the
-# same name in adlm.cli. That one is imported after its arguments are parsed, since importing torch takes seconds.
+# Every command, by purpose. Its module in adlm.cli has run(request), whose annotation is the record of the options.
+# torch, which takes seconds, is imported inside run: help and wrong usage are quick.
 GROUPS = {
     "start": {
         "quickstart": "train and compare two small models, minutes on a CPU",
@@ -92,13 +94,6 @@ INTERRUPT_GRACE_PERIOD = 3.0
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse that raises UserError instead of printing usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-
 class MainParser(Parser):
     """The parser of `adlm` itself, whose help lists the commands by purpose."""
 
@@ -114,6 +109,7 @@ class MainParser(Parser):
             lines += ["", f"{group}:", *(f"  {name:{len('perplexity')}}  {line}" for name, line in commands.items())]
             lines += [f"  example: {EXAMPLES[group]}"]
         lines += ["", f"{self.prog} COMMAND --help explains a command, with examples; {self.prog} --version"]
+        lines += [f"{self.prog} COMMAND --help --json prints its options as a JSON schema"]
         return "\n".join(lines) + "\n"
 
 
@@ -221,17 +217,31 @@ def run(argv: Sequence[str]) -> int:
         meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
+    has_request = argv[0] in COMMANDS and argv[0] not in ("sample", "serve")  # these will have one
+    if has_request and "--json" in argv and {"--help", "-h"} & set(argv):
+        sys.stdout.write(f"{json.dumps(_schema(argv))}\n")
+        return 0
     arguments, rest = parser.parse_known_args(argv)
     takes_overrides = hasattr(arguments, "overrides")
-    if hasattr(arguments, "forwarded"):  # the options of another program
-        arguments.forwarded = list(argv[1:])
-    elif rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
-        arguments.overrides += rest  # overrides may also follow options
-    elif rest:
+    if rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
+        arguments.overrides = [*arguments.overrides, *rest]  # overrides may also follow options
+    elif rest and not is_forwarding(arguments):
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
     if argv[0] not in WITHOUT_TORCH:
         _check_virtual_memory()
-    return int(_import(argv[0]).run(arguments))
+    return int(_import(argv[0]).run(request_of(arguments, argv[1:])))
+
+
+def _schema(argv: Sequence[str]) -> Any:
+    """The JSON schema of the request of a command, or those of its subcommands by name."""
+    schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
+    return schemas.get("") or schemas.get(argv[1], schemas)
+
+
+def _requests(command: str) -> tuple[type[Request], ...]:
+    """The records that a command takes: one, or one for each subcommand."""
+    annotation = get_type_hints(_import(command).run)["request"]
+    return get_args(annotation) or (annotation,)
 
 
 def _check_virtual_memory() -> None:
@@ -253,15 +263,14 @@ def build_parser(argv: Sequence[str]) -> MainParser:
     parser.add_argument("--version", action="version", version=f"adlm {__version__}")
     for name, line in COMMANDS.items():
         if argv and argv[0] == name:
-            arguments = _import(name, "arguments.")
-            arguments.add_arguments(add_subcommand(parser.commands, name, line, arguments.EXAMPLE))
+            add_command(parser.commands, name, line, _requests(name))
         else:
             parser.commands.add_parser(name)
     return parser
 
 
-def _import(command: str, package: str = "") -> ModuleType:
-    return importlib.import_module(f"adlm.cli.{package}{MODULES.get(command, command)}")
+def _import(command: str) -> ModuleType:
+    return importlib.import_module(f"adlm.cli.{MODULES.get(command, command)}")
 
 
 def _refuse_arguments(command: argparse.ArgumentParser, rest: Sequence[str], takes_overrides: bool) -> NoReturn:

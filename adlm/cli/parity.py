@@ -3,12 +3,11 @@
 The comparison itself is one of the tests, tests/parity/comparison.py, and needs a clone of the repository.
 """
 
-import argparse
-import dataclasses
 import importlib.util
 import json
 import math
 import sys
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,22 @@ from rich.text import Text
 
 from adlm.cli.console import Console
 from adlm.errors import UserError
+from adlm.request import Request, option
 
 COMPARISON = Path(__file__).parents[2] / "tests" / "parity" / "comparison.py"
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class ParityRequest(Request):
+    """The options of `adlm parity`."""
+
+    example = "adlm parity tests/parity/golden"
+
+    folder: Path = option("folder with golden.json, its .npz arrays and .ckpt weights", positional=True)
+    json: bool = option("print JSON", False)
+
+
+def run(request: ParityRequest) -> int:
     if not COMPARISON.is_file():
         raise UserError(
             "adlm parity is part of the tests, which an installed package leaves out; run it in a clone of the "
@@ -33,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     assert spec.loader is not None
     comparison = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(comparison)
-    report = comparison.compare(arguments.folder)
-    if arguments.json:
-        rows = [{**dataclasses.asdict(row), "ok": row.ok} for row in report.rows]
+    report = comparison.compare(request.folder)
+    if request.json:
+        rows = [{**asdict(row), "ok": row.ok} for row in report.rows]
         for row in rows:
             row["error"] = row["error"] if math.isfinite(row["error"]) else None  # JSON has no NaN
         sys.stdout.write(f"{json.dumps({'ok': report.ok, 'rows': rows, 'unchecked': report.unchecked})}\n")

@@ -1,47 +1,121 @@
 """`adlm perplexity`: perplexity of models on texts, with standard errors, and differences between models."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from adlm import __version__
-from adlm.apps.perplexity import Difference, PerplexityResult, TextSelection, measure_models, with_tokenizer
-from adlm.checkpoints.model_folder import WEIGHTS
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX
-from adlm.distributed import local_device, process_group
+from adlm.config.schema import PackingName
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
-from adlm.language_model import load
-from adlm.likelihood.perplexity import PerplexitySettings, delete_journal
+from adlm.likelihood.names import (
+    AUTO,
+    BATCH_TOKENS,
+    BATCH_TOKENS_ON_GPU,
+    ESTIMATOR_LINES,
+    MAX_REPLICATES,
+    ZERO_SHOT,
+)
+from adlm.likelihood.text_sets import check_names
+from adlm.request import Request, narrow, option
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.perplexity import Difference, PerplexityResult
+
+WEIGHTS = ("model.safetensors", "model/model.safetensors")  # in a model folder, in a run folder
+MEASURING = "options for measuring a model"
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class MeasurementRequest(Request):
+    """How a model is measured: the options that `adlm perplexity` and `adlm reproduce` share."""
+
+    estimator: str = option(
+        "(default: auto; adlm reproduce measures with published too)",
+        AUTO,
+        group=MEASURING,
+        choices={AUTO: "any-order where it is valid, else nelbo", **ESTIMATOR_LINES},
+    )
+    packing: PackingName | None = option(
+        "(default: that of the text; of the paper for zero-shot and adlm reproduce)", None, group=MEASURING
+    )
+    samples: int = option(
+        "independent Monte Carlo replicates",
+        4,
+        group=MEASURING,
+        minimum=1,
+        maximum=MAX_REPLICATES,
+        remedy="4 to 64 are usual",
+    )
+    max_tokens: int | None = option(
+        "measure about N tokens, spread evenly over each text", None, group=MEASURING, minimum=1
+    )
+    tokenizer: str | None = option("tokenizer name, file or folder, for a model that has none", None, group=MEASURING)
+    seed: int = option("seed of the random numbers, the same for every model", 0, group=MEASURING, minimum=0)
+    batch: int | None = option(
+        f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
+        "does not change the results",
+        None,
+        group=MEASURING,
+        minimum=1,
+    )
+    device: str = option("auto, cuda or cpu (default: auto)", "auto", group=MEASURING)
+
+
+@dataclass(frozen=True)
+class PerplexityRequest(MeasurementRequest):
+    """The options of `adlm perplexity`."""
+
+    example = """adlm perplexity --data speech.txt --max-tokens 20000
+  adlm perplexity runs/quickstart/adlm runs/quickstart/mdlm --data speech.txt
+  adlm perplexity model.ckpt --tokenizer gpt2 --data zero-shot --samples 8 --out zero-shot.json
+  torchrun --nproc-per-node 8 -m adlm perplexity runs/own --data wikitext2 ptb --json"""
+
+    models: tuple[str, ...] = option(
+        "a model folder, run folder, owner/name on the hub, or .ckpt file (with --tokenizer)\n"
+        "(default: box, the small model that comes with adlm)",
+        (BOX,),
+        positional=True,
+    )
+    data: tuple[str, ...] = option(
+        "corpus names (adlm prepare --list), files, folders of texts, globs in quotes, prepared folders,\n"
+        f"or zero-shot: the paper's seven corpora ({', '.join(ZERO_SHOT)})",
+        metavar="DATA",
+    )
+    split: str = option("train, valid or test (default: as published, else valid)", "")
+    out: Path | None = option("write the results as JSON; rerun the same command to resume", None)
+    force: bool = option("replace a file that adlm did not write", False)
+    json: bool = option("print JSON", False)
+
+
+def run(request: PerplexityRequest) -> int:
+    for name in request.data:
+        if name == BOX or any((Path(name) / file).is_file() for file in WEIGHTS):
+            raise UserError(f"--data {name} is a model; write models before --data and texts after it")
+    inputs = [Path(name) for name in (*request.models, *request.data, request.tokenizer) if name]
+    check_output(request.out, force=request.force, inputs=inputs)
+    check_names(request.data)
+    from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
+    from adlm.distributed import local_device, process_group
+    from adlm.language_model import load
+    from adlm.likelihood.measurement import PerplexitySettings, delete_journal
+
     with process_group(write_error) as is_rank_zero:
-        device = local_device(arguments.device)
-        settings = PerplexitySettings(
-            arguments.estimator,
-            arguments.samples,
-            arguments.seed,
-            arguments.batch,
-            arguments.max_tokens,
-        )
-        for name in arguments.data:
-            if name == BOX or any((Path(name) / file).is_file() for file in (WEIGHTS, f"model/{WEIGHTS}")):
-                raise UserError(f"--data {name} is a model; write models before --data and texts after it")
-        inputs = [*arguments.models, *arguments.data, *([arguments.tokenizer] * (arguments.tokenizer is not None))]
-        check_output(arguments.out, force=arguments.force, inputs=map(Path, inputs))
-        models = {name: with_tokenizer(load(name, str(device)), arguments.tokenizer, name) for name in arguments.models}
-        texts = TextSelection(tuple(arguments.data), arguments.packing, arguments.split)
+        device = local_device(request.device)
+        models = {name: with_tokenizer(load(name, str(device)), request.tokenizer, name) for name in request.models}
+        texts = TextSelection(request.data, request.packing or "", request.split)
+        settings = narrow(request, PerplexitySettings)
         with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
-            measured = measure_models(models, texts, settings, arguments.out, stages.update)
+            measured = measure_models(models, texts, settings, request.out, stages.update)
         if not is_rank_zero:
             return 0
         report = {
@@ -49,18 +123,18 @@ def run(arguments: argparse.Namespace) -> int:
             "figures": [asdict(result) for result in measured.results],
             "differences": [asdict(each) for each in measured.differences],
         }
-        if arguments.out is not None:
-            write_file(arguments.out, json.dumps(report, indent=1))
+        if request.out is not None:
+            write_file(request.out, json.dumps(report, indent=1))
             for journal in measured.journals:
                 delete_journal(journal)
-        if arguments.json:
+        if request.json:
             sys.stdout.write(json.dumps(report) + "\n")
         else:
             _print_results(measured.results, measured.differences)
     return 0
 
 
-def _print_results(results: list[PerplexityResult], differences: list[Difference]) -> None:
+def _print_results(results: list["PerplexityResult"], differences: list["Difference"]) -> None:
     console = Console()
     columns = ("nats per token", "bits", "perplexity", "+- Monte Carlo", "+- documents", "tokens", "documents")
     table = Table("model", "text", *columns, box=None)
@@ -100,7 +174,7 @@ def _format_number(value: float) -> str:
     return f"{value:.3f}" if value < 1e5 else f"{value:.3e}"
 
 
-def _format_settings(results: list[PerplexityResult]) -> Iterator[str]:
+def _format_settings(results: list["PerplexityResult"]) -> Iterator[str]:
     """The evaluation settings; where they differ between results, prefixed by the models and texts they apply to."""
     by_settings: dict[str, list[PerplexityResult]] = {}
     for result in results:
@@ -114,7 +188,7 @@ def _format_settings(results: list[PerplexityResult]) -> Iterator[str]:
         yield settings if len(by_settings) == 1 else f"{', '.join(_format_models(group, results))}: {settings}"
 
 
-def _format_models(group: list[PerplexityResult], results: list[PerplexityResult]) -> Iterator[str]:
+def _format_models(group: list["PerplexityResult"], results: list["PerplexityResult"]) -> Iterator[str]:
     """The models of a group of results, each with its texts unless the group has all of the model's texts."""
     for model in dict.fromkeys(result.model for result in group):
         texts, all_texts = ([result.data for result in each if result.model == model] for each in (group, results))

@@ -1,13 +1,13 @@
 """`adlm prepare`: tokenize text into a prepared folder for training and evaluation."""
 
-import argparse
 import codecs
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,6 +22,7 @@ from adlm.data.prepare.prepared import Prepared, open_prepared
 from adlm.data.rows.packing import Rows
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError, printable
+from adlm.request import Request, option
 from adlm.tokens import Tokenizer
 
 if TYPE_CHECKING:  # --inspect imports torch, which takes seconds; nothing else here does
@@ -34,35 +35,63 @@ NUM_SHOWN_TOKENS = 160  # of each row
 FIELD_WIDTH = 10  # of "question" and the other names of a problem's parts
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.list:
-        return _list(arguments.json)
-    if arguments.out is None:
+@dataclass(frozen=True)
+class PrepareRequest(Request):
+    """The options of `adlm prepare`."""
+
+    example = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
+  adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
+
+    overrides: tuple[str, ...] = option(
+        "data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
+        "and other config options, or a preset (see adlm presets --explain)",
+        (),
+        positional=True,
+    )
+    out: Path | None = option("the prepared folder to create, or an existing one with --inspect", None, metavar="DIR")
+    inspect: bool = option(
+        "show example rows, document lengths, token frequencies and anchors;\n"
+        "of reasoning problems also steps, labels and what each slot is trained towards",
+        False,
+    )
+    list: bool = option("list the named corpora", False)
+    json: bool = option("print JSON", False)
+
+
+def run(request: PrepareRequest) -> int:
+    if request.list:
+        titles = {name: corpus.title for name, corpus in CORPORA.items()}
+        width = max(map(len, titles))
+        text = "".join(f"{name:{width}}  {title}\n" for name, title in titles.items())
+        sys.stdout.write(f"{json.dumps(titles)}\n" if request.json else text)
+        return 0
+    if request.out is None:
         raise UserError("--out is not given; add --out DIR for the prepared folder")
     started = time.monotonic()
-    config = resolve(arguments.overrides)
+    config = resolve(request.overrides)
     if any(getattr(config.data, option) for option in SOURCES):
-        outcome = _prepare(config, arguments)
+        outcome = _prepare(config, request.out)
         prepared, how, missing, notes = outcome.prepared, outcome.how, outcome.missing, outcome.notes
-    elif arguments.inspect:
-        prepared, how, missing, notes = _open(config, arguments), "opened", (), ()
+    elif request.inspect:
+        prepared, how, missing, notes = _open(config, request.out, request.overrides), "opened", (), ()
     else:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
     report["notes"] = list(notes)
     if how != "opened":
         report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
-    if arguments.inspect:
-        return _inspect(config, prepared, report, arguments.json)
-    if arguments.json:
+    print_examples = _inspect(config, prepared, report) if request.inspect else lambda console: None
+    if request.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
     else:
-        _print_report(Console(), report)
+        console = Console()
+        _print_report(console, report)
+        print_examples(console)
     return 0
 
 
-def _inspect(config: Config, prepared: Prepared, report: dict[str, Any], as_json: bool) -> int:
-    """The report, and statistics, example rows and reasoning problems of every split."""
+def _inspect(config: Config, prepared: Prepared, report: dict[str, Any]) -> Callable[[Console], None]:
+    """Add the statistics and reasoning problems of every split to the report; returns what prints them."""
     from adlm.data.rows.anchor_rules import anchor_rule, describe_rule
     from adlm.data.rows.statistics import statistics_of, symbol_statistics
 
@@ -76,28 +105,18 @@ def _inspect(config: Config, prepared: Prepared, report: dict[str, Any], as_json
     report["notes"] += notes
     report["statistics"] = {split: asdict(found) for split, found in statistics.items()}
     report["problems"] = {split: asdict(found) for split, found in problems.items()}
-    if as_json:
-        sys.stdout.write(f"{json.dumps(report)}\n")
-        return 0
-    console = Console()
-    _print_report(console, report)
-    for split, found in statistics.items():
-        num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
-        _print_examples(console, prepared, split, found, rule, describe_rule(config.anchor), num_rows)
-        if split in problems:
-            _print_problems(console, problems[split], report["splits"][split]["documents"])
-    return 0
+
+    def print_examples(console: Console) -> None:
+        for split, found in statistics.items():
+            num_rows = 1 if split in problems else NUM_SHOWN_ROWS  # the rows of problems are the problems
+            _print_examples(console, prepared, split, found, rule, describe_rule(config.anchor), num_rows)
+            if split in problems:
+                _print_problems(console, problems[split], report["splits"][split]["documents"])
+
+    return print_examples
 
 
-def _list(as_json: bool) -> int:
-    titles = {name: corpus.title for name, corpus in CORPORA.items()}
-    width = max(map(len, titles))
-    text = "".join(f"{name:{width}}  {title}\n" for name, title in titles.items())
-    sys.stdout.write(f"{json.dumps(titles)}\n" if as_json else text)
-    return 0
-
-
-def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
+def _prepare(config: Config, out: Path) -> PrepareOutcome:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,18 +134,18 @@ def _prepare(config: Config, arguments: argparse.Namespace) -> PrepareOutcome:
             bar.update(task, completed=progress.bytes_read, total=total, rate=rate, tokens=progress.tokens)
 
         try:
-            return prepare(config, arguments.out, show)
+            return prepare(config, out, show)
         except KeyboardInterrupt:
             bar.stop()
             sys.stderr.write("adlm: interrupted; rerun the same command to resume\n")
             raise
 
 
-def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
+def _open(config: Config, out: Path, overrides: Sequence[str]) -> Prepared:
     """An existing prepared folder, with its own row length and packing unless the command line overrides them."""
-    prepared = open_prepared(arguments.out)
+    prepared = open_prepared(out)
     fields = {"length": ("length", config.length), "data.packing": ("packing", config.data.packing)}
-    given = {override.partition("=")[0] for override in arguments.overrides}
+    given = {override.partition("=")[0] for override in overrides}
     view = dict(entry for option, entry in fields.items() if option in given and entry[1])
     return replace(prepared, manifest={**prepared.manifest, **view})
 
@@ -134,7 +153,7 @@ def _open(config: Config, arguments: argparse.Namespace) -> Prepared:
 def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dict[str, "InspectedProblems"], list[str]]:
     """The reasoning problems of each split, where the source has any; else, where the folder has any, a note."""
     from adlm.apps.reasoning.inspection import inspect_problems
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+    from adlm.apps.reasoning.problems import problem_sets
 
     source = prepared.manifest["source"]
     if how == "opened":
@@ -142,8 +161,8 @@ def _inspect_problems(config: Config, prepared: Prepared, how: str) -> tuple[dic
             "labels and slots are shown when the source is named: repeat the command that prepared the folder "
             f"(data={source} ...) with --inspect"
         )
-        return {}, [note] if source in ANCHOR_LABELS else []
-    if config.data.name not in ANCHOR_LABELS:
+        return {}, [note] if source in problem_sets() else []
+    if config.data.name not in problem_sets():
         return {}, []
     try:
         return inspect_problems(config, prepared.tokenizer, prepared.splits), []
@@ -223,7 +242,14 @@ def _print_examples(
     num_rows: int,
 ) -> None:
     rows, tokenizer = prepared.rows(split), prepared.tokenizer
-    console.print(Text.assemble("\n", (split, "bold"), f": {_format_statistics(statistics, rule_in_words)}"))
+    shortest, tenth, median, ninetieth, longest = statistics.document_lengths
+    line = (
+        f": {statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% "
+        f"between {tenth:,} and {ninetieth:,}), {statistics.distinct:,} distinct ids in {statistics.sampled_tokens:,} "
+        f"sampled tokens; {statistics.anchors:.1%} are anchors ({rule_in_words}), {statistics.padding:.1%} of the rows "
+        "are padding"
+    )
+    console.print(Text.assemble("\n", (split, "bold"), line))
     frequent = Text("most frequent: ")
     for index, share in statistics.most_frequent:
         frequent.append(repr(tokenizer.decode([index])), style="cyan")
@@ -236,16 +262,6 @@ def _print_examples(
     for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
         console.print(_highlight(rows, row, prepared, rule, braces))
-
-
-def _format_statistics(statistics: "Statistics", rule_in_words: str) -> str:
-    shortest, tenth, median, ninetieth, longest = statistics.document_lengths
-    return (
-        f"{statistics.num_documents:,} documents of {shortest:,} to {longest:,} tokens (median {median:,}, 80% between "
-        f"{tenth:,} and {ninetieth:,}), {statistics.distinct:,} distinct ids in {statistics.sampled_tokens:,} sampled "
-        f"tokens; {statistics.anchors:.1%} are anchors ({rule_in_words}), {statistics.padding:.1%} of the rows are "
-        "padding"
-    )
 
 
 def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:

@@ -1,47 +1,62 @@
 """`adlm quickstart`: show the model in the box, train two small models and compare them, in minutes on a CPU."""
 
-import argparse
 import json
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from adlm.apps.quickstart.recipe import quickstart
-from adlm.apps.quickstart.report import BoxTexts, QuickstartReport
-from adlm.canvas import HOLE
 from adlm.cli.console import Console
 from adlm.cli.train import TrainReporter
+from adlm.request import Request, option
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.quickstart.report import BoxTexts, QuickstartReport
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class QuickstartRequest(Request):
+    """The options of `adlm quickstart`."""
+
+    example = """adlm quickstart --out runs/quickstart                       State of the Union speeches
+  adlm quickstart data.path=book.txt --out runs/book           your own text"""
+
+    overrides: tuple[str, ...] = option("option=value for both models, such as train.steps=2000", (), positional=True)
+    out: Path = option("output folder", Path("runs/quickstart"), metavar="DIR")
+    json: bool = option("print JSON", False)
+
+
+def run(request: QuickstartRequest) -> int:
+    from adlm.apps.quickstart.recipe import quickstart
+
     console = Console(stderr=True)
 
     def print_stage(message: str) -> None:
         console.print(message, style="bold")
 
-    def print_box(box: BoxTexts) -> None:
+    def print_box(box: "BoxTexts") -> None:
         print_stage(f"the model in the box, which needs no training ({box.seconds:.0f} s)")
         console.print(Panel.fit(Text(box.sample), title="sample", title_align="left", border_style="dim"))
         console.print(_given_and_infilled(box.canvas, box.infilled))
 
     try:
-        report = quickstart(arguments.overrides, arguments.out, print_box, print_stage, TrainReporter)
+        report = quickstart(list(request.overrides), request.out, print_box, print_stage, TrainReporter)
     except KeyboardInterrupt:
         sys.stderr.write("adlm: interrupted; progress is saved, rerun the same command to resume\n")
         raise
-    if arguments.json:
+    if request.json:
         sys.stdout.write(f"{json.dumps(asdict(report))}\n")
     else:
-        _print_report(Console(), report, arguments.out)
+        _print_report(Console(), report, request.out)
     return 0
 
 
-def _print_report(console: Console, report: QuickstartReport, out: Path) -> None:
+def _print_report(console: Console, report: "QuickstartReport", out: Path) -> None:
     table = Table("", "bound, nats per token", "perplexity", "parameters", "training", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -59,5 +74,7 @@ def _print_report(console: Console, report: QuickstartReport, out: Path) -> None
 
 
 def _given_and_infilled(canvas: str, infilled: str) -> Text:
+    from adlm.canvas import HOLE
+
     blanks = HOLE.sub(lambda hole: "_" * int(hole[1]), canvas)
     return Text(f"given     {blanks}\ninfilled  {infilled}")

@@ -1,13 +1,12 @@
 """`adlm reason`: fine-tune a causal language model to solve problems, evaluate it, and watch it solve one problem."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -17,62 +16,111 @@ from adlm.cli.train import resolve_run, run_folder_of, train_and_report
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import check_output, file_sha256, replacing
+from adlm.request import Request, option
 
 if TYPE_CHECKING:  # importing torch takes seconds
+    from adlm.apps.reasoning.problems import Problem, Problems
     from adlm.apps.reasoning.solve import Score, Solution, Solver
-    from adlm.data.reasoning.problem import Problem
-    from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
-
-    Problems = ProblemFile | GeneratedProblems
 
 
-def run(arguments: argparse.Namespace) -> int:
-    actions = {"train": _train, "eval": _evaluate, "show": _show}
-    return actions[arguments.action](arguments)
+@dataclass(frozen=True)
+class ReasonTrainRequest(Request):
+    """Train or resume a run."""
+
+    action = "train"
+    example = """adlm reason train prosqa/small --out runs/prosqa
+  adlm reason train prosqa/gpt2 reason.method=coconut --out runs/coconut"""
+
+    overrides: tuple[str, ...] = option("a preset such as prosqa/small, then option=value", (), positional=True)
+    out: Path | None = option("run folder (default: runs/PRESET)", None, metavar="RUN")
+    json: bool = option("print the result as one line of JSON", False)
 
 
-def _train(arguments: argparse.Namespace) -> int:
-    steps = next((override for override in arguments.overrides if override.startswith("train.steps=")), None)
+@dataclass(frozen=True)
+class ProblemsRequest(Request):
+    """A model, and the problems that it solves."""
+
+    model: Path = option("a run or model folder of adlm reason train", positional=True)
+    data: str | None = option(
+        "gsm8k, prosqa or prontoqa (in data.root or ADLM_DATA), or a file of problems; default: as trained",
+        None,
+        metavar="NAME_OR_FILE",
+    )
+    root: str | None = option("folder of the corpora (default: as trained, else ADLM_DATA)", None, metavar="DIR")
+    split: Literal["test", "valid", "train"] = option("the part of the data", "test")
+    device: str = option("auto, cuda or cpu (default: auto)", "auto")
+
+
+@dataclass(frozen=True)
+class ReasonEvalRequest(ProblemsRequest):
+    """Measure exact-match accuracy on a set of problems."""
+
+    action = "eval"
+    example = "adlm reason eval runs/prosqa --data prosqa --out answers.jsonl"
+
+    limit: int | None = option("solve the first N problems only", None, minimum=1)
+    slots: tuple[int, ...] = option(
+        "numbers of slots to evaluate (default: of the last stage)", (), minimum=0, maximum=1000
+    )
+    out: Path | None = option("write every answer as a line of JSON", None)
+    force: bool = option("replace an existing FILE", False)
+    json: bool = option("print the result as one line of JSON", False)
+
+
+@dataclass(frozen=True)
+class ReasonShowRequest(ProblemsRequest):
+    """Show one problem being solved: slots, their labels, the answer."""
+
+    action = "show"
+    example = "adlm reason show runs/prosqa --data prosqa --problem 7"
+
+    problem: int = option("which problem, from 1 on", 1)
+    json: bool = option("print JSON", False)
+
+
+def run(request: ReasonTrainRequest | ReasonEvalRequest | ReasonShowRequest) -> int:
+    if isinstance(request, ReasonTrainRequest):
+        return _train(request)
+    return _evaluate(request) if isinstance(request, ReasonEvalRequest) else _show(request)
+
+
+def _train(request: ReasonTrainRequest) -> int:
+    steps = next((override for override in request.overrides if override.startswith("train.steps=")), None)
     if steps is not None:
         raise UserError(f"{steps}: reason.epochs and the number of problems decide the steps; give reason.epochs")
-    out = run_folder_of(arguments.overrides, arguments.out)
-    config = resolve_run(arguments.overrides, out)
+    out = run_folder_of(request.overrides, request.out)
+    config = resolve_run(request.overrides, out)
     from adlm.apps.reasoning.training import open_reasoning_task, with_steps
 
-    return train_and_report(with_steps(config), out, open_reasoning_task, arguments.json)
+    return train_and_report(with_steps(config), out, open_reasoning_task, request.json)
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-    if arguments.limit is not None and arguments.limit < 1:
-        raise UserError(f"--limit {arguments.limit} must be at least 1")
-    for num in arguments.slots or ():
-        if not 0 <= num <= 1000:
-            raise UserError(f"--slots {num} must be from 0 to 1000")
-    solver, name, part, problems = _open(arguments)
-    if arguments.slots and solver.method.slots == "none":
-        raise UserError(f"--slots {arguments.slots[0]}: {solver.reason.method} has no slots; leave it out")
-    check_output(arguments.out, force=arguments.force, inputs=[part.path] if part.path else [])
+def _evaluate(request: ReasonEvalRequest) -> int:
+    solver, name, part, problems = _open(request)
+    if request.slots and solver.method.slots == "none":
+        raise UserError(f"--slots {request.slots[0]}: {solver.reason.method} has no slots; leave it out")
+    check_output(request.out, force=request.force, inputs=[part.path] if part.path else [])
     from adlm.apps.reasoning.solve import score
 
-    problems = problems[: arguments.limit]
+    problems = problems[: request.limit]
     results = []
     with ExitStack() as stack:
         file = None
-        if arguments.out is not None:
-            file = stack.enter_context(stack.enter_context(replacing(arguments.out)).open("w", encoding="utf-8"))
-        for num_slots in arguments.slots or [solver.last_stage.slots]:
+        if request.out is not None:
+            file = stack.enter_context(stack.enter_context(replacing(request.out)).open("w", encoding="utf-8"))
+        for num_slots in request.slots or [solver.last_stage.slots]:
             solutions = _solve(solver, problems, num_slots, name)
             results.append(_result(solver, name, part, num_slots, score(solutions)))
             if file is not None:
                 file.writelines(f"{json.dumps(_line(solution, num_slots))}\n" for solution in solutions)
-    if arguments.json:
+    if request.json:
         sys.stdout.write(f"{json.dumps(results[0] if len(results) == 1 else results)}\n")
         return 0
     console = Console()
     for result in results:
         _print_result(console, result)
-    if arguments.out is not None:
-        console.print(f"answers: {arguments.out}", style="dim")
+    if request.out is not None:
+        console.print(f"answers: {request.out}", style="dim")
     return 0
 
 
@@ -88,37 +136,36 @@ def _solve(solver: "Solver", problems: Sequence["Problem"], num_slots: int, name
     return solutions
 
 
-def _open(arguments: argparse.Namespace) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
+def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
     """The model, the name of the corpus, where the problems are from, and the problems."""
     from adlm.apps.reasoning.solve import load_solver
     from adlm.distributed import device_of
 
-    solver = load_solver(arguments.model, device_of(arguments.device))
-    name, part = _problems(solver.config, arguments.data or solver.config.data.name, arguments)
+    solver = load_solver(request.model, device_of(request.device))
+    name, part = _problems(solver.config, request.data or solver.config.data.name, request)
     problems = list(part.problems())
     if not problems:
-        raise UserError(f"--data {arguments.data or name}: there is no problem in it")
+        raise UserError(f"--data {request.data or name}: there is no problem in it")
     return solver, name, part, problems
 
 
-def _problems(config: Config, data: str, arguments: argparse.Namespace) -> tuple[str, "Problems"]:
-    from adlm.apps.reasoning.rows import ANCHOR_LABELS
+def _problems(config: Config, data: str, request: ProblemsRequest) -> tuple[str, "Problems"]:
+    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
     from adlm.apps.reasoning.training import problem_parts
-    from adlm.data.sources.problem_files import READERS, ProblemFile
 
-    if data not in ANCHOR_LABELS:
-        file = Path(data)
-        if file.suffix not in READERS or not file.is_file():
-            names, forms = ", ".join(ANCHOR_LABELS), ", ".join(READERS)
+    if data not in problem_sets():
+        file, readers = Path(data), problem_set(config.data.name).readers
+        if file.suffix not in readers or not file.is_file():
+            names, forms = ", ".join(problem_sets()), ", ".join(readers)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
-        return config.data.name, ProblemFile(file, file.name, arguments.split)
+        return config.data.name, ProblemFile(file, file.name, request.split, readers)
     trained_on = config.data.root if Path(config.data.root).is_dir() else ""
     num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
-    section = replace(config.data, name=data, problems=num, root=arguments.root or trained_on)
+    section = replace(config.data, name=data, problems=num, root=request.root or trained_on)
     parts = problem_parts(replace(config, data=section))
-    if arguments.split not in parts:
-        raise UserError(f"--split {arguments.split}: {data} has {', '.join(parts)} only")
-    return data, parts[arguments.split]
+    if request.split not in parts:
+        raise UserError(f"--split {request.split}: {data} has {', '.join(parts)} only")
+    return data, parts[request.split]
 
 
 def _result(solver: "Solver", name: str, part: "Problems", num_slots: int, found: "Score") -> dict[str, Any]:
@@ -169,17 +216,17 @@ def _print_result(console: Console, result: dict[str, Any]) -> None:
         console.print(f"labels predicted, from the first on: {' '.join(shares)}", style="dim")
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    solver, name, part, problems = _open(arguments)
-    if not 1 <= arguments.problem <= len(problems):
-        raise UserError(f"--problem {arguments.problem} must be from 1 to {len(problems)}")
-    [solution] = solver.solve([problems[arguments.problem - 1]], data=name)
-    if arguments.json:
+def _show(request: ReasonShowRequest) -> int:
+    solver, name, part, problems = _open(request)
+    if not 1 <= request.problem <= len(problems):
+        raise UserError(f"--problem {request.problem} must be from 1 to {len(problems)}")
+    [solution] = solver.solve([problems[request.problem - 1]], data=name)
+    if request.json:
         line = _line(solution, solver.last_stage.slots)
         sys.stdout.write(f"{json.dumps({**line, 'steps': solution.problem.steps, 'slots': solution.slots})}\n")
         return 0
     console = Console()
-    console.print(Text(f"problem {arguments.problem} of {part.name}", style="dim"))
+    console.print(Text(f"problem {request.problem} of {part.name}", style="dim"))
     console.print(Text(solution.problem.question))
     for step in solution.problem.steps:
         console.print(Text(f"  {step}", style="dim"))

@@ -1,10 +1,11 @@
 """`adlm reproduce`: compare models with a table of the paper: differences, standard errors and caveats."""
 
-import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ from adlm import __version__
 from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
-from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
+from adlm.cli.perplexity import MEASURING, MeasurementRequest
 from adlm.cli.streams import write_error
-from adlm.config.options import suggestion
-from adlm.distributed import local_device, process_group
 from adlm.errors import UserError, printable
 from adlm.files import check_output, write_file
-from adlm.language_model import load
-from adlm.likelihood.perplexity import PerplexitySettings, delete_journal
+from adlm.likelihood.text_sets import check_names
+from adlm.request import narrow, option
 
 EVALUATION_ERROR_ONLY = "our standard errors cover the evaluation only, not the variance between training runs"
 COLUMNS = ("row", "of", "published", "model", "ours", "±", "difference", "in errors", "verdict")
@@ -31,37 +30,74 @@ NAMES = {"monte_carlo": "Monte Carlo"}
 STYLES = {"agrees": "green", "differs": "red", "undecided": "yellow", "not comparable": "dim", "missing": "dim"}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    table = _table(arguments.table)
-    rows = _rows(arguments.row, len(arguments.models), table)
-    inputs = [Path(name) for name in (*arguments.models, *(arguments.data or ()), arguments.tokenizer) if name]
-    check_output(arguments.out, force=arguments.force, inputs=inputs)
-    if arguments.plot is not None:
-        check_plot_path(arguments.plot, "--plot", arguments.force, inputs)
-    if arguments.plot is not None and arguments.out is not None and arguments.plot.resolve() == arguments.out.resolve():
-        raise UserError(f"--out and --plot are both {arguments.out}; give two different files")
-    with process_group(write_error) as is_rank_zero:
+@dataclass(frozen=True)
+class ReproduceRequest(MeasurementRequest):
+    """The options of `adlm reproduce`."""
+
+    example = """adlm reproduce owt-ppl                                        print the published table
+  adlm reproduce owt-ppl model.ckpt --tokenizer gpt2 --row adlm-262B --out owt.json --plot owt.svg
+  adlm reproduce zero-shot zero-shot.json --row adlm-524B --markdown
+  adlm reproduce generation cards/*.json"""
+
+    table: str = option(choices={name: table.title for name, table in TABLES.items()}, positional=True, metavar="TABLE")
+    models: tuple[str, ...] = option(
+        "model folders, run folders, names on the hub or .ckpt files (with --tokenizer) to measure, or\n"
+        "JSON results of `adlm perplexity --out` and `adlm judge --out`",
+        (),
+        positional=True,
+    )
+    row: tuple[str, ...] = option("row of the table: once for all models, or once per model", (), repeated=True)
+    markdown: bool = option("print a Markdown table", False)
+    force: bool = option("replace files that adlm did not write", False)
+    json: bool = option("print JSON", False)
+    out: Path | None = option("write the comparison as JSON; rerun the same command to resume", None)
+    plot: Path | None = option("plot published and measured values with error bars (.png, .svg, .pdf)", None)
+    data: tuple[str, ...] = option(
+        "the table's texts, such as a prepared folder (default: the corpora by name)",
+        (),
+        group=MEASURING,
+        metavar="DATA",
+    )
+
+
+def run(request: ReproduceRequest) -> int:
+    table = TABLES[request.table]
+    rows = _rows(request.row, len(request.models), table)
+    inputs = [Path(name) for name in (*request.models, *request.data, request.tokenizer) if name]
+    check_output(request.out, force=request.force, inputs=inputs)
+    if request.plot is not None:
+        check_plot_path(request.plot, "--plot", request.force, inputs)
+    if request.plot is not None and request.out is not None and request.plot.resolve() == request.out.resolve():
+        raise UserError(f"--out and --plot are both {request.out}; give two different files")
+    is_measured = [_is_measured(model, table) for model in request.models]
+    check_names(request.data)
+    group: AbstractContextManager[bool] = nullcontext(True)
+    if any(is_measured) or "WORLD_SIZE" in os.environ:
+        from adlm.distributed import process_group
+
+        group = process_group(write_error)
+    with group as is_rank_zero:
         results_and_rows: list[tuple[list[Result], str]] = []
         journals: list[Path] = []
-        for model, row in zip(arguments.models, rows, strict=True):
-            results, new_journals = _read_or_measure(model, table, arguments, is_rank_zero)
-            results_and_rows += _group_by_model(results, row)
-            journals += new_journals
-        comparisons = compare_with_table(table, results_and_rows)
+        for model, row, measured in zip(request.models, rows, is_measured, strict=True):
+            if measured:
+                figures, new_journals = _measure(model, table, request, is_rank_zero)
+                content: Any = {"adlm": __version__, "figures": figures}
+                journals += new_journals
+            else:
+                content = read_results(Path(model))
+            results_and_rows += _group_by_model(results_of(content, table, model), row)
         if is_rank_zero:
-            _write_report(table, comparisons, arguments)
+            _write_report(table, compare_with_table(table, results_and_rows), request)
+        if is_rank_zero and journals:
+            from adlm.likelihood.measurement import delete_journal
+
             for journal in journals:
                 delete_journal(journal)
     return 0
 
 
-def _table(name: str) -> PublishedTable:
-    if name not in TABLES:
-        raise UserError(f"there is no table {name!r}{suggestion(name, TABLES)} (there are {', '.join(TABLES)})")
-    return TABLES[name]
-
-
-def _rows(requested: list[str], num_models: int, table: PublishedTable) -> list[str]:
+def _rows(requested: Sequence[str], num_models: int, table: PublishedTable) -> Sequence[str]:
     """The row for every model, empty if --row is not given."""
     for row in requested:
         named_row(table, row)  # raises if there is none
@@ -69,16 +105,14 @@ def _rows(requested: list[str], num_models: int, table: PublishedTable) -> list[
         raise UserError(
             f"--row is given {len(requested)} times for {num_models} models; give it once, or once per model"
         )
-    return requested if len(requested) > 1 else (requested or [""]) * num_models
+    return requested if len(requested) > 1 else (list(requested) or [""]) * num_models
 
 
-def _read_or_measure(
-    model: str, table: PublishedTable, arguments: argparse.Namespace, is_rank_zero: bool
-) -> tuple[list[Result], list[Path]]:
-    """The results of a model, and the journals to delete once the results are written."""
+def _is_measured(model: str, table: PublishedTable) -> bool:
+    """Whether a word names a model, which is measured, and not a file of results."""
     path = Path(model)
     if path.suffix == ".json" or (path.is_file() and path.suffix != ".ckpt"):
-        return results_of(read_results(path), table, model), []
+        return False
     if table.kind == "card":
         raise UserError(
             f"{model}: table {table.name} needs metric cards; make one with `adlm sample {model} --out S.jsonl`, "
@@ -88,27 +122,32 @@ def _read_or_measure(
         raise UserError(
             f"{model}: adlm cannot evaluate models on table {table.name} yet; give accuracies as JSON ({ACCURACIES})"
         )
-    figures, journals = _measure(model, table, arguments, is_rank_zero)
-    return results_of({"adlm": __version__, "figures": figures}, table, model), journals
+    return True
 
 
 def _measure(
-    model: str, table: PublishedTable, arguments: argparse.Namespace, is_rank_zero: bool
+    model: str, table: PublishedTable, request: ReproduceRequest, is_rank_zero: bool
 ) -> tuple[list[dict[str, Any]], list[Path]]:
-    """Results as `adlm perplexity` writes them: with the published estimator, and with --estimator on the same rows."""
-    protocol, device = table.protocol, local_device(arguments.device)
+    """Results as `adlm perplexity` writes them: with the published estimator, and with --estimator on the same rows.
+
+    The journals are to be deleted once the results are written.
+    """
+    from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
+    from adlm.distributed import local_device
+    from adlm.language_model import load
+    from adlm.likelihood.measurement import PerplexitySettings
+
+    protocol, device = table.protocol, local_device(request.device)
     assert protocol is not None
-    lm = with_tokenizer(load(model, str(device)), arguments.tokenizer, model)
-    names = tuple(arguments.data or (["zero-shot"] if len(protocol.corpora) > 1 else protocol.corpora["perplexity"]))
-    texts = TextSelection(names, arguments.packing or protocol.packing)
+    lm = with_tokenizer(load(model, str(device)), request.tokenizer, model)
+    names = request.data or (("zero-shot",) if len(protocol.corpora) > 1 else tuple(protocol.corpora["perplexity"]))
+    texts = TextSelection(names, request.packing or protocol.packing)
     figures: list[dict[str, Any]] = []
     journals: list[Path] = []
-    for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", arguments.estimator)):
-        settings = PerplexitySettings(
-            estimator, arguments.samples, arguments.seed, arguments.batch, arguments.max_tokens
-        )
+    for estimator in dict.fromkeys(("published",) if lm.method.exact else ("published", request.estimator)):
+        settings = replace(narrow(request, PerplexitySettings), estimator=estimator)
         with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
-            measured = measure_models({model: lm}, texts, settings, arguments.out, stages.update)
+            measured = measure_models({model: lm}, texts, settings, request.out, stages.update)
         figures += [asdict(result) for result in measured.results]
         journals += measured.journals
     return figures, journals
@@ -121,7 +160,7 @@ def _group_by_model(results: list[Result], row: str) -> Iterator[tuple[list[Resu
         yield group, "" if method == "data" else row
 
 
-def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> None:
+def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], request: ReproduceRequest) -> None:
     report = {
         "adlm": __version__,
         "table": table.name,
@@ -130,13 +169,13 @@ def _write_report(table: PublishedTable, comparisons: Sequence[Comparison], argu
         "caveats": _caveats(table, comparisons),
         "comparisons": [asdict(each) for each in comparisons],
     }
-    if arguments.out is not None:
-        write_file(arguments.out, json.dumps(report, indent=1) + "\n")
-    if arguments.plot is not None:
-        plot_comparisons(table, comparisons, arguments.plot)
-    if arguments.json:
+    if request.out is not None:
+        write_file(request.out, json.dumps(report, indent=1) + "\n")
+    if request.plot is not None:
+        plot_comparisons(table, comparisons, request.plot)
+    if request.json:
         sys.stdout.write(json.dumps(report) + "\n")
-    elif arguments.markdown:
+    elif request.markdown:
         sys.stdout.write(printable(_format_markdown(table, comparisons)))
     else:
         _print_table(table, comparisons)

@@ -1,69 +1,136 @@
 """`adlm sample`: generate text with a model, unconditionally or given a prompt, a suffix or a text with holes."""
 
-import argparse
 import json
 import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.rule import Rule
-from rich.text import Text
-
-from adlm.apps.judge.draw_samples import (
-    FrameFilter,
-    SampleRequest,
-    check_request,
-    provenance_of,
-    sample_batch,
-    sampling_config,
-    tokenizer_of,
-)
-from adlm.apps.trace.page import check_trace_path, write_trace
-from adlm.apps.trace.recording import TraceInfo, TraceRecorder
-from adlm.apps.trace.terminal import show_in_terminal
-from adlm.apps.trace.token_text import decode_side_by_side, tokens_bytes
-from adlm.canvas import encode_canvas, hole_between
-from adlm.cli.console import Console, Progress
+from adlm.apps.trace.page import check_trace_path
+from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
-from adlm.config.load import BOX
-from adlm.distributed import device_of
+from adlm.config.load import BOX, load_config, model_source
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
-from adlm.language_model import LanguageModel, load
-from adlm.samples_file import Sample, open_samples
-from adlm.sampling.frame import Frame
+from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
+from adlm.request import Request, option
+from adlm.sampling.sample_request import SampleRequest, parse_sampling, sampling_with
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from adlm.language_model import LanguageModel, Run
+    from adlm.samples_file import Sample
+    from adlm.sampling.frame import Frame
 
 BATCH, GPU_BATCH = 16, 64
+SAMPLER_LINES = "\n".join(f"  {name:20} {SAMPLER_SUMMARIES.get(name, 'of another package')}" for name in SAMPLERS)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    arguments.model, arguments.overrides = _model_and_overrides([arguments.model, *arguments.overrides])
-    lm = load(arguments.model, arguments.device)
-    request = _request(lm, arguments)
-    check_request(lm, request)
-    if arguments.trace is not None:
-        _check_trace(lm, request, arguments)
-    if arguments.force:
-        check_output(arguments.out, force=True, inputs=[Path(arguments.model)])
-    if arguments.watch and arguments.json:
-        raise UserError("--watch cannot be combined with --json; leave one out")
-    output = SampleOutput(lm, request, arguments.json, arguments.special_tokens)
-    watch = arguments.watch and output.console.is_live
-    if watch or arguments.trace is not None:
-        first = _sample_with_trace(lm, request, output if watch else None, arguments)
-        if request.num_rows == 1 and arguments.out is None:
+@dataclass(frozen=True)
+class SampleOptions(Request):
+    """The options of `adlm sample`."""
+
+    example = f"""adlm sample --prompt "The old man looked at the sea"
+  adlm sample runs/own --prompt "Fellow citizens" --length 64
+  adlm sample runs/own --fill "Fellow citizens, [MASK*12] the Union." --num 4 --sampler remdm-cap sampling.top_p=0.9
+  adlm sample runs/own --watch --trace trace.html --steps 64
+  adlm sample runs/own --num 1000 --steps 256 --out samples.jsonl
+
+samplers (details: docs/sampling.md):
+{SAMPLER_LINES}"""
+
+    model: str | None = option(
+        "a model folder, a run folder, or owner/name on the Hugging Face hub;\n"
+        "`adlm import` makes a model folder of a .ckpt file (default: box, the small model that comes with adlm)",
+        None,
+        positional=True,
+    )
+    overrides: tuple[str, ...] = option(
+        "sampling.option=value, such as sampling.top_p=0.9 (default: the model's config)\n"
+        "(options: `adlm presets owt/adlm --explain`)",
+        (),
+        positional=True,
+        metavar="OVERRIDE",
+    )
+    fill: tuple[str, ...] = option(
+        "text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated",
+        (),
+        metavar="TEXT",
+        repeated=True,
+    )
+    prompt: str | None = option("start of the text", None, metavar="TEXT")
+    suffix: str | None = option("end of the text", None, metavar="TEXT")
+    length: int | None = option(
+        "number of tokens (default: as many as the model allows)", None, metavar="L", minimum=1, maximum=MAX_HOLE
+    )
+    num: int = option("number of samples per --fill", 1, minimum=1)
+    sampler: str | None = option("short for sampling.sampler=NAME; the samplers are listed below", None)
+    steps: int | None = option("short for sampling.steps=T", None, metavar="T")
+    seed: int = option("seed; sample i uses the RNG of (S, i)", 0, metavar="S", minimum=0)
+    batch: int | None = option("samples per batch (default: 16, on a GPU 64)", None, metavar="B", minimum=1)
+    device: str = option("auto, cuda or cpu (default: auto, a GPU if available)", "auto", metavar="D")
+    out: Path | None = option("write the samples as JSON lines; rerun the same command to resume", None)
+    force: bool = option("replace the file of --out or --trace even if it has other content", False)
+    watch: bool = option("show the first sample in the terminal while it is generated", False)
+    trace: Path | None = option(
+        "write a trace of the first sample: .html for a page, .svg for an animated image, .json for the data", None
+    )
+    special_tokens: bool = option(
+        "show bos, eos and pad in the printed text (ids and --out always include them)", False
+    )
+    json: bool = option("print JSON: one line per sample, or one line with --out", False)
+
+
+def run(request: SampleOptions) -> int:
+    model, overrides = _model_and_overrides([request.model, *request.overrides])
+    options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
+    _check_outputs(request, model)
+    saved = model_source(model) / "config.yaml"
+    lm = (
+        None if saved.is_file() else _load(model, request.device)
+    )  # a .ckpt or a name on the hub: its options are there
+    defaults = lm.config.sampling if lm else load_config(saved).sampling
+    asked = SampleRequest(  # checked before torch is imported
+        sampling_with(defaults, options),
+        texts=request.fill or None,
+        prompt=request.prompt or "",
+        suffix=request.suffix or "",
+        length=request.length,
+        num=request.num,
+        seed=request.seed,
+        batch=request.batch,
+    )
+    lm = lm or _load(model, request.device)
+    batch = request.batch or (GPU_BATCH if lm.device.type == "cuda" else BATCH)
+    planned = lm.plan(replace(asked, batch=batch))
+    if request.trace is not None and (length := planned.canvas.take([0]).ids.shape[1]) > lm.config.length:
+        raise UserError(
+            f"--trace runs the network on all {length} tokens at every step, and the model's length is "
+            f"{lm.config.length}; use a shorter text"
+        )
+    output = SampleOutput(planned, request.json, request.special_tokens)
+    watch = request.watch and output.console.is_live
+    if watch or request.trace is not None:
+        first = _sample_first(planned, output if watch else None, request, model)
+        if len(planned.rng) == 1 and request.out is None:
             output.print([] if watch else first)
             return 0
-    if arguments.out is not None:
-        _write_samples(lm, request, arguments)
+    if request.out is not None:
+        _write_samples(planned, batch, request.out, request, model)
         return 0
-    for samples in _sample_batches(lm, request, 0):
+    for samples in _sample_batches(planned, batch, 0):
         output.print([sample for sample in samples if sample.row > 0 or not watch])
     return 0
+
+
+def _load(model: str, device: str) -> "LanguageModel":
+    from adlm.language_model import load  # imports torch, which takes seconds
+
+    return load(model, device)
 
 
 def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
@@ -82,93 +149,88 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     return model, overrides
 
 
-def _request(lm: LanguageModel, arguments: argparse.Namespace) -> SampleRequest:
-    sampling = sampling_config(lm, arguments.overrides, sampler=arguments.sampler, steps=arguments.steps)
-    batch = arguments.batch
-    if batch is None:
-        batch = GPU_BATCH if device_of(arguments.device).type == "cuda" else BATCH
-    return SampleRequest(tuple(_canvases(lm, arguments)), arguments.num, arguments.seed, sampling, batch)
-
-
-def _canvases(lm: LanguageModel, arguments: argparse.Namespace) -> list[str]:
-    if arguments.fill is None:
-        prompt, suffix, length = arguments.prompt or "", arguments.suffix or "", arguments.length
-        if length is None:
-            length = lm.max_text_length(encode_canvas(prompt, tokenizer_of(lm)))
-        return [hole_between(prompt, suffix, length, tokenizer_of(lm))]
+def _check_outputs(request: SampleOptions, model: str) -> None:
+    """User errors for options that exclude each other, and for files that cannot be written."""
     for name in ("prompt", "suffix", "length"):
-        if getattr(arguments, name) is not None:
+        if request.fill and getattr(request, name) is not None:
             raise UserError(
                 f"--{name} cannot be combined with --fill, which gives the whole text; leave out --{name}, or --fill"
             )
-    return list(arguments.fill)
+    if request.watch and request.json:
+        raise UserError("--watch cannot be combined with --json; leave one out")
+    if request.trace is not None:
+        check_trace_path(request.trace, "--trace", request.force, [Path(model)])
+    if request.force:
+        check_output(request.out, force=True, inputs=[Path(model)])
 
 
-def _check_trace(lm: LanguageModel, request: SampleRequest, arguments: argparse.Namespace) -> None:
-    check_trace_path(arguments.trace, "--trace", arguments.force, [Path(arguments.model)])
-    length = len(encode_canvas(request.canvases[0], tokenizer_of(lm)))
-    if length > lm.config.length:
-        raise UserError(
-            f"--trace runs the network on all {length} tokens at every step, and the model's length is "
-            f"{lm.config.length}; use a shorter text"
-        )
-
-
-def _sample_with_trace(
-    lm: LanguageModel, request: SampleRequest, output: "SampleOutput | None", arguments: argparse.Namespace
-) -> list[Sample]:
+def _sample_first(planned: "Run", output: "SampleOutput | None", request: SampleOptions, model: str) -> "list[Sample]":
     """Generate the first sample alone, shown in the terminal or recorded as a trace."""
-    info = TraceInfo(str(arguments.model), request.sampling.sampler, request.sampling.steps, request.seed)
-    recorder = TraceRecorder(lm, info, special_tokens=arguments.special_tokens)
-    filters: list[FrameFilter] = [] if arguments.trace is None else [recorder.record]
+    from adlm.apps.trace.page import write_trace
+    from adlm.apps.trace.recording import TraceInfo, TraceRecorder
+    from adlm.apps.trace.terminal import show_in_terminal
+    from adlm.samples_file import draw_samples
+
+    first, lm, special_tokens = next(planned.batches(1)), planned.lm, request.special_tokens
+    info = TraceInfo(model, planned.sampling.sampler, planned.sampling.steps, request.seed)
+    recorder, frames = TraceRecorder(lm, info, special_tokens=special_tokens), first.frames()
+    if request.trace is not None:
+        frames = recorder.record(frames)
     if output is not None:
         output.print_header(0)
-        start = len(lm.bos_prefix(encode_canvas(request.canvases[0], tokenizer_of(lm))))
-        filters.append(
-            lambda frames: show_in_terminal(
-                lm, frames, output.console, start=start, special_tokens=arguments.special_tokens
-            )
+        frames = show_in_terminal(
+            lm, frames, output.console, start=first.canvas.starts[0], special_tokens=special_tokens
         )
-    samples = sample_batch(lm, request.first_row_only, 0, filters)
-    if arguments.trace is not None:
-        write_trace(recorder.trace, arguments.trace, arguments.force)
-        write_error(f"adlm: wrote the trace to {arguments.trace}")  # standard output is for samples only
+    samples = draw_samples(first, planned.num, frames)
+    if request.trace is not None:
+        write_trace(recorder.trace, request.trace, request.force)
+        write_error(f"adlm: wrote the trace to {request.trace}")  # standard output is for samples only
     return samples
 
 
-def _sample_batches(lm: LanguageModel, request: SampleRequest, num_done: int) -> Iterator[list[Sample]]:
-    """The batches that remain after the first `num_done` rows."""
-    progress = Progress(Console(stderr=True), "sampling", request.num_rows, num_done, "samples")
+def _sample_batches(planned: "Run", batch: int, first: int) -> "Iterator[list[Sample]]":
+    """The samples from row `first` on, batch by batch, with a progress bar."""
+    import torch
+
+    from adlm.cli.console import Console, Progress
+    from adlm.samples_file import draw_samples
+
+    progress = Progress(Console(stderr=True), "sampling", len(planned.rng), first, "samples")
+
+    def tracked(part: "Run") -> "Iterator[Frame]":
+        for frame in part.frames():
+            progress.update(part.rng.rows[0] + len(part.rng) * (1 - float(frame.t.mean())))
+            yield frame
+
     try:
-        for start in request.starts(num_done):
-            samples = sample_batch(lm, request, start, [partial(_track_progress, progress, start, request)])
+        for part in planned.batches(batch, first):
+            samples = draw_samples(part, planned.num, tracked(part))
             with progress.hidden():
                 yield samples
+    except torch.OutOfMemoryError:
+        fewer = f"--batch {len(part.rng) // 2}" if len(part.rng) > 1 else "a shorter text"
+        raise UserError(
+            f"--batch {batch} of {part.canvas.ids.shape[1]} tokens does not fit the memory of the device; try {fewer}"
+        ) from None
     finally:
         progress.close()
 
 
-def _track_progress(progress: Progress, start: int, request: SampleRequest, frames: Iterator[Frame]) -> Iterator[Frame]:
-    """Pass the frames of the batch that starts at row `start` through unchanged, and update the progress by their t."""
-    rows = min(request.batch, request.num_rows - start)
-    for frame in frames:
-        progress.update(start + rows * (1 - float(frame.t.mean())))
-        yield frame
+def _write_samples(planned: "Run", batch: int, out: Path, request: SampleOptions, model: str) -> None:
+    from adlm.samples_file import open_samples, provenance_of
 
-
-def _write_samples(lm: LanguageModel, request: SampleRequest, arguments: argparse.Namespace) -> None:
-    with open_samples(arguments.out, provenance_of(lm, str(arguments.model), request), arguments.force) as file:
+    with open_samples(out, provenance_of(planned, model, batch), request.force) as file:
         num_existing = file.num_rows
         try:
-            for samples in _sample_batches(lm, request, num_existing):
-                file.append([sample for sample in samples if sample.row >= file.num_rows])
+            for samples in _sample_batches(planned, batch, file.first_to_sample(batch)):
+                file.append(samples)
         except KeyboardInterrupt:
             write_error(f"adlm: interrupted after {_count_samples(file.num_rows)}; rerun the same command to resume")
             raise
-        report = {"out": str(arguments.out), "samples": file.num_rows, "drawn": file.num_rows - num_existing}
+        report = {"out": str(out), "samples": file.num_rows, "drawn": file.num_rows - num_existing}
     existing = f", {num_existing} of them from an earlier run" if num_existing else ""
-    message = f"{_count_samples(file.num_rows)}{existing}: {arguments.out}"
-    sys.stdout.write(f"{json.dumps(report) if arguments.json else printable(message)}\n")
+    message = f"{_count_samples(file.num_rows)}{existing}: {out}"
+    sys.stdout.write(f"{json.dumps(report) if request.json else printable(message)}\n")
 
 
 def _count_samples(num: int) -> str:
@@ -178,13 +240,15 @@ def _count_samples(num: int) -> str:
 class SampleOutput:
     """Prints samples on standard output: JSON, or text with control characters escaped. Terminals show prompts dim."""
 
-    def __init__(self, lm: LanguageModel, request: SampleRequest, as_json: bool, special_tokens: bool):
-        self.lm, self.request, self.as_json, self.special_tokens = lm, request, as_json, special_tokens
-        self.console = Console()
+    def __init__(self, planned: "Run", as_json: bool, special_tokens: bool):
+        from adlm.cli.console import Console
 
-    def print(self, samples: list[Sample]) -> None:
+        self.planned, self.as_json, self.special_tokens = planned, as_json, special_tokens
+        self.tokenizer, self.console = planned.lm.require_tokenizer(), Console()
+
+    def print(self, samples: "list[Sample]") -> None:
         for sample in samples:
-            text = tokenizer_of(self.lm).decode(sample.ids, self.special_tokens)
+            text = self.tokenizer.decode(sample.ids, self.special_tokens)
             if self.as_json:
                 sys.stdout.write(f"{json.dumps(asdict(replace(sample, text=text)))}\n")
                 continue
@@ -197,17 +261,26 @@ class SampleOutput:
 
     def print_header(self, row: int) -> None:
         """Print a line with the number of the sample, if there are several."""
-        if self.request.num_rows == 1:
+        from rich.rule import Rule
+
+        if len(self.planned.rng) == 1:
             return
         if self.console.file.isatty():  # with FORCE_COLOR a pipe counts as a terminal, but has no width
             self.console.print(Rule(f"{row + 1}", style="dim"))
         else:
             sys.stdout.write(f"--- {row + 1} ---\n")
 
-    def _highlight(self, sample: Sample) -> Text:
-        tokenizer = tokenizer_of(self.lm)
-        given = [index != self.lm.mask_id for index in encode_canvas(self.request.canvases[sample.canvas], tokenizer)]
-        texts = decode_side_by_side(tokens_bytes(tokenizer, sample.ids, self.special_tokens))
+    def _highlight(self, sample: "Sample") -> "Text":
+        from rich.text import Text
+
+        from adlm.apps.trace.token_text import decode_side_by_side, tokens_bytes
+
+        canvas = self.planned.canvas.take([sample.canvas])
+        [given] = canvas.texts(canvas.ids)
+        texts = decode_side_by_side(tokens_bytes(self.tokenizer, sample.ids, self.special_tokens))
         return Text.assemble(
-            *((printable(text), "dim" * is_given) for text, is_given in zip(texts, given, strict=True))
+            *(
+                (printable(text), "dim" * (index != self.planned.lm.mask_id))
+                for text, index in zip(texts, given, strict=True)
+            )
         )

@@ -1,6 +1,5 @@
 """`adlm train`: train a model, single-process or under torchrun; resume, extend and plot runs."""
 
-import argparse
 import json
 import math
 import os
@@ -8,6 +7,8 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from adlm.config.load import is_run_preset, load_config, resolve
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors
+from adlm.request import Request, option
 
 if TYPE_CHECKING:  # importing torch takes seconds; the first message is printed before
     from adlm.training.metrics import MetricsLine
@@ -39,24 +41,51 @@ METRIC_FORMATS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.plot is not None:
-        if arguments.out is not None or arguments.overrides:
-            given = " ".join(["--out"] * (arguments.out is not None) + arguments.overrides)
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """The options of `adlm train`."""
+
+    example = """adlm train own init=box data.path='texts/*.txt'
+  adlm train --out runs/own train.steps=400
+  adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
+  torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
+  adlm train --plot runs/adlm runs/mdlm"""
+
+    overrides: tuple[str, ...] = option(
+        "a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
+        "init=box starts from the model in the box, init=RUN from another run;\n"
+        "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
+        (),
+        positional=True,
+    )
+    out: Path | None = option("run folder: a new one, or one to resume (default: runs/PRESET)", None, metavar="RUN")
+    plot: tuple[Path, ...] = option(
+        "plot the curves of a run to curves.png and curves.svg in its folder;\n"
+        "of several runs to comparison.png and comparison.svg in the first folder",
+        (),
+        metavar="RUN",
+    )
+    json: bool = option("print the result as one line of JSON", False)
+
+
+def run(request: TrainRequest) -> int:
+    if request.plot:
+        if request.out is not None or request.overrides:
+            given = " ".join(["--out"] * (request.out is not None) + list(request.overrides))
             raise UserError(f"--plot writes into the first run's folder and takes no other option; leave out {given}")
         from adlm.apps.plots import plot_runs
 
         console = Console(stderr=True)
-        files = [str(file) for file in plot_runs(arguments.plot, lambda line: console.print(line, soft_wrap=True))]
-        sys.stdout.write(f"{json.dumps(files)}\n" if arguments.json else "".join(f"{file}\n" for file in files))
+        files = [str(file) for file in plot_runs(request.plot, lambda line: console.print(line, soft_wrap=True))]
+        sys.stdout.write(f"{json.dumps(files)}\n" if request.json else "".join(f"{file}\n" for file in files))
         return 0
-    out = run_folder_of(arguments.overrides, arguments.out)
-    config = resolve_run(arguments.overrides, out)
+    out = run_folder_of(request.overrides, request.out)
+    config = resolve_run(request.overrides, out)
     if config.reason is not None:
         raise UserError(f"reason.method {config.reason.method} is trained by `adlm reason train`")
     from adlm.training.task import open_text_task
 
-    return train_and_report(config, out, open_text_task, arguments.json)
+    return train_and_report(config, out, open_text_task, request.json)
 
 
 def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: bool) -> int:
@@ -83,7 +112,7 @@ def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: 
     return 128 + outcome.signal if outcome.signal else 0
 
 
-def run_folder_of(overrides: list[str], out: Path | None) -> Path:
+def run_folder_of(overrides: Sequence[str], out: Path | None) -> Path:
     """--out, or runs/PRESET with / replaced by -, since runs/quickstart/adlm is a model folder of the quickstart."""
     preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
@@ -94,7 +123,7 @@ def run_folder_of(overrides: list[str], out: Path | None) -> Path:
     return out or Path("runs", str(preset).replace("/", "-"))
 
 
-def resolve_run(overrides: list[str], out: Path) -> Config:
+def resolve_run(overrides: Sequence[str], out: Path) -> Config:
     """The config of the run; overrides without a preset apply to the existing run in `out`."""
     with reporting_os_errors(out):
         existing = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None

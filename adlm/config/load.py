@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -21,7 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from adlm.config import options
 from adlm.config.schema import SOURCES, Config, Sampling
 from adlm.errors import UserError
-from adlm.files import read_bytes, write_file
+from adlm.files import read_bytes, reporting_os_errors, write_file
+from adlm.hub import is_hub_name
 
 Raw = dict[str, Any]
 
@@ -115,32 +117,54 @@ def _init_options(model: str) -> Raw:
     return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
 
 
+def model_source(path: str | Path) -> Path:
+    """Where a model is: its folder, also that in a run or of the name `box`, or a .ckpt file.
+
+    A name on the hub, owner/name, is returned as it is. What is none of these is a user error.
+    """
+    source = BOX_FOLDER if path == BOX else Path(path)
+    with reporting_os_errors(source, f"{path} cannot be read"):
+        if source.is_dir():
+            return source / "model" if (source / "model").is_dir() else source
+        exists = source.exists()
+    if source.suffix == ".ckpt" or (not exists and is_hub_name(str(path))):
+        return source
+    absent = "" if exists else ": there is nothing of that name"
+    remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
+    raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
+
+
 def init_folder(model: str) -> Path:
     """The model folder that the option `init` names; a user error if there is none."""
-    path = BOX_FOLDER if model == BOX else Path(model)
-    for folder in (path / "model", path):
-        if (folder / "config.yaml").is_file() and (folder / "model.safetensors").is_file():
+    with suppress(UserError):
+        folder = model_folder_at(model_source(model))
+        if folder is not None and (folder / "model.safetensors").is_file():
             return folder
     raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+
+
+def model_folder_at(path: Path) -> Path | None:
+    """The model folder of a run, or the path itself if it is one; None if it is neither."""
+    return next((folder for folder in (path / "model", path) if (folder / "config.yaml").is_file()), None)
 
 
 def from_mapping(raw: Mapping[str, Any]) -> Config:
     """The Config of a nested mapping as read from YAML, with names, types and ranges validated."""
     for option, value in _leaves(raw):
         if message := options.unknown_option_error(option):
-            raise UserError(message)
+            raise UserError(message, option)
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{option} {value} must be a finite number")
+            raise UserError(f"{option} {value} must be a finite number", option)
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{option} is a number of {value.bit_length()} bits; give one of at most 63")
+            raise UserError(f"{option} is a number of {value.bit_length()} bits; give one of at most 63", option)
         names = options.registries().get(option)
         if names is not None and isinstance(value, str) and value not in names:
-            raise UserError(options.unknown_choice_error(option, value, names))
+            raise UserError(options.unknown_choice_error(option, value, names), option)
     try:
         # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
         return _CONFIG.validate_json(json.dumps(raw, default=_to_json), strict=True)
     except ValidationError as error:
-        raise UserError(options.describe_validation_error(error)) from None
+        raise UserError(options.describe_validation_error(error), options.invalid_option(error)) from None
 
 
 def validate(config: Config) -> Config:
@@ -151,7 +175,7 @@ def validate(config: Config) -> Config:
 def validate_sampling(sampling: Sampling) -> Sampling:
     """The same sampling options after validation, for options given in Python."""
     if not isinstance(sampling, Sampling):
-        raise UserError(f"sampling must be an adlm.config.schema.Sampling, not a {type(sampling).__name__}")
+        raise UserError(f"sampling must be an adlm.config.schema.Sampling, not a {type(sampling).__name__}", "sampling")
     return from_mapping({"sampling": dataclasses.asdict(sampling)}).sampling
 
 

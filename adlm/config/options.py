@@ -111,8 +111,7 @@ BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than
 
 def describe_validation_error(error: ValidationError) -> str:
     """The first error that pydantic found, in one line with the option, the value and the remedy."""
-    found = error.errors()[0]
-    option = ".".join(str(part) for part in found["loc"] if part in _field_names())
+    found, option = error.errors()[0], str(invalid_option(error))
     kind, context, value = found["type"], found.get("ctx", {}), found["input"]
     if kind == "value_error":
         return str(context["error"])
@@ -125,6 +124,14 @@ def describe_validation_error(error: ValidationError) -> str:
     if kind == "literal_error":
         return unknown_choice_error(option, value, re.findall(r"'([^']*)'", str(context["expected"])))
     return f"{entry} must be {EXPECTED_TYPES.get(kind, found['msg'])}"
+
+
+def invalid_option(error: ValidationError) -> str | None:
+    """The option of the first error that pydantic found; None if it is about several."""
+    found = error.errors()[0]
+    if found["type"] == "value_error":
+        return getattr(found["ctx"]["error"], "option", None)
+    return ".".join(str(part) for part in found["loc"] if part in _field_names())
 
 
 def unknown_choice_error(option: str, value: object, choices: Iterable[str]) -> str:

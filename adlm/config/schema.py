@@ -370,31 +370,36 @@ class Sampling:
     def __post_init__(self) -> None:
         if _are_numbers(self.temperature) and self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
             raise UserError(
-                f"sampling.temperature {self.temperature} must be from 0.001 to 1000, or 0 for greedy sampling"
+                f"sampling.temperature {self.temperature} must be from 0.001 to 1000, or 0 for greedy sampling",
+                "sampling.temperature",
             )
         if self.sampler == "remdm-conf" and _are_numbers(self.steps) and self.steps > MAX_STEPS_REMDM_CONF:
             raise UserError(
                 f"sampling.steps {self.steps} must be at most {MAX_STEPS_REMDM_CONF:,} with sampling.sampler "
-                "remdm-conf, which samples at every step even if nothing changes; lower it, or try remdm-cap"
+                "remdm-conf, which samples at every step even if nothing changes; lower it, or try remdm-cap",
+                "sampling.steps",
             )
         takes_eta = self.sampler in ETA or self.sampler not in SAMPLERS.built_in
         if self.eta is not None and _are_numbers(self.eta) and self.eta > 0 and not takes_eta:
             raise UserError(
                 f"sampling.eta {self.eta} is a remasking strength, which sampling.sampler {self.sampler} does not "
-                f"take; try sampling.sampler={next(iter(ETA))}"
+                f"take; try sampling.sampler={next(iter(ETA))}",
+                "sampling.eta",
             )
         if self.sampler != "remdm-loop" or not _are_numbers(self.t_on, self.t_off, self.alpha_on):
             return
         if not 0 < self.t_off < self.t_on < 1:
             raise UserError(
                 f"sampling.t_off {self.t_off} and sampling.t_on {self.t_on} must have 0 < t_off < t_on < 1: the loop "
-                "runs from t_on down to t_off"
+                "runs from t_on down to t_off",
+                "sampling.t_off",
             )
         ceiling = (1 - self.alpha_on) / self.alpha_on if 0 < self.alpha_on < 1 else 1.0
         if _are_numbers(self.strength) and self.strength > ceiling:
             raise UserError(
                 f"sampling.eta {self.strength} is above (1 - alpha_on) / alpha_on = {ceiling:.4g}: the loop would mask "
-                "more tokens than it can reveal; lower sampling.eta or sampling.alpha_on"
+                "more tokens than it can reveal; lower sampling.eta or sampling.alpha_on",
+                "sampling.eta",
             )
 
     @property

@@ -1,1 +1,1 @@
-"""Data pipeline: text sources -> documents -> shards of token ids -> rows and batches; also reasoning problems."""
+"""Data pipeline: text sources -> documents -> shards of token ids -> rows and batches."""

@@ -1,6 +1,7 @@
 """The forward process q(z_t | x) and its exact reversals. No networks, no time grids.
 
-Shapes: B sequences, L tokens each, V symbols (the mask is one of them). alpha and sigma broadcast over (B, L).
+Shapes: B sequences, L tokens each, V symbols (the mask is one of them). alpha and the chance
+`remask` that a visible token is remasked (sigma_t in the paper) broadcast over (B, L).
 """
 
 import torch
@@ -28,33 +29,33 @@ def mask_counted(x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: Batc
     return x.masked_fill(masked, mask_id), num_masks / length.double()
 
 
-def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, sigma: Tensor | float = 0.0) -> Tensor:
-    """P(a masked token is revealed between t and s) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
+def reveal_chance(alpha_s: Tensor, alpha_t: Tensor, remask: Tensor | float = 0.0) -> Tensor:
+    """P(a masked token is revealed between t and s) = (alpha_s - (1 - remask) alpha_t) / (1 - alpha_t).  [ADLM Eq. 6]
 
-    sigma = 0 is ancestral sampling [ADLM Eq. 3]; any sigma up to `remasking_ceiling` leaves q(z_s | x) unchanged.
+    remask = 0 is ancestral sampling [ADLM Eq. 3]; any remask up to `remasking_ceiling` leaves q(z_s | x) unchanged.
     At alpha_t = 1 nothing is masked and the probability is undefined.
     """
-    return (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t)
+    return (alpha_s - (1 - remask) * alpha_t) / (1 - alpha_t)
 
 
 def remasking_ceiling(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """sigma_max = min(1, (1 - alpha_s) / alpha_t): above it the reveal probability would exceed 1.  [ReMDM]
+    """The largest remask, min(1, (1 - alpha_s) / alpha_t): above it the reveal probability would exceed 1.  [ReMDM]
 
-    At alpha_t = 0 nothing is visible, and any sigma up to 1 is allowed.
+    At alpha_t = 0 nothing is visible, and any remask up to 1 is allowed.
     """
     return torch.where(alpha_t > 0, (1 - alpha_s) / alpha_t, 1.0).clamp(max=1)
 
 
 def posterior(
-    z: Tensor, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask_id: int, sigma: Tensor | float = 0.0
+    z: Tensor, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask_id: int, remask: Tensor | float = 0.0
 ) -> Tensor:
-    """p(z_s | z_t) at every position, (B, L, V): what one reverse step draws from.  [ADLM Eq. 6, Eq. 3 at sigma = 0]
+    """p(z_s | z_t) at every position, (B, L, V): what one reverse step draws from.  [ADLM Eq. 6, Eq. 3 at remask = 0]
 
-    A visible token is remasked with probability sigma, else it stays; a masked one is revealed with probability
+    A visible token is remasked with probability `remask`, else it stays; a masked one is revealed with probability
     `reveal_chance`, its identity drawn from the beliefs (B, L, V). With the true x for beliefs, a one-hot, this is
     q(z_s | z_t, x). The anchor transition is the same step with the anchor network's prediction.  [ADLM Eq. 5]
     """
-    return transition(z, beliefs, reveal_chance(alpha_s, alpha_t, sigma), torch.as_tensor(sigma), mask_id)
+    return transition(z, beliefs, reveal_chance(alpha_s, alpha_t, remask), torch.as_tensor(remask), mask_id)
 
 
 def transition(z: Tensor, beliefs: Tensor, reveal: Tensor, remask: Tensor, mask_id: int) -> Tensor:
@@ -70,3 +71,33 @@ def transition(z: Tensor, beliefs: Tensor, reveal: Tensor, remask: Tensor, mask_
     if_masked = reveal * beliefs + (1 - reveal) * to_mask
     if_visible = (1 - remask) * to_itself + remask * to_mask
     return torch.where((z == mask_id)[..., None], if_masked, if_visible)
+
+
+def absorbing_posterior(z: Tensor, beliefs: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask_id: int) -> Tensor:
+    """p(z_s | z_t) (B, L, V), proportional to q(z_t | z_s) q(z_s | x_theta); a visible token stays.  [D3PM]
+
+    `posterior` is the step for SUBS beliefs, which put no mass on the mask. Here x_theta is a distribution over all V
+    symbols, and the step is Bayes' rule with x_theta in place of the clean token.
+    """
+    mask_mass = beliefs[..., mask_id, None]
+    alpha_s, alpha_t = (alpha.to(beliefs.device)[..., None] for alpha in (alpha_s, alpha_t))
+    norm = 1 - alpha_t + alpha_t * mask_mass
+    revealed = (alpha_s - alpha_t) * beliefs / norm
+    masked = (1 - alpha_s + alpha_s * mask_mass) / norm
+    to_mask = F.one_hot(torch.full_like(z, mask_id), beliefs.shape[-1]).to(beliefs.dtype)
+    if_masked = torch.where(to_mask > 0, masked, revealed)
+    stays = F.one_hot(z, beliefs.shape[-1]).to(beliefs.dtype)
+    return torch.where((z == mask_id)[..., None], if_masked, stays)
+
+
+def absorbing_divergence(log_right: Tensor, log_mask: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """KL(q(z_s | z_t, x) || `absorbing_posterior`) at a masked token, from log x_theta of the right token and the mask.
+
+    With no mass on the mask it is reveal_chance * -log x_theta. At alpha_s = 1 a masked z_s has probability 0, and its
+    term, of the form 0 log 0, is 0.
+    """
+    reveal, mask_mass = (alpha_s - alpha_t) / (1 - alpha_t), log_mask.exp()
+    gain_t = torch.log1p(alpha_t * mask_mass / (1 - alpha_t))
+    is_clean = alpha_s >= 1
+    gain_s = torch.log1p(alpha_s * mask_mass / torch.where(is_clean, 1.0, 1 - alpha_s))
+    return reveal * (gain_t - log_right) + torch.where(is_clean, 0.0, (1 - reveal) * (gain_t - gain_s))

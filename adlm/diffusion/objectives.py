@@ -25,13 +25,13 @@ def continuous_weight(schedule: NoiseSchedule, t: Tensor) -> Tensor:
     return -schedule.alpha_prime(t) / schedule.mask_chance(t)
 
 
-def discrete_weight(alpha_s: Tensor, alpha_t: Tensor, steps: int, sigma: float = 0.0) -> Tensor:
-    """T * (alpha_s - (1 - sigma_t) alpha_t) / (1 - alpha_t): the weight of one step drawn from T steps.  [ADLM Eq. 7]
+def discrete_weight(alpha_s: Tensor, alpha_t: Tensor, steps: int, remask: float = 0.0) -> Tensor:
+    """T * (alpha_s - (1 - remask) alpha_t) / (1 - alpha_t): the weight of one step drawn from T steps.  [ADLM Eq. 7]
 
-    The paper writes the negative of the fraction, lambda_t, before log p. sigma is clipped at each step's
-    `remasking_ceiling`. For sigma = 0 the limit T -> infinity is `continuous_weight`.
+    The paper writes the negative of the fraction, lambda_t, before log p. remask is clipped at each step's
+    `remasking_ceiling`. For remask = 0 the limit T -> infinity is `continuous_weight`.
     """
-    return steps * reveal_chance(alpha_s, alpha_t, torch.clamp(remasking_ceiling(alpha_s, alpha_t), max=sigma))
+    return steps * reveal_chance(alpha_s, alpha_t, torch.clamp(remasking_ceiling(alpha_s, alpha_t), max=remask))
 
 
 def prior_nats(schedule: NoiseSchedule, num_clean: int) -> float:

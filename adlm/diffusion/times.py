@@ -5,8 +5,15 @@ Shapes: B times, one per sequence; a grid of T steps has T + 1 times, falling.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def keyed_generator(seed: int, *key: int) -> torch.Generator:
+    """A generator whose stream is independent of those of other keys. On the CPU: the same numbers for every device."""
+    state = np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional_noise import Noise, noise_model
 from adlm.methods import method_of
-from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import eval_mode, vocabulary_of
-from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch
+from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.ordered import SCORE_RESOLUTION
 
@@ -95,7 +94,8 @@ def conditional_nats(
     report_progress: Callable[[int], None] = lambda done: None,
 ) -> list[ConditionalNats]:
     """The score of every row. `report_progress(num)` is called as rows are finished; `num` is how many."""
-    method = _ignoring_padding(method)
+    config = method.config  # padding is excluded from attention: a row is scored as it would be alone
+    method = method_of(replace(config, data=replace(config.data, pad="masked")))
     frozen = FrozenNetwork(network, dtype=next(network.parameters()).dtype, graphs=False)
     if method.exact:
         return _causal_nats(method, frozen, rows, settings, report_progress)
@@ -191,7 +191,7 @@ def _causal_nats(
 
 
 @dataclass(frozen=True)
-class Part:
+class RowVersions:
     """Versions `start` to `stop` of a row, in one batch."""
 
     row: int
@@ -213,12 +213,12 @@ class RowBatch:
 
 def _parts(
     rows: Sequence[ConditionalRow], num_versions: Sequence[int], rows_at_once: Callable[[int], int]
-) -> Iterator[list[Part]]:
+) -> Iterator[list[RowVersions]]:
     """Batches of all versions of all rows, the longest first, so that a batch has little padding.
 
     Every batch but the last has `rows_at_once(width)` rows, where width is the length of its longest.
     """
-    batch: list[Part] = []
+    batch: list[RowVersions] = []
     num = room = 0
     for row in sorted(range(len(rows)), key=lambda row: -len(rows[row].ids)):
         start = 0
@@ -226,7 +226,7 @@ def _parts(
             if not batch:
                 num, room = 0, rows_at_once(len(rows[row].ids))
             stop = min(num_versions[row], start + room - num)
-            batch.append(Part(row, start, stop))
+            batch.append(RowVersions(row, start, stop))
             num, start = num + stop - start, stop
             if num == room:
                 yield batch
@@ -264,12 +264,6 @@ def _noise_batch(batch: RowBatch, noises: Sequence[Noise], mask_id: int) -> Boun
         torch.cat([noise.weight for noise in noises]),
         noisy(starts) if starts else None,
     )
-
-
-def _ignoring_padding(method: Method) -> Method:
-    """The method with padding excluded from attention, so that a row is scored as it would be alone."""
-    config = method.config
-    return method_of(replace(config, data=replace(config.data, pad="masked")))
 
 
 def _check_finite(results: list[ConditionalNats]) -> list[ConditionalNats]:

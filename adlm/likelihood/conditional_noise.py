@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adlm.data.rows.packing import padding_id
 from adlm.diffusion.objectives import prior_nats
-from adlm.diffusion.times import BatchRng, draw_times
+from adlm.diffusion.times import BatchRng, draw_times, keyed_generator
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Method
@@ -97,7 +97,7 @@ class MaskNoise:
             return Noise(masked, masks.double() / n, None, weight, enumerated=True)
         draws = []
         for replicate in range(2):
-            rng = _rng(seed, n, samples, replicate)
+            rng = BatchRng(keyed_generator(seed, n, samples, replicate))
             share = draw_times(samples // 2, rng).sort().values
             masks = torch.ceil(share * n).long().clamp(min=1)
             order = rng.uniform((samples // 2, n), torch.device("cpu"))
@@ -131,7 +131,9 @@ class TimeNoise:
         clean = torch.full((samples // 2, num_tokens), padding_id(vocabulary_of(self.method.config)))
         draws: list[BoundNoise] = []
         for replicate in range(2):
-            noise = self.method.noise_for_bound(clean, None, _rng(seed, num_tokens, samples, replicate))
+            noise = self.method.noise_for_bound(
+                clean, None, BatchRng(keyed_generator(seed, num_tokens, samples, replicate))
+            )
             draws.append(_rows_of(noise, noise.noised.t.argsort(stable=True)))  # rows at equal times are exchangeable
         first, second = draws
         mask_id = self.method.mask_id
@@ -153,12 +155,6 @@ def noise_model(method: Method) -> NoiseModel:
     config, masked_diffusion = method.config, cast(MaskedDiffusion, method)
     depends_on_time = config.model.time_conditioning or config.time.steps or config.time.sigma
     return MaskNoise(masked_diffusion) if method.any_order and not depends_on_time else TimeNoise(masked_diffusion)
-
-
-def _rng(seed: int, num_tokens: int, samples: int, replicate: int) -> BatchRng:
-    """On the CPU, so that every device uses the same random numbers. Other numbers of samples are independent."""
-    state = np.random.SeedSequence(seed, spawn_key=(num_tokens, samples, replicate)).generate_state(1, np.uint64)
-    return BatchRng(torch.Generator().manual_seed(int(state[0]) >> 1))
 
 
 def _interleave(first: Tensor, second: Tensor) -> Tensor:

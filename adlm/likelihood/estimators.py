@@ -14,13 +14,14 @@ from adlm.config.schema import Schedule
 from adlm.diffusion.masking import mask_counted
 from adlm.diffusion.times import BatchRng, draw_times
 from adlm.errors import UserError
-from adlm.likelihood.estimate import Estimator
 from adlm.methods import method_of
 from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Method
 
 PUBLISHED_EPS = 1e-3
+Estimator = Callable[[Any, Tensor, Tensor | None, BatchRng], Tensor]
+"""(network, x (B, L), pad, rng) -> nats (B, L) whose expectation is the bound."""
 
 
 def nelbo(method: Method) -> Estimator:

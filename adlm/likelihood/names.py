@@ -11,3 +11,4 @@ ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv"
 """The corpora of the paper's zero-shot table."""
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
 """Tokens per batch of a measurement by default."""
+MAX_REPLICATES = 100_000

@@ -152,6 +152,17 @@ def _text_set(
     return _clustered(TextSet(name, chosen, rows.packing, rows, notes, _digest(prepared, chosen), name), prepared)
 
 
+def check_names(names: Sequence[str]) -> None:
+    """A user error for a name that is no text: quick, so that it comes before models are loaded."""
+    for name in names:
+        is_named = name in CORPORA or name == "zero-shot"
+        if not is_named and not (name and (Path(name).exists() or glob.glob(name, recursive=True))):
+            raise UserError(
+                f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file or folder, nor a glob "
+                f"that matches one{suggestion(name, [*CORPORA, 'zero-shot'])}"
+            )
+
+
 def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...]]:
     """The data config of a name, the split to read, and notes."""
     if name in CORPORA:
@@ -165,12 +176,7 @@ def _source(name: str, split: str, root: str) -> tuple[Data, str, tuple[str, ...
             note = f"a stand-in for {name} ({stand_in.name}), each paragraph a document: {INCOMPARABLE}"
             return Data(path=str(stand_in), held_out=0.0, boundary="blank"), "train", (note,)
         return Data(name=name, root=root), split or corpus.zero_shot or "valid", ()
-    if not name or not (Path(name).exists() or glob.glob(name, recursive=True)):
-        raise UserError(
-            f"--data {name!r} is neither a named corpus (`adlm prepare --list`), nor a file or folder, nor a glob that "
-            "matches one"
-            f"{suggestion(name, [*CORPORA, 'zero-shot'])}"
-        )
+    check_names([name])
     return Data(path=name, held_out=0.0, root=root), split or "train", ()
 
 

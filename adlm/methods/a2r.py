@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.diffusion.times import BatchRng
-from adlm.methods.anchored import Anchored
+from adlm.methods.adlm import Anchored
 from adlm.methods.causal import Causal
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Loss

@@ -74,28 +74,33 @@ class Causal:
     def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
         return None
 
-    def generate(
-        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
-    ) -> Iterator[Frame]:
-        """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        """The canvas must be a prompt followed by masks, and there must be a bos where it begins with a mask."""
         vocabulary, method = vocabulary_of(self.config), self.config.method
         check_sampler(self, sampling)
         masked = canvas == vocabulary.mask_id
         has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
         if has_later_token.any():
             raise UserError(
-                f"row {rng.rows[int(has_later_token.nonzero()[0])]} of the canvas gives a token after a mask, and "
+                f"row {int(has_later_token.nonzero()[0])} of the canvas gives a token after a mask, and "
                 f"{method} writes from left to right without looking ahead; give the prompt first, or use a diffusion "
                 "model"
             )
-        if masked[:, 0].any():
-            if vocabulary.bos_id is None:
-                raise UserError(
-                    f"the canvas begins with a mask, and {method} needs a first token: vocabulary.bos_id is empty, "
-                    "so give one"
-                )
-            first = torch.where(masked[:, :1], vocabulary.bos_id, canvas[:, :1])
-            canvas = torch.cat([first, canvas[:, 1:]], dim=1)
+        if masked[:, 0].any() and vocabulary.bos_id is None:
+            raise UserError(
+                f"the canvas begins with a mask, and {method} needs a first token: vocabulary.bos_id is empty, so give "
+                "one"
+            )
+
+    def generate(
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+    ) -> Iterator[Frame]:
+        """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
+        vocabulary = vocabulary_of(self.config)
+        masked = canvas[:, :1] == vocabulary.mask_id
+        if masked.any():
+            assert vocabulary.bos_id is not None, "see check_run"
+            canvas = torch.cat([torch.where(masked, vocabulary.bos_id, canvas[:, :1]), canvas[:, 1:]], dim=1)
         next_token = self._next_token_sampler(network, sampling, *canvas.shape)
         return sample_left_to_right(next_token, canvas, vocabulary.mask_id, rng, pad)
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
 from adlm.diffusion.beliefs import subs
+from adlm.diffusion.masking import absorbing_divergence, absorbing_posterior
 from adlm.errors import UserError
-from adlm.methods.denoising import logits_everywhere
-from adlm.methods.inputs import attention_pad, check_sampler, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
+from adlm.methods.inputs import attention_pad, not_pad, vocabulary_of
+from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch, logits_everywhere
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
@@ -102,7 +101,6 @@ class D3pm(MaskedDiffusion):
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
-        check_sampler(self, sampling)
         run = self.sampling_run(network, canvas, sampling, rng, pad)
         steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 

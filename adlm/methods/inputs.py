@@ -25,10 +25,12 @@ def vocabulary_of(config: Config) -> Vocabulary:
     return config.vocabulary
 
 
-def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text") -> None:
-    """Checks that x (B, L) are ids, no longer than the model, without masks outside the padding."""
+def check_clean(
+    config: Config, x: Tensor, pad: Tensor | None, what: str = "text", max_length: int | None = None
+) -> None:
+    """Checks that x (B, L) are ids, no longer than the model or `max_length`, without masks outside the padding."""
     vocabulary = vocabulary_of(config)
-    check_ids(x, config, what)
+    check_ids(x, config, what, max_length)
     if pad is not None:
         _check_pad(pad, x)
     masks = int(((x == vocabulary.mask_id) & not_pad(x, pad)).sum())
@@ -39,10 +41,8 @@ def check_clean(config: Config, x: Tensor, pad: Tensor | None, what: str = "text
         )
 
 
-def check_canvas(
-    method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, first_row: int = 0
-) -> None:
-    """Checks that a canvas fits the model and has masks. Error messages count rows from `first_row`."""
+def check_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None) -> None:
+    """Checks that the method can fill in a canvas with these options; `Method.generate` trusts it."""
     config, mask_id = method.config, vocabulary_of(method.config).mask_id
     _check_are_ids(canvas, config, "canvas")
     if pad is not None:
@@ -50,16 +50,17 @@ def check_canvas(
         if ((canvas == mask_id) & pad).any():
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     if canvas.shape[1] > config.length:
-        _check_long_canvas(method, canvas, sampling, pad, first_row)
+        _check_long_canvas(method, canvas, sampling, pad)
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
-            f"row {first_row + int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to "
-            "fill in; put the mask, in a text [MASK], where text is wanted"
+            f"row {int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to fill in; "
+            "put the mask, in a text [MASK], where text is wanted"
         )
+    method.check_run(canvas, sampling, pad)
 
 
-def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None, first_row: int) -> None:
+def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
     """Checks that a canvas longer than the model can be sampled with a sliding window."""
     if sampler_of(sampling).long_texts:
         if pad is not None:
@@ -69,7 +70,7 @@ def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: 
     with_bos = " with bos" if canvas[row, 0] == vocabulary_of(method.config).bos_id else ""
     remedy = ", or sample with semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
     raise UserError(
-        f"row {first_row + row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
+        f"row {row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
         f"length {length}; shorten it{remedy}"
     )
 
@@ -79,22 +80,27 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
     sampler, name = sampling.sampler, method.config.method
     if not _works_with(method, sampler):
         raise UserError(
-            f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}"
+            f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}",
+            "sampling.sampler",
         )
     if sampler_of(sampling).anchored and not method.anchored:
-        raise UserError(f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence")
+        raise UserError(
+            f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",
+            "sampling.sampler",
+        )
 
 
 def _works_with(method: Method, sampler: str) -> bool:
     return method.samplers is None or sampler in method.samplers
 
 
-def check_ids(ids: Any, config: Config, what: str) -> None:
-    """Checks that `ids` is a tensor (B, L) of ids, no longer than the model."""
+def check_ids(ids: Any, config: Config, what: str, max_length: int | None = None) -> None:
+    """Checks that `ids` is a tensor (B, L) of ids, no longer than the model or `max_length`."""
     _check_are_ids(ids, config, what)
-    if ids.shape[1] > config.length:
+    longest = max_length or config.length
+    if ids.shape[1] > longest:
         raise UserError(
-            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {config.length}; shorten it"
+            f"the {what} is {ids.shape[1]} tokens long and the model was made for length {longest}; shorten it"
         )
 
 

@@ -1,9 +1,12 @@
 """The base class of the masked diffusion methods: noise, bound, beliefs and sampling. Subclasses define the loss.
 
-Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
+Samplers call a network as a denoiser (`as_denoiser`), in which it ignores padding: a row is sampled as it would be
+alone.
+
+Shapes: B sequences, L tokens, N positions, V symbols. `pad` is True at padding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,19 +17,20 @@ from torch import Tensor, nn
 from adlm.config.schema import Config, Sampling
 from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion import schedules
-from adlm.diffusion.beliefs import subs
+from adlm.diffusion.beliefs import clean_log_beliefs, subs
 from adlm.diffusion.masking import mask_counted, mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importance_weight
-from adlm.methods.denoising import as_denoiser
+from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
-from adlm.sampling.frame import Frame, Row, SamplingRun
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
+from adlm.sampling.windows import check_stride
 
 
 @dataclass(frozen=True)
@@ -213,18 +217,96 @@ class MaskedDiffusion:
         time_conditioning = self.config.model.time_conditioning
         return schedules.sigma(self.schedule, t).float().to(device) if time_conditioning else None
 
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        check_sampler(self, sampling)
+        if sampler_of(sampling).long_texts:
+            check_stride(sampling, self._row)
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Samples with SUBS beliefs."""
-        check_sampler(self, sampling)
         return sampler_of(sampling).sample(self.sampling_run(network, canvas, sampling, rng, pad))
 
     def sampling_run(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
     ) -> SamplingRun:
         """The input of a sampler."""
-        denoiser = as_denoiser(network, self.mask_id, self.conditioning_sigma)
+        denoiser, steps = as_denoiser(network, self.mask_id, self.conditioning_sigma), steps_of(self.schedule, sampling)
+        return SamplingRun(denoiser, canvas, self.mask_id, steps, sampling, rng, pad, self._row)
+
+    @property
+    def _row(self) -> Row:
         bos, eos = row_boundaries(vocabulary_of(self.config))
-        row = Row(self.config.length, tuple(bos), tuple(eos))
-        return SamplingRun(denoiser, canvas, self.mask_id, steps_of(self.schedule, sampling), sampling, rng, pad, row)
+        return Row(self.config.length, tuple(bos), tuple(eos))
+
+
+@dataclass(frozen=True)
+class FrozenOutput:
+    """The output of a frozen network for one state: each head runs only at the requested positions."""
+
+    network: FrozenNetwork
+    hidden: HiddenStates
+    mask_id: int
+
+    def log_beliefs(self, positions: Tensor) -> Tensor:
+        return clean_log_beliefs(self.network.logits(self.hidden.last.flatten(0, 1)[positions]), self.mask_id)
+
+    def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
+        assert self.hidden.anchor is not None
+        return clean_log_beliefs(self.network.anchor_logits(self.hidden.anchor.flatten(0, 1)[positions]), self.mask_id)
+
+
+@dataclass(frozen=True)
+class NetworkOutput:
+    """The output of a network in training: a sharded one can only be called as a whole, so all logits are computed."""
+
+    network: nn.Module
+    z: Tensor
+    sigma: Tensor | None
+    pad: Tensor | None
+    mask_id: int
+
+    @torch.no_grad()
+    def log_beliefs(self, positions: Tensor) -> Tensor:
+        with eval_mode(self.network):
+            logits = self.network(self.z, self.sigma, self.pad)
+            return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
+
+    @torch.no_grad()
+    def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
+        with eval_mode(self.network):
+            logits = self.network.anchor_logits(self.z, self.sigma, self.pad)  # type: ignore[operator]
+            return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
+
+
+SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
+"""(z (B, L), alpha (B,) or None, pad) -> sigma (B,) of a time-conditioned network, else None."""
+
+
+def as_denoiser(network: nn.Module | FrozenNetwork, mask_id: int, sigma_of: SigmaFunction) -> Denoiser:
+    """The network as a function from noisy ids to beliefs."""
+
+    def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
+        sigma = sigma_of(z, alpha, pad)
+        if isinstance(network, FrozenNetwork):
+            return FrozenOutput(network, network.hidden(z, sigma, pad), mask_id)
+        return NetworkOutput(network, z, sigma, pad, mask_id)
+
+    return denoise
+
+
+def logits_everywhere(
+    network: nn.Module | FrozenNetwork, sigma_of: SigmaFunction, pad: Tensor | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(z, alpha) -> logits (B, L, V), for reference sampling; dropout off and no gradient."""
+
+    @torch.no_grad()
+    def logits(z: Tensor, alpha: Tensor) -> Tensor:
+        sigma = sigma_of(z, alpha, pad)
+        if isinstance(network, FrozenNetwork):
+            return network.logits(network.hidden(z, sigma, pad).last.flatten(0, 1)).view(*z.shape, -1)
+        with eval_mode(network):
+            return network(z, sigma, pad)  # type: ignore[no-any-return]
+
+    return logits

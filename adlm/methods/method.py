@@ -103,6 +103,10 @@ class Method(Protocol):
         """(B,) for time-conditioned networks, else None: -log alpha if given, else sigma at t = the share of masks."""
         ...
 
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        """A user error if the method cannot fill in a valid canvas with these options. Called before `generate`."""
+        ...
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:

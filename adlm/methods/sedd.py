@@ -18,9 +18,8 @@ from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.scores import log_scores, score_entropy, score_step
 from adlm.errors import UserError
-from adlm.methods.denoising import logits_everywhere
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch, logits_everywhere
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
@@ -67,18 +66,22 @@ class Sedd(MaskedDiffusion):
 
         return rate * network.nats_at_positions(noised.z, masked, entropy_at, *self.conditioning(noised, pad))
 
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        super().check_run(canvas, sampling, pad)
+        for option in ("temperature", "top_k", "top_p", "repetition_penalty") if sampling.sampler == "analytic" else ():
+            if getattr(sampling, option) != getattr(Sampling(), option):
+                raise UserError(
+                    f"sampling.{option} {getattr(sampling, option)} changes beliefs, and analytic draws from the "
+                    "unchanged scores; use ancestral",
+                    f"sampling.{option}",
+                )
+
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """Most samplers use the SUBS beliefs of the logits, the normalised scores; `analytic` uses the scores."""
         if sampling.sampler != "analytic":
             return super().generate(network, canvas, sampling, rng, pad)
-        for option in ("temperature", "top_k", "top_p", "repetition_penalty"):
-            if getattr(sampling, option) != getattr(Sampling(), option):
-                raise UserError(
-                    f"sampling.{option} {getattr(sampling, option)} changes beliefs, and analytic draws from the "
-                    "unchanged scores; use ancestral"
-                )
         run = self.sampling_run(network, canvas, replace(sampling, final="draw"), rng, pad)
         steps, mask_id, logits = run.steps, run.mask_id, logits_everywhere(network, self.conditioning_sigma, pad)
 

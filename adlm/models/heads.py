@@ -41,7 +41,7 @@ class TiedHead(nn.Module):
 
     def __init__(self, other: nn.Linear):
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros_like(other.bias))
+        self.bias = nn.Parameter(torch.zeros(other.bias.shape, dtype=other.bias.dtype, device=other.bias.device))
         self._other = (other,)  # in a tuple: as a submodule its weight would be listed, saved and sharded twice
 
     @property

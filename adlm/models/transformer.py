@@ -8,12 +8,14 @@ at padding.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
 from adlm.models.heads import Positions, Scored, nats_at_positions, score_positions
@@ -162,6 +164,8 @@ def attend_neighbours(block: Block, sharpness: float = 8.0, slowest: float = 0.0
     of at least `slowest` radians per token: lower ones do not distinguish adjacent positions.
     """
     assert block.modulation is not None
+    if block.qkv.weight.is_meta:  # no storage, and arithmetic on it would make PyTorch import its compiler
+        return
     width = block.norm1.weight.numel()
     shift, _, gate1, _, _, gate2 = block.modulation.bias.view(6, width)
     for part in (shift, gate1, gate2):
@@ -315,3 +319,24 @@ def weights_sha256(network: nn.Module) -> str:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+INITIALIZERS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Skips random initialization: on the meta device it would make PyTorch import its compiler."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        return named["tensor"] if func in INITIALIZERS else func(*args, **named)
+
+
+def on_meta(build: Callable[[], Network]) -> Network:
+    """`build()` on the meta device: parameter names and shapes without storage."""
+    with torch.device("meta"), _NoInitialization():
+        return build()

@@ -5,6 +5,7 @@ Shapes: B sequences, L tokens, N of them to draw, V symbols last.
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,21 +25,33 @@ class RowRng:
     """
 
     def __init__(self, seed: int | Sequence[int], rows: Sequence[int]):
-        seeds = [seed] * len(rows) if isinstance(seed, int) else seed
+        seeds = [seed] if isinstance(seed, int) else seed
         for each in seeds:
             if each < 0:
-                raise UserError(f"seed {each} must be 0 or more")
-        self.rows = rows
-        self._positions, self._tokens = (
-            [
-                np.random.Generator(np.random.Philox(np.random.SeedSequence(each, spawn_key=(row, stream))))
-                for each, row in zip(seeds, rows, strict=True)
-            ]
-            for stream in range(2)
-        )
+                raise UserError(f"seed {each} must be 0 or more", "seed")
+        self.seed, self.rows = seed, rows
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice) -> "RowRng":
+        """The streams of some of the rows, from their beginning."""
+        return RowRng(self.seed if isinstance(self.seed, int) else self.seed[rows], self.rows[rows])
+
+    @cached_property
+    def _positions(self) -> list[np.random.Generator]:
+        return self._streams(0)
+
+    @cached_property
+    def _tokens(self) -> list[np.random.Generator]:
+        return self._streams(1)
+
+    def _streams(self, stream: int) -> list[np.random.Generator]:
+        seeds = [self.seed] * len(self.rows) if isinstance(self.seed, int) else self.seed
+        return [
+            np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, stream))))
+            for seed, row in zip(seeds, self.rows, strict=True)
+        ]
 
     def for_positions(self, row: int, num: int) -> NDArray[np.float64]:
         """The next `num` numbers of the row's position stream."""

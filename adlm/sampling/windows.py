@@ -12,22 +12,34 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from adlm.config.schema import Sampling
 from adlm.errors import UserError
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Frame, SamplingRun, first_frame
+from adlm.sampling.frame import Frame, Row, SamplingRun, first_frame
 
 WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
+
+
+def window_and_stride(sampling: Sampling, row: Row) -> tuple[int, int]:
+    """How many tokens of the text a window holds, and by how many it advances."""
+    return row.length - len(row.before) - len(row.after), sampling.stride or max(1, row.length // 2)
+
+
+def check_stride(sampling: Sampling, row: Row) -> None:
+    """A user error if the windows of a long text would leave tokens out."""
+    window, stride = window_and_stride(sampling, row)
+    if stride > window:
+        raise UserError(
+            f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it", "sampling.stride"
+        )
 
 
 def sample_semi_autoregressive(run: SamplingRun) -> Iterator[Frame]:
     """Ancestral sampling; a canvas longer than the model is filled in overlapping windows."""
     row = run.row
     assert row is not None
-    window = row.length - len(row.before) - len(row.after)
-    stride = run.sampling.stride or max(1, row.length // 2)
-    if stride > window:
-        raise UserError(f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it")
+    window, stride = window_and_stride(run.sampling, row)
     if run.canvas.shape[1] <= row.length:
         return sample_positions_first(run)
     bounded = with_boundaries(

@@ -23,10 +23,10 @@ from adlm.config.schema import Config
 from adlm.data.rows.loader import Position
 from adlm.diffusion.objectives import anchor_gamma
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, reporting_os_errors, write_file
+from adlm.files import METRICS_LIMIT, read_bytes, reporting_os_errors, scan_metrics, write_file
+from adlm.files import read_metrics as read_metrics
 from adlm.training.optimizer import learning_rate
 from adlm.training.step import StepReport
-from adlm.training.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,23 @@ def parse_counters(raw: Mapping[str, Any]) -> Counters:
     return counters
 
 
-MetricsLine = Mapping[str, float | int | None]
+@dataclass(frozen=True)
+class ValidationResult:
+    """Nats per token of the text, over `tokens` tokens in `rows` rows.
 
-MAX_BYTES = 2**36
-"""Size of the largest metrics.jsonl that is read."""
+    The nats of the rows' bos and eos are included in the sum, but the tokens themselves are not counted.
+    """
+
+    nats: float
+    stderr: float
+    """Standard error of the mean over rows and noise, as if rows were independent; rows of one document are not."""
+    tokens: int
+    rows: int
+    accuracy: float | None = None
+    """Share of the problems that are solved, in runs on problems."""
+
+
+MetricsLine = Mapping[str, float | int | None]
 
 # Metrics that depend on the machine, and differ when the same run is repeated.
 TIMING_METRICS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
@@ -111,41 +124,15 @@ def _truncate(path: Path, step: int, report: Callable[[str], None]) -> None:
     """Remove the lines after a step and invalid lines; a file with invalid lines is first copied to *.damaged."""
     lines, num_damaged = scan_metrics(path)
     if num_damaged:
-        content, copy, number = read_bytes(path, MAX_BYTES), path.with_name(f"{path.name}.damaged"), 1
-        while copy.exists() and read_bytes(copy, MAX_BYTES) != content:  # keep earlier, different copies
+        content, copy, number = read_bytes(path, METRICS_LIMIT), path.with_name(f"{path.name}.damaged"), 1
+        while copy.exists() and read_bytes(copy, METRICS_LIMIT) != content:  # keep earlier, different copies
             number += 1
             copy = path.with_name(f"{path.name}.damaged-{number}")
         write_file(copy, content)
         report(f"{path} has {num_damaged} damaged line(s), which are removed; the original is copied to {copy}")
     text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
-    if not path.exists() or read_bytes(path, MAX_BYTES) != text.encode():
+    if not path.exists() or read_bytes(path, METRICS_LIMIT) != text.encode():
         write_file(path, text)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The valid lines of a metrics.jsonl; an empty list if there is no such file."""
-    return scan_metrics(path)[0]
-
-
-def scan_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The valid lines of a metrics.jsonl and the number of damaged ones, without counting an incomplete last line."""
-    if not path.exists():
-        return [], 0
-    *complete, last = [_parse_line(line) for line in read_bytes(path, MAX_BYTES).split(b"\n")]
-    lines = [line for line in (*complete, last) if line is not None]
-    return lines, sum(line is None for line in complete)
-
-
-def _parse_line(text: bytes) -> dict[str, Any] | None:
-    """A metrics line: finite numbers by name, including the step; None if it is invalid."""
-    try:
-        line = parse_json(text)
-    except ValueError:
-        return None
-    if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
-        return None
-    numbers = [value for value in line.values() if value is not None]
-    return line if all(type(value) in (int, float) and abs(value) < math.inf for value in numbers) else None
 
 
 def _without_infinities(line: MetricsLine) -> dict[str, float | int | None]:

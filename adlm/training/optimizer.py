@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
+from adlm.training.sharding import local_shard
 
 MOMENTUM = 0.95  # of Muon
 ITERATIONS = 5
@@ -56,16 +57,11 @@ class Muon(AdamW):
             gradients = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
             gradient = torch.where(applied, gradients / scale, momentum)
             momentum.lerp_(gradient, 1 - MOMENTUM)
-            torch._foreach_copy_([_local(each) for each in momenta], _local(momentum).unbind())
+            torch._foreach_copy_([local_shard(each) for each in momenta], local_shard(momentum).unbind())
             update = rate * orthogonalized(gradient.lerp_(momentum, MOMENTUM), group["parts"])
-            own = [_local(weight) for weight in weights]
+            own = [local_shard(weight) for weight in weights]
             torch._foreach_mul_(own, 1 - rate * group["weight_decay"])
-            torch._foreach_sub_(own, _local(update).unbind())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This process's shard of a sharded tensor; any other tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            torch._foreach_sub_(own, local_shard(update).unbind())
 
 
 def orthogonalized(matrices: Tensor, parts: int = 1) -> Tensor:

@@ -83,6 +83,11 @@ def gather_tensors(tensors: Mapping[str, Tensor], processes: Processes) -> dict[
     return gathered
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """This process's shard of a sharded tensor; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def load_tensor(tensor: Tensor, full: Tensor) -> None:
     """Copy an unsharded tensor into one that may be sharded. No communication: every process has the whole `full`."""
     if isinstance(tensor, DTensor):

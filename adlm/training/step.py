@@ -25,7 +25,7 @@ from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Loss
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
-from adlm.training.sharding import gather_tensors, reshard
+from adlm.training.sharding import gather_tensors, local_shard, reshard
 
 
 class EMA:
@@ -46,8 +46,8 @@ class EMA:
         """`finite` is whether the optimizer step was applied. Nothing here synchronizes with the device."""
         self.num_updates += finite
         decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
-        averages = [_local(weight) for weight in self.weights.values()]
-        weights = [_local(weight) for weight in network.parameters()]
+        averages = [local_shard(weight) for weight in self.weights.values()]
+        weights = [local_shard(weight) for weight in network.parameters()]
         share = ((1 - decay) * finite).to(averages[0].dtype)
         torch._foreach_lerp_(averages, weights, [share] * len(weights))
 
@@ -66,11 +66,6 @@ class EMA:
             own = weight.clone()
             weight.copy_(self.weights[name])
             self.weights[name].copy_(own)
-
-
-def _local(weight: Tensor) -> Tensor:
-    """This process's shard of a sharded weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class Objective(Protocol):
@@ -100,6 +95,8 @@ class TrainState:
     """None computes in the dtype of the weights."""
     flops_per_token: float | None = None
     """Floating-point operations of training, for the MFU; None where the device's peak rate is unknown."""
+    max_length: int | None = None
+    """Of the rows; None is the length of the model."""
 
     @property
     def device(self) -> torch.device:
@@ -136,12 +133,17 @@ class TrainState:
 
 
 def new_train_state(
-    method: Objective, network: Any, autocast_dtype: torch.dtype | None = None, flops_per_token: float | None = None
+    method: Objective,
+    network: Any,
+    autocast_dtype: torch.dtype | None = None,
+    flops_per_token: float | None = None,
+    max_length: int | None = None,
 ) -> TrainState:
     """The state before the first step, with the optimizer and the EMA of the config."""
     train = method.config.train
     ema = EMA(network, train.ema) if train.ema > 0 else None
-    return TrainState(method, network, build_optimizer(network, train), ema, autocast_dtype, flops_per_token)
+    optimizer = build_optimizer(network, train)
+    return TrainState(method, network, optimizer, ema, autocast_dtype, flops_per_token, max_length)
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def train_step(
             generator.set_state(start)  # every micro-batch draws the noise of the global batch and uses its own rows
         if isinstance(network, FSDPModule):
             network.set_requires_all_reduce(number == len(batches))
-        check_clean(method.config, batch.x, batch.pad)
+        check_clean(method.config, batch.x, batch.pad, max_length=state.max_length)
         x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
         with state.autocast(), fast_attention(device):
             loss = method.loss(network, x, pad, progress, BatchRng(generator, batch.batch_slice))

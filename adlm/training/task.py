@@ -1,32 +1,62 @@
-"""What a run trains: the parts of training that depend on the kind of data. Text here, problems in apps/reasoning."""
+"""What a run trains: the parts of training that depend on the kind of data. Text here, problems in apps/reasoning.
+
+Text is prepared if necessary, opened, and read in batches. Held-out rows are read in groups of `train.batch_size`, each
+with its own noise seed, so that the validation bound is the same for any number of processes.
+
+Shapes: B sequences, L tokens, V symbols.
+"""
 
 import functools
-from collections.abc import Callable
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, replace_model_folder
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
-from adlm.data.rows.loader import Batches
+from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
+from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
+from adlm.data.rows.anchor_rules import SymbolStatistics
+from adlm.data.rows.loader import Batches, Loader, Stream
+from adlm.data.rows.packing import counted_positions, text_width
+from adlm.data.rows.statistics import count_symbols, symbol_texts
+from adlm.data.sources.corpora import CORPORA
+from adlm.data.sources.source import resolve_source, source_recipe
+from adlm.data.sources.text_files import user_path
+from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
-from adlm.methods.anchored import Anchored
+from adlm.methods.adlm import Anchored
+from adlm.methods.inputs import check_canvas
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
+from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.build import build_train_state
-from adlm.training.data import TrainingData, log_frequencies, open_training_data, training_statistics
+from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
+from adlm.training.seeds import generator_of, seed_of
 from adlm.training.step import TrainState, micro_batch_shape
-from adlm.training.validation import ValidationResult, validate, write_samples
+
+LARGE = 10**9  # bytes of shards: verifying more than this is reported
+SAMPLED_TOKENS = 2**20  # about how many tokens the frequencies of symbols are estimated from
+PREPARED_TOKENIZER = "tokenizer.json"  # the option `tokenizer` of a run whose prepared folder has its own tokenizer
 
 Report = Callable[[str], None]
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """The data of a run, opened, and what is done with it outside the training step."""
 
     @property
@@ -66,28 +96,82 @@ class Task(Protocol):
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult: ...
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None: ...
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
+        """Generated texts, `train.samples` of them."""
+        ...
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         """Write the model folder, replacing an existing one."""
         ...
 
 
-OpenTask = Callable[[Config, RunFolder, Processes, Report], Task]
+OpenTask = Callable[[Config, RunFolder, Processes, Report], TrainingTask]
 
 
 @dataclass(frozen=True)
-class TextTask(TrainingData):
-    """Language modelling: rows of text, and any method."""
+class HeldOutBatch:
+    """Held-out rows of one group."""
+
+    x: Tensor
+    pad: Tensor | None
+    is_counted: Tensor
+    """(B, L), True at the tokens of the text, over which the mean per token is taken."""
+    group: int
+    batch_slice: BatchSlice
+    """Which rows of the group these are."""
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """Language modelling: rows of text, and any method. See `TrainingTask`."""
+
+    config: Config
+    tokenizer: Tokenizer
+    training: Batches
+    fingerprint: str
+    """A checksum of the training text."""
+    num_rows: int | None
+    """Of the training text; None for a stream."""
+    num_tokens: int | None
+    """Of the training text, before it is cut into rows; None for a stream."""
+    num_held_out: int
+    """Rows used for validation; 0 if nothing is held out."""
+    num_held_out_in_all: int
+    """Rows held out; for a stream those that are read, at most `train.valid_rows`."""
+    read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
+    """x and pad of the held-out rows [start, stop)."""
+
+    def held_out_batches(self, size: int) -> Iterator[HeldOutBatch]:
+        """All held-out rows in order, at most `size` at a time and never across two groups."""
+        group_size, vocabulary = self.config.train.batch_size, self.tokenizer.vocabulary
+        for start in range(0, self.num_held_out, group_size):
+            stop = min(start + group_size, self.num_held_out)
+            for first in range(start, stop, size):
+                x, pad = self.read_held_out(first, min(first + size, stop))
+                padding = None if pad is None else pad.numpy()
+                counted = counted_positions(x.numpy(), padding, vocabulary, self.config.data.packing)
+                yield HeldOutBatch(
+                    x, pad, torch.from_numpy(counted), start // group_size, BatchSlice(first - start, stop - start)
+                )
 
     def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
-        statistics = functools.cache(lambda: training_statistics(self, processes))
+        statistics = functools.cache(lambda: self._statistics(processes))
         method = method_of(self.config)
         if isinstance(method, Anchored):
             method = method.with_statistics(statistics)
-        frequencies = log_frequencies(statistics().counts) if self.config.train.unigram_start else None
+        frequencies = _log_frequencies(statistics().counts) if self.config.train.unigram_start else None
         weights = None if resumes or not self.config.init else self._initial_weights()
         return build_train_state(method, processes, report, frequencies, weights)
+
+    def _statistics(self, processes: Processes) -> SymbolStatistics:
+        """Counted in the first training batches of all processes."""
+        train, num_symbols = self.config.train, self.tokenizer.vocabulary.size
+        sampled = SAMPLED_TOKENS // self.config.length + 1
+        num_batches = -(-min(sampled, self.num_rows or sampled) // train.batch_size)  # at most one epoch
+        batches = ((batch.x, batch.pad) for batch in islice(self.training.batches(), num_batches))
+        *numbers, num_rows = count_symbols(batches, num_symbols)
+        counts, rows = (torch.tensor(processes.sum(found.tolist())) for found in numbers)
+        return SymbolStatistics(symbol_texts(self.tokenizer), counts, rows, int(processes.sum([num_rows])[0]))
 
     def _initial_weights(self) -> dict[str, Tensor]:
         """The weights of the model `init`, whose tokenizer must be that of the prepared text."""
@@ -101,11 +185,47 @@ class TextTask(TrainingData):
         return model.weights
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
-        _, size = micro_batch_shape(self.config.train, processes.num_ranks)
-        return validate(method_of(self.config), state.network, self, size, processes)
+        """The mean bound per token over all held-out rows, a micro-batch per process at a time.
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None:
-        write_samples(method_of(self.config), state.network, self, folder, step, processes)
+        Rows and noise are the same every time, so two validations of a run differ only in the weights. Every process
+        takes part in every round, because gathering sharded weights is a collective operation; one without rows in the
+        last round evaluates the last batch again and discards the result.
+        """
+        method, seed = method_of(self.config), self.config.train.seed
+        estimator = ESTIMATORS[default_estimator(method)](method)
+        nats, tokens, nats_squared, nats_tokens, tokens_squared, rows = (
+            torch.zeros((), dtype=torch.float64) for _ in range(6)
+        )
+        batches = self.held_out_batches(micro_batch_shape(self.config.train, processes.num_ranks)[1])
+        while round_batches := list(islice(batches, processes.num_ranks)):
+            batch = round_batches[min(processes.rank, len(round_batches) - 1)]
+            x = batch.x.to(processes.device)
+            pad = None if batch.pad is None else batch.pad.to(processes.device)
+            rng = BatchRng(generator_of(seed, "validation", batch.group), batch.batch_slice)
+            row_nats = estimator(state.network, x, pad, rng).double().sum(dim=1).cpu()
+            if processes.rank >= len(round_batches):
+                continue
+            row_tokens = (batch.is_counted & method.predicted(batch.x, batch.pad)).sum(dim=1).double()
+            nats += row_nats.sum()
+            tokens += row_tokens.sum()
+            nats_squared += (row_nats * row_nats).sum()
+            nats_tokens += (row_nats * row_tokens).sum()
+            tokens_squared += (row_tokens * row_tokens).sum()
+            rows += len(row_nats)
+        sums = [float(value) for value in (nats, tokens, nats_squared, nats_tokens, tokens_squared, rows)]
+        return _ratio_of_sums(*processes.sum(sums))
+
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
+        config, vocabulary, train = self.config, self.tokenizer.vocabulary, self.config.train
+        canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
+        if vocabulary.bos_id is None and self.num_held_out:
+            canvas[:, 0] = self.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
+        rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
+        method = method_of(config)
+        check_canvas(method, canvas, config.sampling)
+        frame = last_frame(method.generate(state.network, canvas, config.sampling, rng))
+        texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
+        return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""
@@ -113,8 +233,150 @@ class TextTask(TrainingData):
         replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
 
 
+def _ratio_of_sums(
+    nats: float, tokens: float, nats_squared: float, nats_tokens: float, tokens_squared: float, rows: float
+) -> ValidationResult:
+    """mean = sum_i nats_i / sum_i tokens_i over rows i; variance = sum_i (nats_i - mean tokens_i)^2 / tokens^2."""
+    mean = nats / tokens
+    spread = max(0.0, nats_squared - 2 * mean * nats_tokens + mean * mean * tokens_squared)
+    correction = rows / (rows - 1) if rows > 1 else math.inf
+    stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
+    return ValidationResult(mean, stderr, int(tokens), int(rows))
+
+
+def _log_frequencies(counts: Tensor) -> Tensor:
+    """(V,), log unigram frequencies with add-one smoothing."""
+    return ((1 + counts) / (1 + counts).sum()).log()
+
+
 def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
-    task = TextTask(**vars(open_training_data(config, run, processes, report)))
+    """The text that the config names. Without `data.prepared`, a new run first prepares it in RUN/data."""
+    task = _open_stream(config, processes) if config.data.streaming else _open_rows(config, run, processes, report)
     method_of(task.config)  # raises for an invalid config before it is saved as the run's config
     check_training(task.config, processes.device, processes.num_ranks)
     return task
+
+
+def _open_rows(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
+    saved = processes.broadcast(run.config)
+    prepared = processes.main_process_first(
+        lambda: _open_or_prepare(config, run.path, saved, processes.is_main_process, report)
+    )
+    packing = config.data.packing or prepared.manifest["packing"]
+    resolved = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
+    if config.data.prepared:  # record the source of the text in the config, not only the folder of its shards
+        source, form = prepared.manifest["source"], prepared.manifest["recipe"]["form"]
+        kind = "name" if source in CORPORA else "hub" if len(form) == 2 else "path"  # the recipe of files has 3 entries
+        options = {kind: source, "prepared": str(prepared.folder.resolve())}  # absolute, to resume from any folder
+        resolved = replace(resolved, tokenizer=PREPARED_TOKENIZER, data=replace(resolved.data, **options))
+    rows = prepared.rows("train", config.length, packing, overlap=True)
+    train = config.train
+    order_seed = seed_of(train.seed, "order")
+    loader = Loader(rows, train.batch_size, order_seed, processes.rank, processes.num_ranks)
+    valid = next((split for split in ("valid", "test") if split in prepared.splits), None)
+    held_out = None if valid is None else prepared.rows(valid, config.length, packing)
+    num_held_out = 0 if held_out is None else min(train.valid_rows, len(held_out))
+
+    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        assert held_out is not None
+        x, pad = held_out.read([index * len(held_out) // num_held_out for index in range(start, stop)])  # evenly spaced
+        return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
+
+    num_tokens = len(prepared.tokens("train"))
+    if packing == "packed" and num_tokens < text_width(prepared.tokenizer.vocabulary, config.length):
+        raise UserError(
+            f"the training text has {num_tokens:,} tokens, less than one row of length {config.length}; "
+            "give more text, or a smaller length"
+        )
+    return TextTask(
+        resolved,
+        prepared.tokenizer,
+        loader,
+        _checksum(prepared.manifest["splits"]["train"]),  # over the checksums of the training shards
+        len(rows),
+        num_tokens,
+        num_held_out,
+        0 if held_out is None else len(held_out),
+        read_held_out,
+    )
+
+
+def _checksum(described: Any) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _open_or_prepare(config: Config, run: Path, saved: Config | None, verify: bool, report: Report) -> Prepared:
+    """The prepared data; `verify` compares its checksums. A run that has started never prepares its data again."""
+    source = config.data.name or config.data.path or config.data.hub
+    run_data = run / "data"
+    if not config.data.prepared and saved is None:
+        if source:  # else `prepare` raises
+            report(f"preparing {source} for tokenizer {config.tokenizer}")
+        outcome = prepare(config, run_data, _every_ten_seconds(report))
+        for line in (f"data {outcome.how}: {run_data}", *outcome.notes):
+            report(line)
+        return outcome.prepared
+    if not config.data.prepared and saved is not None:
+        if not is_prepared(run_data):
+            raise UserError(
+                f"{run} has started, but there is no prepared data in {run_data}; restore it, or give a folder with "
+                "the same data: data.prepared=FOLDER"
+            )
+        if verify:
+            _report_size(run_data, report)
+            check_source(config, run_data, saved)
+        return open_prepared(run_data, sums=verify)
+    folder = user_path("data.prepared", config.data.prepared)
+    if verify:
+        _report_size(folder, report)
+    prepared = open_prepared(folder, sums=verify)
+    if source and prepared.manifest["source"] != source:
+        raise UserError(
+            f"data.prepared {config.data.prepared} was made from {prepared.manifest['source']}, but the config names "
+            f"{source}; give the folder prepared from that text, or run adlm prepare"
+        )
+    return prepared
+
+
+def _report_size(folder: Path, report: Report) -> None:
+    """Report that large shards are verified, which takes a while."""
+    size = sum(file["bytes"] for entry in read_manifest(folder)["splits"].values() for file in entry["files"])
+    if size > LARGE:
+        report(f"comparing the checksums of {size / 1e9:.1f} GB of shards in {folder}")
+
+
+def _every_ten_seconds(report: Report) -> Callable[[PrepareProgress], None]:
+    """A callback that reports the progress of the preparation at most every ten seconds."""
+    reported_at = time.monotonic()
+
+    def report_progress(progress: PrepareProgress) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at < 10:
+            return
+        reported_at = time.monotonic()
+        share = f"{progress.bytes_read / progress.bytes_in_all:.0%} read, " if progress.bytes_in_all else ""
+        report(f"preparing: {share}{progress.tokens:,} tokens")
+
+    return report_progress
+
+
+def _open_stream(config: Config, processes: Processes) -> TextTask:
+    """Batches directly from the source; the held-out rows are read into memory."""
+    tokenizer, source, train = load_tokenizer(config.tokenizer), resolve_source(config.data), config.train
+    resolved = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=source.packing))
+    stream = Stream(
+        source, tokenizer, config.length, train.batch_size, rank=processes.rank, num_ranks=processes.num_ranks
+    )
+    try:
+        held_out = list(islice(Stream(source, tokenizer, config.length, 1, "valid").batches(), train.valid_rows))
+    except UserError:  # nothing is held out
+        held_out = []
+
+    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        rows = held_out[start:stop]
+        pads = [row.pad for row in rows if row.pad is not None]
+        return torch.cat([row.x for row in rows]), torch.cat(pads) if pads else None
+
+    fingerprint = _checksum(source_recipe(source))
+    num_held_out = len(held_out)
+    return TextTask(resolved, tokenizer, stream, fingerprint, None, None, num_held_out, num_held_out, read_held_out)

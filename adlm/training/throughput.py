@@ -89,12 +89,8 @@ class ThroughputMeter:
         peak = datasheet_flops(self.device)
         if peak is not None and self.flops_per_token is not None:
             timings["mfu"] = rate * self.flops_per_token / (peak * self.num_devices)
-        return {**timings, "memory_gib": _memory(self.device) / 2**30}
-
-
-def _memory(device: torch.device) -> int:
-    """Peak memory of this process in bytes: on the GPU, or of the CPU process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, kilobytes elsewhere
+        if self.device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self.device)
+        else:  # peak of the process, in bytes on macOS and kilobytes elsewhere
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return {**timings, "memory_gib": memory / 2**30}

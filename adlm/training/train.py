@@ -6,7 +6,7 @@ process runs this code; only the main process (rank 0) writes files and reports.
 
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,32 +19,27 @@ from adlm.data.rows.loader import Batch
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
+from adlm.files import reporting_os_errors, write_file
 from adlm.models.transformer import num_parameters
-from adlm.training import checkpoint, run_folder
+from adlm.training import run_folder
 from adlm.training.metrics import (
     Counters,
     MetricsLine,
     MetricsLogger,
     PendingReport,
+    ValidationResult,
     add_report,
     metrics_line,
     open_metrics,
 )
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
-from adlm.training.run_folder import RunFolder
+from adlm.training.run_folder import Checkpoint, RunFolder
 from adlm.training.seeds import generator_of, reseed_dropout
 from adlm.training.sharding import training_processes
-from adlm.training.step import (
-    MicroBatch,
-    TrainState,
-    count_tokens,
-    micro_batch_shape,
-    train_step,
-)
+from adlm.training.step import MicroBatch, TrainState, count_tokens, micro_batch_shape, train_step
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
-from adlm.training.task import OpenTask, Task, open_text_task
+from adlm.training.task import OpenTask, TrainingTask, open_text_task
 from adlm.training.throughput import ThroughputMeter
-from adlm.training.validation import ValidationResult
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class TrainContext:
     config: Config
     processes: Processes
     run: RunFolder
-    task: Task
+    task: TrainingTask
     state: TrainState
     logger: MetricsLogger | None
     """None except in the main process."""
@@ -121,22 +116,23 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
     """Train `config` into the folder `out`, resuming the run there if there is one."""
     with training_processes(config.train, reporter.info) as processes:
         main = processes.is_main_process
-        report = reporter.info if main else _ignore
+        report = reporter.info if main else (lambda message: None)
         with run_folder.open_run_folder(out) if main else nullcontext(RunFolder(out)) as run:
             micro_batch_shape(config.train, processes.num_ranks)
             check_warm_up(config.train)
-            config = _with_threads(_with_warm_up(config, run), run, processes)
-            found = processes.on_main_process(lambda: checkpoint.find_checkpoint(run.checkpoints, report))
-            latest: checkpoint.Checkpoint | None = processes.broadcast(found)
-            previous = _previous_config(run, latest)
+            config = _with_saved_options(config, run, processes)
+            found = processes.on_main_process(lambda: run_folder.find_checkpoint(run.checkpoints, report))
+            latest: Checkpoint | None = processes.broadcast(found)
+            previous: Mapping[str, Any] | None = None if run.config is None else run_folder.config_as_json(run.config)
+            if latest is not None:
+                previous = latest.config
             if previous is not None:
                 run_folder.check_options(run, previous, config, include_data_options=False)
             task = open_task(config, run, processes, report)
             config = task.config
             changes = [] if previous is None else run_folder.check_options(run, previous, config)
             if latest is not None:
-                run_folder.check_fingerprint(run, task.fingerprint)
-                run_folder.check_steps(run, config, latest.counters.step)
+                run_folder.check_progress(run, config, task.fingerprint, latest.counters.step)
             state = task.build_state(processes, report, resumes=latest is not None)
             counters = _resume(latest, state, report)
             if main:  # the first writes to the run: a rejected resume leaves the folder unchanged
@@ -146,8 +142,8 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
                     report(note)
                 run_folder.save_run(run, config, task.fingerprint)
                 if latest is not None:
-                    checkpoint.set_damaged_aside(latest)
-                    checkpoint.prune_checkpoints(run.checkpoints, config.train.keep)
+                    run_folder.set_damaged_aside(latest)
+                    run_folder.prune_checkpoints(run.checkpoints, config.train.keep)
             logger = open_metrics(out, config, counters.step, reporter) if main else None
             try:
                 with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
@@ -159,44 +155,22 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
                     logger.close()
 
 
-def _ignore(message: str) -> None:
-    pass
+def _with_saved_options(config: Config, run: RunFolder, processes: Processes) -> Config:
+    """The config with warm-up and CPU threads resolved: as given, else as the run was started with, else the default.
 
-
-def _with_warm_up(config: Config, run: RunFolder) -> Config:
-    """The config with `train.warm_up_steps` resolved: as given, else as the run was started with, else the default.
-
-    So extending a run does not lengthen its warm-up.
+    So extending a run does not lengthen its warm-up. The number of threads changes results in the last bits; with the
+    same one a run resumes bit-identically.
     """
-    saved = run.config
-    warm_up_steps = config.train.warm_up_steps
+    train, saved = config.train, None if run.config is None else run.config.train
+    warm_up_steps, threads = train.warm_up_steps, train.threads
     if warm_up_steps is None and saved is not None:
-        warm_up_steps = saved.train.warm_up_steps
+        warm_up_steps = saved.warm_up_steps
     if warm_up_steps is None:
-        warm_up_steps = config.train.num_warm_up_steps
-    return replace(config, train=replace(config.train, warm_up_steps=warm_up_steps))
-
-
-def _with_threads(config: Config, run: RunFolder, processes: Processes) -> Config:
-    """The config with `train.threads` resolved: as given, else as the run was started with, else the default.
-
-    The number of CPU threads changes results in the last bits, so a run keeps it and resumes bit-identically.
-    """
-    if processes.device.type != "cpu":
-        return config
-    saved = run.config
-    threads = config.train.threads or (saved.train.threads if saved is not None else None)
-    threads = processes.broadcast(threads or default_threads())
-    torch.set_num_threads(threads)
-    return replace(config, train=replace(config.train, threads=threads))
-
-
-def _previous_config(run: RunFolder, latest: checkpoint.Checkpoint | None) -> Mapping[str, Any] | None:
-    """The config of the checkpoint, else of the run folder; None for a new run."""
-    if latest is not None:
-        return latest.config
-    saved = run.config
-    return None if saved is None else run_folder.config_as_json(saved)
+        warm_up_steps = train.num_warm_up_steps
+    if processes.device.type == "cpu":
+        threads = processes.broadcast(threads or (saved and saved.threads) or default_threads())
+        torch.set_num_threads(threads)
+    return replace(config, train=replace(train, warm_up_steps=warm_up_steps, threads=threads))
 
 
 def _rate_change(train: Train, previous: Mapping[str, Any], step: int) -> str:
@@ -212,11 +186,11 @@ def _rate_change(train: Train, previous: Mapping[str, Any], step: int) -> str:
     )
 
 
-def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Callable[[str], None]) -> Counters:
+def _resume(latest: Checkpoint | None, state: TrainState, report: Callable[[str], None]) -> Counters:
     """Load the checkpoint, if there is one, into the state."""
     if latest is None:
         return Counters()
-    checkpoint.load_tensors(latest, state.named_tensors())
+    run_folder.load_tensors(latest, state.named_tensors())
     if state.ema is not None:
         state.ema.num_updates.fill_(latest.counters.num_updates)
     report(f"resuming from step {latest.counters.step:,}: {latest.folder}")
@@ -224,16 +198,44 @@ def _resume(latest: checkpoint.Checkpoint | None, state: TrainState, report: Cal
 
 
 def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
-    """Steps until `train.steps` are done or a signal asks to stop."""
-    config, processes, first_step = context.config, context.processes, counters.step
-    batches = context.task.training.batches(counters.position)
+    """Steps until `train.steps` are done or a signal asks to stop.
+
+    An example: train.steps 3, log_every 2, checkpoint_every 3.
+
+        step 1  launched on the device; counters.step = 1, and its report is pending
+        step 2  launched; while the device computes it, the report of step 1 is read; counters.step = 2
+                2 is a multiple of log_every: the report of step 2 is read too, and a line with the mean of both written
+        step 3  launched; nothing is pending; counters.step = 3
+                3 is the last step: its report is read; validation, a line, then the checkpoint and RUN/model
+
+    A signal during step 2 is seen before step 3: the processes sum (tokens, stopped, failed), so all of them stop after
+    the same step, read its report, write its checkpoint and return. The rerun command starts here with counters.step 2.
+    Every random number is derived from the seed and the step, so it ends with the bytes of an uninterrupted run.
+    """
+    train, processes, task, first_step = context.config.train, context.processes, context.task, counters.step
+    batches = task.training.batches(counters.position)
     meter = ThroughputMeter(counters, processes.device, context.state.flops_per_token, processes.num_ranks)
     pending: PendingReport | None = None  # the last step's report, which may still be computed on the device
     measured: ValidationResult | None = None
     if context.reporter is not None:
-        context.reporter.start(_run_start(context, counters.step))
-    while counters.step < config.train.steps:
-        batch = _next_batch(batches)
+        start = RunStart(
+            device=device_name(processes.device),
+            threads=train.threads if processes.device.type == "cpu" else None,
+            num_parameters=num_parameters(context.state.network),
+            num_rows=task.num_rows,
+            num_tokens=task.num_tokens,
+            num_held_out=task.num_held_out,
+            num_held_out_in_all=task.num_held_out_in_all,
+            step=first_step,
+            exact=context.state.method.exact,
+        )
+        context.reporter.start(start)
+    while counters.step < train.steps:
+        batch: Batch | UserError
+        try:
+            batch = next(batches)
+        except UserError as error:  # all processes must know of it before one of them exits
+            batch = error
         parts = [] if isinstance(batch, UserError) else _micro_batches(context, batch)
         num_tokens = count_tokens(context.state.method, parts)
         tokens, stopped, failed = processes.sum([num_tokens, context.stop.signal != 0, isinstance(batch, UserError)])
@@ -243,40 +245,19 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         if batch.resets_optimizer:
             context.state.optimizer.state.clear()
         report = _step(context, counters, parts, int(tokens))
-        counters = _add_pending(context, counters, pending)
-        counters, pending = _count_step(counters, batch, int(tokens)), report
+        counters, pending = _add_pending(context, counters, pending), report
+        step, total, after = counters.step + 1, counters.tokens + int(tokens), batch.after
+        counters = replace(counters, step=step, epoch=after.epoch, row=after.row, tokens=total)
         if context.reporter is not None:
             context.reporter.step(counters.step)
-        if _is_due(config, counters.step):
+        intervals = (train.log_every, train.valid_every, train.sample_every, train.checkpoint_every)
+        if step == train.steps or _is_multiple(step, *intervals):
             counters, pending = _add_pending(context, counters, pending), None
             counters, measured = _validate_and_checkpoint(context, counters, meter)
             meter.start(counters)
     if counters.step == first_step:  # the run may have been killed after the checkpoint, before RUN/model was written
         _save_model(context, context.run.path / "model")
     return TrainOutcome(context.run.path, counters, measured or _validate(context), context.state.method.exact)
-
-
-def _run_start(context: TrainContext, step: int) -> RunStart:
-    config, task = context.config, context.task
-    return RunStart(
-        device_name(context.processes.device),
-        config.train.threads if context.processes.device.type == "cpu" else None,
-        num_parameters(context.state.network),
-        task.num_rows,
-        task.num_tokens,
-        task.num_held_out,
-        task.num_held_out_in_all,
-        step,
-        context.state.method.exact,
-    )
-
-
-def _next_batch(batches: Iterator[Batch]) -> Batch | UserError:
-    """The next batch, or the error: all processes must know of it before one of them exits."""
-    try:
-        return next(batches)
-    except UserError as error:
-        return error
 
 
 def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
@@ -299,7 +280,7 @@ def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], to
     train, state, processes = context.config.train, context.state, context.processes
     set_learning_rate(state.optimizer, learning_rate(train, counters.step))
     reseed_dropout(train.seed, counters.step, processes.rank, processes.num_ranks)
-    resume_hint = checkpoint.describe_last(context.run.checkpoints)
+    resume_hint = run_folder.describe_last(context.run.checkpoints)
     with explain_out_of_memory(context.config, len(parts[0].x), counters.step, resume_hint):
         report = train_step(
             state,
@@ -312,31 +293,15 @@ def _step(context: TrainContext, counters: Counters, parts: list[MicroBatch], to
     return PendingReport(report, tokens)
 
 
-def _count_step(counters: Counters, batch: Batch, tokens: int) -> Counters:
-    return replace(
-        counters,
-        step=counters.step + 1,
-        epoch=batch.after.epoch,
-        row=batch.after.row,
-        tokens=counters.tokens + tokens,
-    )
-
-
 def _add_pending(context: TrainContext, counters: Counters, pending: PendingReport | None) -> Counters:
     if pending is None:
         return counters
-    return add_report(counters, pending, context.config, checkpoint.describe_last(context.run.checkpoints))
+    return add_report(counters, pending, context.config, run_folder.describe_last(context.run.checkpoints))
 
 
-def _is_multiple(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
-
-
-def _is_due(config: Config, step: int) -> bool:
-    """Whether logging, validation, sampling or a checkpoint is due after this step."""
-    train = config.train
-    intervals = (train.log_every, train.valid_every, train.sample_every, train.checkpoint_every)
-    return step == train.steps or any(_is_multiple(step, interval) for interval in intervals)
+def _is_multiple(step: int, *intervals: int) -> bool:
+    """Whether the step is a multiple of one of the intervals; 0 is never."""
+    return any(interval > 0 and step % interval == 0 for interval in intervals)
 
 
 def _validate_and_checkpoint(
@@ -355,7 +320,12 @@ def _validate_and_checkpoint(
         counters = replace(counters, window={})
     if (is_last and train.sample_every) or _is_multiple(step, train.sample_every):
         with state.with_ema():
-            context.task.write_samples(state, context.run.samples, step, context.processes)
+            samples = context.task.samples(state, step, context.processes)
+        if context.processes.is_main_process:
+            folder = context.run.samples
+            with reporting_os_errors(folder):
+                folder.mkdir(exist_ok=True)
+            write_file(folder / f"step-{step:08}.txt", samples)
     if is_last or _is_multiple(step, train.checkpoint_every):
         _save_checkpoint(context, counters, measured)
     return counters, measured
@@ -390,9 +360,9 @@ def _save_checkpoint(context: TrainContext, counters: Counters, measured: Valida
     if context.logger is not None:
         context.logger.metrics.sync()
     nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
-    checkpoint.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
+    run_folder.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
     if processes.is_main_process:
-        checkpoint.prune_checkpoints(checkpoints, context.config.train.keep)
+        run_folder.prune_checkpoints(checkpoints, context.config.train.keep)
     _save_model(context, context.run.path / "model")
 
 
@@ -405,7 +375,7 @@ def _stop_early(
     context: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
     """Checkpoint and stop, after a signal or because the data cannot be read."""
-    path = context.run.checkpoints / checkpoint.checkpoint_name(counters.step)
+    path = context.run.checkpoints / run_folder.checkpoint_name(counters.step)
     if counters.step and not context.processes.broadcast(path.is_dir()):
         _save_checkpoint(context, counters, None)
     elif counters.step and counters.step == first_step:

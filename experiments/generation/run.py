@@ -43,10 +43,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--num", type=int, default=1024, help="texts of each way of writing")
+    parser.add_argument("--num", type=int, default=1024, help="texts of each sampler and number of steps")
     parser.add_argument("--steps", type=int, default=700, help="of training")
     parser.add_argument("--jobs", type=int, default=4, help="commands side by side")
-    parser.add_argument("words", nargs="*", help="knobs for every model")
+    parser.add_argument("words", nargs="*", help="overrides of every model")
     arguments = parser.parse_intermixed_args()
     {"train": train, "bounds": bounds, "write": write}[arguments.do](arguments)
 
@@ -59,8 +59,8 @@ def train(arguments: argparse.Namespace) -> None:
 
     def run(name: str, seed: int) -> None:
         preset, *words = MODELS[name]
-        knobs = [preset, *text, *amount, *COMMON, *words, f"train.seed={seed}", *arguments.words]
-        said(f"{name}-{seed}", "train", *knobs, "--out", str(arguments.out / f"{name}-{seed}"), "--json")
+        overrides = [preset, *text, *amount, *COMMON, *words, f"train.seed={seed}", *arguments.words]
+        run_adlm(f"{name}-{seed}", "train", *overrides, "--out", str(arguments.out / f"{name}-{seed}"), "--json")
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(run, *zip(*itertools.product(arguments.models, arguments.seeds), strict=True)))
@@ -69,11 +69,11 @@ def train(arguments: argparse.Namespace) -> None:
 def bounds(arguments: argparse.Namespace) -> None:
     """Every model that was trained on the same rows and draws, the first against each other one."""
     models = [str(folder) for folder in sorted(arguments.out.glob("*-[0-9]"))]
-    said("bounds", "perplexity", *models, "--data", arguments.prepared, "--samples", "4", "--json")
+    run_adlm("bounds", "perplexity", *models, "--data", arguments.prepared, "--samples", "4", "--json")
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Every way of writing of the first seed: samples/NAME.jsonl and cards/NAME.json."""
+    """Every sampler and number of steps, first seed: samples/NAME.jsonl and cards/NAME.json."""
     ways = [(model, sampler, steps) for model in ("adlm", "mdlm") for sampler in STEPS for steps in STEPS[sampler]]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda way: write_and_judge(arguments, *way), reversed(ways)))  # the longest first
@@ -85,13 +85,13 @@ def write_and_judge(arguments: argparse.Namespace, model: str, sampler: str, ste
     Path(samples).parent.mkdir(parents=True, exist_ok=True)
     how = ["--sampler", sampler, "--steps", str(steps), "sampling.top_p=0.9"]
     words = ["--num", str(arguments.num), "--batch", "128", *how, "--out", samples, "--json"]
-    said(f"{name}: samples", "sample", str(out / f"{model}-0"), *words)
+    run_adlm(f"{name}: samples", "sample", str(out / f"{model}-0"), *words)
     against = ["--model", str(out / "judge-0"), "--reference", arguments.prepared, "--judge-reference"]
     metrics = ["--metrics", "perplexity,entropy,diversity", "--batch", "64", "--out", card, "--json"]
-    said(f"{name}: card", "judge", samples, *against, *metrics)
+    run_adlm(f"{name}: card", "judge", samples, *against, *metrics)
 
 
-def said(title: str, *words: str) -> None:
+def run_adlm(title: str, *words: str) -> None:
     """Runs a command of ours; prints what it answered and how long it took, in one line."""
     began = time.monotonic()
     command = [sys.executable, "-m", "adlm", *words]

@@ -2,8 +2,8 @@
 
     python experiments/loader_speed/run.py PREPARED [--batch 512] [--length 1024]
 
-First as fast as it goes; then to a consumer that eats 20 times what the largest model eats on one GPU (305 thousand
-tokens a second), each step's wait measured: from the moment a batch is asked for to the moment it is there.
+First as fast as it can; then for a consumer of 20 times the tokens that the largest model trains on in a second on one
+GPU (305 thousand). Each step's wait is measured: from the request for a batch until it is there.
 """
 
 import argparse

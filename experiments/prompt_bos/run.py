@@ -53,9 +53,11 @@ def report(lm: LanguageModel, name: str, text: Tensor, hole: tuple[int, int], do
     nats = {frame: hole_nats(lm, text, hole, masked, *around) for frame, around in FRAMES.items()}
     for part, columns in (("", slice(None)), ("but its last token", slice(None, -1))):
         each = {frame: found[:, columns].mean(dim=1) for frame, found in nats.items()}
-        told = [f"none {mean_and_error(each['none'], documents)}"]
-        told += [f"{frame} {mean_and_error(each[frame] - each['none'], documents, '+')}" for frame in list(FRAMES)[1:]]
-        print(f"{name:39} {part:18}  " + "   ".join(told), flush=True)
+        columns = [f"none {mean_and_error(each['none'], documents)}"]
+        columns += [
+            f"{frame} {mean_and_error(each[frame] - each['none'], documents, '+')}" for frame in list(FRAMES)[1:]
+        ]
+        print(f"{name:39} {part:18}  " + "   ".join(columns), flush=True)
 
 
 def hole_nats(

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adlm.data.reasoning.problem import read_problems
-from adlm.data.reasoning.prontoqa import CLAIM_PREFIX
-from adlm.data.reasoning.prosqa import parse
+from adlm.apps.reasoning.datasets.prontoqa import CLAIM_PREFIX
+from adlm.apps.reasoning.datasets.prosqa import parse
+from adlm.apps.reasoning.problems import read_problems
 
 NUM_STEPS = 6
 PROPERTY = re.compile(r"(?:is|are) (not )?(\w+)\.$")

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from adlm.data.reasoning import prontoqa, prosqa
-from adlm.data.reasoning.problem import read_problems
-from adlm.data.reasoning.prosqa import ChoiceQuestion
+from adlm.apps.reasoning.datasets import prontoqa, prosqa
+from adlm.apps.reasoning.datasets.prosqa import ChoiceQuestion
+from adlm.apps.reasoning.problems import read_problems
 
 Scores = tuple[float, float]
 

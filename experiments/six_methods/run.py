@@ -14,7 +14,7 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.likelihood.ngrams import ngram_nats
 
-# SEDD and D3PM are told the time, so their noise must be finite at t = 1; D3PM walks in discrete time
+# SEDD and D3PM are conditioned on the time, so their noise must be finite at t = 1; D3PM has discrete time
 WORDS = {
     "adlm": ["quickstart/adlm"],
     "mdlm": ["quickstart/mdlm"],
@@ -35,7 +35,7 @@ def main() -> None:
         counted = ngram_nats(train, valid, prepared.tokenizer.vocabulary.size)
         print(f"unigrams {counted.unigram:.4f}, bigrams {counted.bigram:.4f} nats a token", flush=True)
         for method, words in WORDS.items():
-            knobs = [
+            overrides = [
                 f"data.prepared={folder}/data",
                 f"train.steps={steps}",
                 "train.valid_every=0",
@@ -47,17 +47,17 @@ def main() -> None:
                 "adlm.cli.main",
                 "train",
                 *words,
-                *knobs,
+                *overrides,
                 "--out",
                 f"{folder}/{method}",
             ]
             run = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
             if run.returncode:
                 sys.exit(f"{method} ended with {run.returncode}: {run.stderr[-2000:]}")
-            told = json.loads(run.stdout)
-            below = told["nats"] + 2 * told["stderr"] < counted.unigram
+            result = json.loads(run.stdout)
+            below = result["nats"] + 2 * result["stderr"] < counted.unigram
             print(
-                f"{method:5} {told['nats']:.4f} ± {told['stderr']:.4f} after {told['tokens']:,} tokens: "
+                f"{method:5} {result['nats']:.4f} ± {result['stderr']:.4f} after {result['tokens']:,} tokens: "
                 f"{'below' if below else 'NOT below'} the unigrams",
                 flush=True,
             )

@@ -47,7 +47,7 @@ def made_up(folder: Path) -> Path:
 
 
 @contextmanager
-def one_process_of_fsdp(knobs, report):
+def one_process_of_fsdp(overrides, report):
     """A mesh of one GPU, which the program itself would not bother to make."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo,cuda:nccl")

@@ -1,4 +1,4 @@
-"""What the parts of a step reach alone: products by shape, with and without a filled-up vocabulary; attention; slopes.
+"""What the parts of a step reach alone: products by shape, with and without a padded vocabulary; attention; gradients.
 
 python experiments/train_speed/pieces.py
 """
@@ -62,7 +62,7 @@ def main() -> None:
             print(f"{backend.name.lower()}, forth and back {milliseconds(attend):.3f} ms for 64 x 12 x 1024 x 64")
     targets, weight = torch.randint(50_257, (ROWS,), device="cuda"), torch.rand(ROWS, device="cuda")
     for form in (logit_gradients_, plain_logit_gradients_):
-        logits = drawn(ROWS, 50_304, scale=2)  # overwritten, so later rounds work on slopes: the same work
+        logits = drawn(ROWS, 50_304, scale=2)  # overwritten, so later rounds work on gradients: the same work
         print(f"{form.__name__} {milliseconds(form, logits, targets, weight, True):.3f} ms for {ROWS} rows of 50,304")
 
 

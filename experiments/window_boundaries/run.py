@@ -17,8 +17,8 @@ import adlm
 from adlm.data.prepare.prepared import open_prepared
 from adlm.data.rows.packing import row_boundaries
 from adlm.language_model import LanguageModel
-from adlm.methods.denoising import as_denoiser
 from adlm.methods.inputs import vocabulary_of
+from adlm.methods.masked_diffusion import as_denoiser
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import SamplingRun, last_frame
 from adlm.sampling.rng import RowRng

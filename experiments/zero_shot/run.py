@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("prepared")
     parser.add_argument("--steps", type=int, default=460)
     parser.add_argument("--seconds", type=float, default=540, help="no model is begun that would not end by then")
-    parser.add_argument("words", nargs="*", help="knobs for every model")
+    parser.add_argument("words", nargs="*", help="overrides of every model")
     arguments = parser.parse_intermixed_args()
     source = json.loads(Path(arguments.prepared, "manifest.json").read_text())["source"]
     began, longest = time.monotonic(), 0.0
@@ -44,8 +44,8 @@ def main() -> None:
                 print(json.dumps({"model": name, "left_out": "no time left"}), flush=True)
                 continue
             text = [f"data.path={source}", f"data.prepared={arguments.prepared}", "data.packing=packed"]
-            knobs = [*text, f"train.steps={arguments.steps}", *COMMON, *arguments.words]
-            trained = adlm("train", *words, *knobs, "--out", f"{folder}/{name}", "--json")
+            overrides = [*text, f"train.steps={arguments.steps}", *COMMON, *arguments.words]
+            trained = adlm("train", *words, *overrides, "--out", f"{folder}/{name}", "--json")
             print(json.dumps({"model": name, "trained": trained, "seconds": time.monotonic() - start}), flush=True)
             how = ["--samples", "2", "--estimator", "any-order", "--batch", "32", "--json"]
             figures = adlm("perplexity", f"{folder}/{name}", "--data", *SETS, *how)

@@ -256,6 +256,8 @@ def test_the_entry_point_is_one_that_the_registry_of_the_harness_can_load():
     assert registry.get("adlm") is HarnessModel
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_adlm_and_its_command_line_do_not_import_lm_eval():
     script = "import sys, adlm, adlm.language_model, adlm.cli.lm_eval; sys.exit('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

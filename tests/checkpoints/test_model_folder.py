@@ -239,7 +239,7 @@ def test_import_inspects_pickled_configs_without_constructing_them(test_vectors,
         (["--mask-id", "54"], "vocabulary.mask_id 54 is outside the vocabulary of 54 symbols"),
         (["--method", "ar"], "for method ar with the sizes in the config"),
         (["--length", "1"], "length 1 must be at least 2"),
-        (["--weights", "both"], "invalid choice: 'both'"),
+        (["--weights", "both"], "--weights 'both' is not one of ema, raw"),
     ],
 )
 def test_a_failed_import_leaves_nothing(test_vectors, tmp_path, capsys, arguments, message):

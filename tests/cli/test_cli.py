@@ -9,8 +9,10 @@ import sys
 
 import pytest
 import yaml
+from small_models import mostly_slow
 
 from adlm.cli.main import COMMANDS, GROUPS, build_parser, main
+from adlm.cli.presets import PresetsRequest
 from adlm.registry import SAMPLERS
 
 
@@ -206,7 +208,7 @@ sys.exit(f"{codes} {'torch' in sys.modules}")
     ids=repr,
 )
 def test_too_little_memory_or_too_few_threads_are_one_line(monkeypatch, capsys, error, sentence):
-    def run(arguments):
+    def run(request: PresetsRequest):
         raise error
 
     monkeypatch.setattr("adlm.cli.presets.run", run)
@@ -224,6 +226,20 @@ QUICK = [
     ["train", "owt/adlm", "train.stps=1"],
     ["trian"],
     ["judge", "--nothing"],
+    ["judge", "nowhere.jsonl", "--metrics", "entropy"],
+    ["judge", "nowhere.jsonl", "--metrics", "entropi"],
+    ["perplexity", "box", "--data", "nowhere.txt"],
+    ["perplexity", "box", "--data", "adlm", "--samples", "0"],
+    ["perplexity", "box", "--data", "adlm", "--estimator", "best"],
+    ["bench", "train", "owt/adlmm"],
+    ["bench", "train", "owt/adlm", "--batch", "0"],
+    ["bench", "sample", "owt/adlm", "sampling.stps=1"],
+    ["reproduce", "owt-pl"],
+    ["reproduce", "owt-ppl", "--row", "nothing"],
+    ["reproduce", "owt-ppl", "runs/own", "--data", "nowhere.txt"],
+    ["import", "a.ckpt", "--out", "adlm"],
+    ["export", "--out", "new", "--push", "nobody"],
+    ["parity", "--help", "--json"],
     ["completion", "bash"],
     ["prepare", "--list"],
     ["prepare", "data.path=nowhere.txt", "--out", "new"],
@@ -260,7 +276,10 @@ finally:
     assert (process.returncode, process.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["presets"], ["reproduce", "owt-ppl"], ["reproduce", "--help"], ["--version"]])
+CLOSED = [["presets"], ["reproduce", "--help"], ["reproduce", "owt-ppl"], ["--version"]]
+
+
+@pytest.mark.parametrize("words", mostly_slow(CLOSED, *CLOSED[:2]))
 def test_a_closed_standard_output_is_not_an_error(words):
     command = [sys.executable, "-m", "adlm", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

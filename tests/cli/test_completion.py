@@ -1,5 +1,6 @@
 """Tests of shell completion: what a shell is told for a command line, without importing torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,63 +9,55 @@ import pytest
 
 from adlm.cli.main import COMMANDS, main
 
-
-def completions(line, folder):
-    """The words that a shell is offered for the command line, and standard error."""
-    script = """
-import os, sys
+# One process imports the command line and forks for each line to complete; 3: torch was imported.
+SCRIPT = """
+import json, os, sys
+from adlm.cli.main import main
 exit_process = os._exit
 def checking_exit(code):
     exit_process(3 if "torch" in sys.modules else code)
 os._exit = checking_exit
-from adlm.cli.main import main
-main()
+for number, line in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        os.environ.update(COMP_LINE=line, COMP_POINT=str(len(line)), _ARGCOMPLETE_STDOUT_FILENAME=f"offered-{number}")
+        main()
+    _, status = os.wait()
+    assert status == 0, (line, status)
 """
-    out = folder / "completions"
-    environment = {
-        **os.environ,
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_SHELL": "bash",
-        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n=:",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
-        "_ARGCOMPLETE_IFS": "\n",
-    }
-    process = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, check=False)
-    assert process.returncode == 0, "3: torch was imported"
-    return [word.strip() for word in out.read_text().splitlines()]
+LINES = {
+    "adlm tr": ["train"],
+    "adlm train ow": ["own", "owt/adlm"],
+    "adlm train own train.st": ["train.steps="],
+    "adlm presets owt/adlm method=": ["adlm", "mdlm"],
+    "adlm train owt/adlm model=s": ["small"],
+    "adlm train --out new ow": ["own"],
+    "adlm presets --ex": ["--explain"],
+    "adlm bench ": ["train", "sample"],
+    "adlm bench train --st": ["--steps"],
+    "adlm sample model --sampler remdm-c": ["remdm-cap", "remdm-conf"],
+    "adlm sample model sampling.top": ["sampling.top_k=", "sampling.top_p="],
+    "adlm sample book": ["book.txt"],
+    "adlm completion z": ["zsh"],
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("adlm tr", ["train"]),
-        ("adlm train ow", ["own", "owt/adlm"]),
-        ("adlm train own train.st", ["train.steps="]),
-        ("adlm presets owt/adlm method=", ["adlm", "mdlm"]),
-        ("adlm train owt/adlm model=s", ["small"]),
-        ("adlm train --out new ow", ["own"]),
-        ("adlm presets --ex", ["--explain"]),
-        ("adlm bench ", ["train", "sample"]),
-        ("adlm bench train --st", ["--steps"]),
-        ("adlm sample model --sampler remdm-c", ["remdm-cap", "remdm-conf"]),
-        ("adlm sample model sampling.top", ["sampling.top_k=", "sampling.top_p="]),
-        ("adlm sample book", ["book.txt"]),
-        ("adlm completion z", ["zsh"]),
-    ],
-)
-def test_a_command_line_is_completed(line, expected, tmp_path):
-    (tmp_path / "book.txt").touch()
-    (tmp_path / "other.txt").touch()
-    found = completions(line, tmp_path)
-    prefix = line.replace("=", " ").split(" ")[-1]
-    assert set(expected) <= set(found)
-    assert all(word.startswith(prefix) for word in found)
-
-
-def test_every_command_is_completed(tmp_path):
-    assert completions("adlm ", tmp_path) == list(COMMANDS)
+def test_command_lines_are_completed_without_importing_torch(tmp_path):
+    for name in ("book.txt", "other.txt"):
+        (tmp_path / name).touch()
+    bash = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_IFS": "\n"}
+    environment = {**os.environ, **bash, "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n=:"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps([*LINES, "adlm "])]
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    *offered, commands = (
+        [word.strip() for word in (tmp_path / f"offered-{number}").read_text().splitlines()]
+        for number in range(len(LINES) + 1)
+    )
+    assert commands == list(COMMANDS)
+    for (line, expected), found in zip(LINES.items(), offered, strict=True):
+        prefix = line.replace("=", " ").split(" ")[-1]
+        assert set(expected) <= set(found), line
+        assert all(word.startswith(prefix) for word in found), line
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

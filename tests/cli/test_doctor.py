@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from adlm import hub
-from adlm.apps import environment
-from adlm.apps.environment import FEATURES, check_environment
+from adlm.apps import doctor
+from adlm.apps.doctor import FEATURES, check_environment
 from adlm.cli.main import main
 
 
@@ -57,7 +57,7 @@ def test_the_machine_is_described(capsys):
 def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(capsys, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        environment.importlib.util, "find_spec", lambda name, *rest: None if name == "mauve" else find_spec(name, *rest)
+        doctor.importlib.util, "find_spec", lambda name, *rest: None if name == "mauve" else find_spec(name, *rest)
     )
     assert main(["doctor"]) == 0
     assert re.search(
@@ -110,7 +110,7 @@ def test_corpora_are_found_in_adlm_data(capsys, monkeypatch, tmp_path):
 
 
 def test_a_hub_that_never_answers_delays_the_report_for_a_limited_time(monkeypatch):
-    monkeypatch.setattr(environment, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr(doctor, "HUB_SECONDS", 0.2)
     monkeypatch.setattr(hub, "why_unreachable", lambda: time.sleep(600))
     started = time.monotonic()
     [found] = [check for check in check_environment() if check.name == "hub"]
@@ -122,7 +122,7 @@ def test_the_marks_are_ascii_where_the_encoding_is():
     script = """
 from adlm.cli.console import Console
 from adlm.cli.doctor import _print_check
-from adlm.apps.environment import Check
+from adlm.apps.doctor import Check
 _print_check(Console(), Check("core", "packages", "ok", "here"))
 _print_check(Console(), Check("core", "packages", "broken", "gone"))
 """

@@ -255,8 +255,8 @@ def test_running_out_of_memory_is_a_user_error_with_a_smaller_batch(place, capsy
 
 
 SMALL_PARTS = """
-import os, adlm.apps.judge.cache as cache, adlm.apps.judge.pipeline as judging
-cache.TEXTS_PER_PART = 4
+import os, adlm.apps.judge.pipeline as judging
+judging.TEXTS_PER_PART = 4
 token_nats = judging.token_nats
 def counted(judge, part, *more):
     with open(f"{__file__}.{os.environ['RANK']}", "a") as file:
@@ -271,7 +271,7 @@ judging.token_nats = counted
 def test_two_processes_share_the_work_and_write_the_same_card_as_one(place, gpt2, mauve, capsys, tmp_path, monkeypatch):
     words = (place / "samples-4.jsonl", "--model", place / "ar", "--features", gpt2, "--seeds", 2)
     words += ("--reference", place / "texts.txt", "--judge-reference")
-    monkeypatch.setattr("adlm.apps.judge.cache.TEXTS_PER_PART", 4)
+    monkeypatch.setattr("adlm.apps.judge.pipeline.TEXTS_PER_PART", 4)
     one = judged(capsys, *words, "--out", tmp_path / "one" / "card.json")
     two = tmp_path / "two" / "card.json"
     run = on_two(tmp_path, "judge", *words, "--json", "--out", two, first=SMALL_PARTS)
@@ -296,11 +296,13 @@ def test_a_user_error_on_one_of_two_ranks_is_printed_once(place, capsys, tmp_pat
         "--out",
         tmp_path / "c.json",
     )
-    monkeypatch.setattr("adlm.apps.judge.cache.TEXTS_PER_PART", 4)
+    monkeypatch.setattr("adlm.apps.judge.pipeline.TEXTS_PER_PART", 4)
     judged(capsys, *words)
     part = next(tmp_path.glob("judged/*/00001.npz"))
     part.write_bytes(part.read_bytes()[:40])
-    run = on_two(tmp_path, "judge", *words, first="import adlm.apps.judge.cache as cache; cache.TEXTS_PER_PART = 4")
+    run = on_two(
+        tmp_path, "judge", *words, first="import adlm.apps.judge.pipeline as judging; judging.TEXTS_PER_PART = 4"
+    )
     errors = [line for line in run.stderr.splitlines() if line.startswith("adlm: ")]
     assert len(errors) == 1
     assert "00001.npz is damaged; delete it" in errors[0]
@@ -317,7 +319,7 @@ def one_fails(*words):
         raise UserError("the original error")
     return token_nats(*words)
 judging.token_nats = one_fails
-import adlm.apps.judge.cache as cache; cache.TEXTS_PER_PART = 20
+import adlm.apps.judge.pipeline as judging; judging.TEXTS_PER_PART = 20
 """
 
 
@@ -400,7 +402,10 @@ def test_user_errors_are_one_line(place, capsys, tmp_path):
         ((samples, "--model", ar), "--reference is not given, and MAUVE compares"),
         ((samples, "--model", ar, "--reference", tmp_path / "none"), "--reference .* does not exist"),
         ((few, "--model", ar, "--reference", place / "texts.txt"), "MAUVE needs at least 20 samples"),
-        ((samples, "--metrics", "perplexty"), "there is no metric 'perplexty'"),
+        (
+            (samples, "--metrics", "perplexty"),
+            "--metrics 'perplexty' is not one of perplexity, mauve, entropy, diversity; did you mean",
+        ),
         ((samples, "--model", place / "adlm", *CHEAP), "only bounds a likelihood"),
         ((samples, "--model", "box", *CHEAP), "box is of method adlm, which only bounds a likelihood"),
         ((samples, "--model", place / "text8", *CHEAP), "tokenizer .* has no id for"),

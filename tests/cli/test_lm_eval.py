@@ -1,6 +1,5 @@
 """Tests of `adlm lm-eval`: tasks end to end, without a network; user errors are one line with exit code 2."""
 
-import argparse
 import json
 import sys
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_models import small_model
 
-from adlm.cli.lm_eval import run, with_defaults
+from adlm.cli.lm_eval import LmEvalRequest, run, with_defaults
 from adlm.cli.main import main
 
 TASK = """
@@ -138,7 +137,7 @@ def test_the_example_task_runs_without_a_network(harness, capsys, tmp_path, monk
 def test_the_command_says_what_it_does_before_it_imports_the_harness(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "adlm.apps.harness", None)
     with pytest.raises(ImportError):
-        run(argparse.Namespace(forwarded=["ls", "tasks"]))
+        run(LmEvalRequest(words=("ls", "tasks")))
     assert capsys.readouterr().err.startswith("loading the lm-evaluation-harness and its tasks")
 
 
@@ -175,4 +174,4 @@ def test_a_closed_pipe_is_not_taken_for_a_missing_network(monkeypatch):
 
     monkeypatch.setattr("adlm.apps.harness.run_harness", run_harness)
     with pytest.raises(BrokenPipeError):
-        run(argparse.Namespace(forwarded=["ls", "tasks"]))
+        run(LmEvalRequest(words=("ls", "tasks")))

@@ -15,7 +15,7 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.diffusion.times import BatchRng
 from adlm.language_model import load
-from adlm.likelihood.perplexity import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import PerplexitySettings, measure_nats
 from adlm.likelihood.text_sets import rows_of_texts
 
 TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6
@@ -141,10 +141,10 @@ def test_the_autoregressive_result_is_the_exact_likelihood(world, capsys):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_results_do_not_depend_on_batch_size_or_number_of_processes(world, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 160)
+    monkeypatch.setattr("adlm.likelihood.measurement.TOKENS_A_GROUP", 160)
     words = [str(world / "adlm"), str(world / "ar"), "--data", str(world / "prepared"), "--samples", "2"]
     one, seven = (results(capsys, *words, "--batch", batch)["figures"] for batch in (1, 7))
-    small_groups = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 160"
+    small_groups = "import adlm.likelihood.measurement as l; l.TOKENS_A_GROUP = 160"
     run = on_two(world, "perplexity", *words, "--json", first=small_groups)
     assert run.returncode == 0, run.stderr[-2000:]
     two = json.loads(run.stdout)["figures"]
@@ -184,12 +184,12 @@ def test_results_are_written_and_no_other_file_is_left(world, tmp_path, capsys):
 
 
 def test_a_text_that_changed_after_an_interruption_is_measured_again(world, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 64)
+    monkeypatch.setattr("adlm.likelihood.measurement.TOKENS_A_GROUP", 64)
     text, out = tmp_path / "text.txt", tmp_path / "figures.json"
     text.write_text("abcd" * 60)
     words = ["perplexity", str(world / "ar"), "--data", str(text), "--out", str(out)]
     with monkeypatch.context() as patched:
-        patched.setattr("adlm.likelihood.perplexity.nats_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("adlm.likelihood.measurement.nats_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(words) == 130
     assert len(list(tmp_path.iterdir())) == 2  # the text and a journal
     text.write_text("wxyz" * 60)

@@ -20,12 +20,12 @@ from small_models import small_model
 from small_runs import SMALL, corpus
 from torchrun import on_two
 
-from adlm.apps.reasoning.rows import ANCHOR_LABELS
+from adlm.apps.reasoning.datasets import prosqa
+from adlm.apps.reasoning.problems import Problem, write_problems
 from adlm.apps.reasoning.solve import parse_answer, wilson_interval
 from adlm.apps.reasoning.training import open_reasoning_task
 from adlm.cli.main import main
 from adlm.config.load import resolve
-from adlm.data.reasoning.problem import Problem, write_problems
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.training.run_folder import RunFolder
@@ -291,8 +291,8 @@ def test_wrong_problems_are_one_line(action, words, sentence, model, root, tmp_p
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["eval", "{model}", "--slots", "-1"], "--slots -1 must be from 0 to 1000"),
-        (["eval", "{model}", "--slots", "2", "1001"], "--slots 1001 must be from 0 to 1000"),
+        (["eval", "{model}", "--slots", "-1"], "--slots -1 must be 0 or more"),
+        (["eval", "{model}", "--slots", "2", "1001"], "--slots 1001 must be at most 1,000"),
         (["eval", "{model}", "--limit", "0"], "--limit 0 must be at least 1"),
         (["eval", "{gpt2}", "--slots", "128"], "tokens with its slots, and the model reads at most 128"),
         (["show", "{model}", "--problem", "0"], "--problem 0 must be from 1 to 7"),
@@ -351,7 +351,7 @@ def test_show_prints_the_problem_its_labels_and_the_answer(model, root, capsys):
     assert problem.question in shown
     assert all(f"  {step}\n" in shown for step in problem.steps)
     rows = [line.split() for line in shown.partition("most likely tokens")[2].splitlines()[1:]]
-    labels = ANCHOR_LABELS["prosqa"].of(problem)
+    labels = prosqa.anchor_labels(problem)
     assert [row[0] for row in rows[:4]] == ["[BOA]", "1", "2", "3"]
     for row, label in zip(rows[:3], labels, strict=False):
         assert row[1] == label

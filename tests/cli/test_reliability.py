@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from small_models import small_model
+from small_models import mostly_slow, small_model
 
 from adlm.cli import console
 from adlm.cli.main import main
@@ -168,14 +168,14 @@ def test_too_deeply_nested_json_is_a_user_error_in_every_input_file(here, tmp_pa
 
 
 def test_results_of_damaged_journal_lines_are_measured_again(here, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 64)
+    monkeypatch.setattr("adlm.likelihood.measurement.TOKENS_A_GROUP", 64)
     out = tmp_path / "figures.json"
     words = ["perplexity", "model", "--data", "text.txt", "--samples", "2", "--out", str(out)]
     assert main(words) == 0
     whole = out.read_bytes()
     out.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("adlm.likelihood.perplexity.nats_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("adlm.likelihood.measurement.nats_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(words) == 130
     [journal] = tmp_path.iterdir()
     kept = [json.loads(line) for line in journal.read_text().splitlines() if line]
@@ -389,7 +389,7 @@ def test_closed_pipes_and_repeated_ctrl_c_print_no_traceback(here, tmp_path):
             stream.close()
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("closed", mostly_slow([">&-", "2>&-", ">&- 2>&-", "2>/dev/full"], ">&- 2>&-", "2>/dev/full"))
 def test_standard_streams_can_be_closed_or_full(closed):
     command = f"{sys.executable} -m adlm presets"
     assert subprocess.run(f"{command} {closed}", shell=True, stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -7,9 +7,9 @@ import pytest
 from small_models import small_model
 from torchrun import close, on_two
 
+from adlm.apps import perplexity
 from adlm.apps.paper.published_tables import TABLES
 from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
-from adlm.cli import reproduce
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
@@ -112,13 +112,13 @@ def test_the_written_json_equals_the_printed_json(world, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [out]
 
 
-SMALL_GROUPS = "import adlm.likelihood.estimate as l; l.TOKENS_A_GROUP = 96"
+SMALL_GROUPS = "import adlm.likelihood.measurement as l; l.TOKENS_A_GROUP = 96"
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_print_the_same_report_as_one(world, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("adlm.likelihood.estimate.TOKENS_A_GROUP", 96)
+    monkeypatch.setattr("adlm.likelihood.measurement.TOKENS_A_GROUP", 96)
     words = ("zero-shot", world / "adlm", world / "ar", "--samples", 2)
     one, out = report(capsys, *words), tmp_path / "two.json"
     run = on_two(tmp_path, "reproduce", *words, "--json", "--out", out, first=SMALL_GROUPS)
@@ -155,7 +155,7 @@ def test_journals_are_kept_until_the_results_are_written(world, tmp_path, capsys
     """After an interruption, results of the published estimator are not measured again."""
     words = ["reproduce", "zero-shot", str(world / "adlm"), "--out", str(tmp_path / "table.json")]
     with monkeypatch.context() as patched:
-        measure_models = reproduce.measure_models
+        measure_models = perplexity.measure_models
         estimators = []
 
         def interrupted_at_auto(models, texts, settings, *more):
@@ -164,7 +164,7 @@ def test_journals_are_kept_until_the_results_are_written(world, tmp_path, capsys
                 raise KeyboardInterrupt
             return measure_models(models, texts, settings, *more)
 
-        patched.setattr(reproduce, "measure_models", interrupted_at_auto)
+        patched.setattr(perplexity, "measure_models", interrupted_at_auto)
         assert main(words) == 130
     assert estimators == ["published", "auto"]
     assert len(list(tmp_path.iterdir())) == 2  # a journal for each text
@@ -185,7 +185,7 @@ def test_the_plot_is_written_as_png_and_svg(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["owt"], "there is no table 'owt'; did you mean 'owt-ppl'?"),
+        (["owt"], "TABLE 'owt' is not one of owt-ppl, |; did you mean 'owt-ppl'?"),
         (["owt-ppl", "{neither}"], "is neither what `adlm perplexity --out` nor what `adlm judge --out` writes"),
         (["owt-ppl", "{broken}"], "is not JSON"),
         (["owt-ppl", "{half}"], "is incomplete: it has no"),

@@ -7,6 +7,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,8 +16,8 @@ import torch
 from small_models import small_model
 
 import adlm
-from adlm.apps.judge.draw_samples import sample_batch
 from adlm.cli.main import main
+from adlm.language_model import Run
 from adlm.samples_file import read_samples
 
 
@@ -245,13 +247,14 @@ def test_a_killed_run_resumes_to_the_same_bytes(models, tmp_path):
 
 
 def test_every_batch_is_written_before_the_next_one_starts(models, tmp_path, monkeypatch):
-    out, seen = tmp_path / "samples.jsonl", []
+    out, seen, frames = tmp_path / "samples.jsonl", [], Run.frames
 
-    def recorded(lm, request, start, filters):
+    def recorded(batch):
+        start = batch.rng.rows[0]
         seen.append((start, len(list(read_samples(out))) if start else 0))
-        return sample_batch(lm, request, start, filters)
+        return frames(batch)
 
-    monkeypatch.setattr("adlm.cli.sample.sample_batch", recorded)
+    monkeypatch.setattr(Run, "frames", recorded)
     assert main(["sample", str(models / "adlm"), "--num", "7", "--batch", "3", "--out", str(out)]) == 0
     assert seen == [(0, 0), (3, 3), (6, 6)]
 
@@ -261,8 +264,7 @@ def test_a_device_out_of_memory_names_the_batch(models, tmp_path, capsys, monkey
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     words = ["sample", str(models / "adlm"), "--num", "9", "--batch", "8", "--out", str(tmp_path / "samples.jsonl")]
-    monkeypatch.setattr("adlm.cli.sample.check_request", lambda lm, request: None)
-    monkeypatch.setattr("adlm.language_model.LanguageModel.run_sampler", out_of_memory)
+    monkeypatch.setattr(Run, "frames", out_of_memory)
     assert main(words) == 2
     assert "--batch 8 of 16 tokens does not fit the memory of the device; try --batch 4" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -343,3 +345,45 @@ def test_trace_and_watch_options_are_checked_before_sampling(models, tmp_path, c
     assert main(["sample", str(models / "text8"), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_option_is_refused_before_torch_is_imported(models):
+    wrong = [
+        ["sampling.topp=0.5"],
+        ["sampling.top_p=2"],
+        ["--sampler", "remdm-lop"],
+        ["--steps", "0"],
+        ["--num", "0"],
+        ["--seed", "-1"],
+        ["--length", "0"],
+        ["--fill", "a [MASK*4 was"],
+        ["--fill", "no hole"],
+        ["--prompt", "[MASK]"],
+        ["--trace", "trace.txt"],
+        ["--watch", "--json"],
+        [str(models / "nothing")],
+        [str(models / "adlm"), "--sampler", "remdm-loop", "sampling.eta=0.5"],
+    ]
+    script = f"""
+import sys
+from adlm.cli.main import main
+for words in {wrong!r}:
+    assert main(["sample", *words]) == 2, words
+    assert "torch" not in sys.modules, words
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("\n") == len(wrong), process.stderr
+
+
+def test_sampling_imports_neither_training_nor_pytorchs_compiler(models):
+    heavy = ["torch._dynamo", "torch.distributed.tensor", "scipy", "sympy", "transformers", "datasets", "adlm.training"]
+    script = f"""
+import sys
+from adlm.cli.main import main
+for words in (["box", "--length", "8"], [{str(models / "ar")!r}, "--out", {str(models / "ar.jsonl")!r}]):
+    assert main(["sample", *words, "--steps", "2", "--device", "cpu"]) == 0
+sys.exit(",".join({{*{heavy!r}}} & {{*sys.modules}}) or 0)
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

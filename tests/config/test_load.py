@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from small_models import mostly_slow
 
 from adlm.config.load import (
     from_mapping,
@@ -28,9 +29,10 @@ def test_every_run_of_the_paper_has_a_preset_and_every_preset_a_title():
     assert set(RUNS) <= set(titles)
     assert {f"model/{size}" for size in ("tiny", "small", "medium")} <= set(titles)
     assert all(len(title) > 10 for title in titles.values())
+    assert all(resolve([name]) for name in titles)
 
 
-@pytest.mark.parametrize("name", preset_titles())
+@pytest.mark.parametrize("name", mostly_slow(preset_titles(), "own", "owt/adlm", "lm1b/d3pm", "recipe/modern"))
 def test_every_preset_resolves_and_survives_a_round_trip(name, tmp_path):
     config = resolve([name])
     save_config(config, tmp_path / "config.yaml")

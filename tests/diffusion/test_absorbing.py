@@ -6,8 +6,7 @@ import pytest
 import torch
 from worlds import World, real, seeded
 
-from adlm.diffusion.absorbing import absorbing_divergence, absorbing_posterior
-from adlm.diffusion.masking import posterior
+from adlm.diffusion.masking import absorbing_divergence, absorbing_posterior, posterior
 from adlm.diffusion.schedules import LogLinear
 from adlm.diffusion.times import grid
 

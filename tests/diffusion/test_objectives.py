@@ -134,7 +134,7 @@ def test_theorem_4_1_each_weight_is_the_divergence_of_a_transition_at_masked_anc
     beliefs = world.random_beliefs(seed=3)
     masked = world.states == world.mask_id
     anchors = torch.rand(world.states.shape, generator=torch.Generator().manual_seed(5)) < 0.5
-    weight = discrete_weight(alpha_s, alpha_t, steps=1, sigma=sigma)
+    weight = discrete_weight(alpha_s, alpha_t, steps=1, remask=sigma)
     x = torch.where(masked, 1, world.states)
     truth = torch.nn.functional.one_hot(x, world.num_symbols).double()
     remask = remasking_ceiling(alpha_s, alpha_t).clamp(max=sigma)

@@ -1,6 +1,5 @@
 """Every command in README and docs parses, options they name exist, links lead somewhere, and the site builds."""
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -13,12 +12,16 @@ from urllib.parse import unquote
 import pytest
 from browser import browser, chromium
 
-from adlm.cli.main import COMMANDS, MODULES, Parser, main
+from adlm.cli.main import COMMANDS, build_parser, main
 from adlm.config.schema import Config
 from adlm.registry import SAMPLER_SUMMARIES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/*.md", "experiments/**/*.md", "benchmarks/*.md", "examples/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```", re.DOTALL)
 SETTING = re.compile(r"^([a-z]+)\.([a-z_0-9]+)=")
 
@@ -29,20 +32,22 @@ def commands(page: Path) -> list[str]:
     for block in BLOCK.findall(page.read_text()):
         for line in block.replace("\\\n", " ").splitlines():
             match = re.search(r"(?:^|\s|/)adlm (.*)", re.sub(r"\s#\s.*", "", line))
-            if match and not line.lstrip().startswith(("#", "pip ", "git ")):
+            if match and not line.lstrip().startswith(("#", "pip ", "git ", "sbatch ", "python experiments/")):
                 found.append(match.group(1))
     return found
 
 
-ALL = [(page.name, line) for page in PAGES for line in commands(page)]
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+ALL = [(name_of(page), line) for page in PAGES for line in commands(page)]
 
 
 def parse(line: str) -> None:
     """Raises UserError where adlm would."""
     name, *words = shlex.split(line)
-    module = importlib.import_module(f"adlm.cli.arguments.{MODULES.get(name, name)}")
-    parser = Parser(prog=f"adlm {name}")
-    module.add_arguments(parser)
+    parser = build_parser([name]).commands.choices[name]
     if name == "lm-eval":  # all arguments are the harness's
         harness = pytest.importorskip("lm_eval._cli.harness", reason="lm-eval is not installed")
         harness.HarnessCLI()._parser.parse_args(["run", *words])
@@ -51,20 +56,20 @@ def parse(line: str) -> None:
     assert not rest or (hasattr(arguments, "overrides") and not any(word.startswith("-") for word in rest)), rest
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_inspect_in_the_text_names_its_folder(page):
     """Commands within sentences too: without --out, `adlm prepare` is refused."""
     for command in re.findall(r"`adlm (prepare [^`]*--inspect[^`]*)`", page.read_text()):
-        assert "--out" in command, f"{page.name}: adlm {command}"
+        assert "--out" in command, f"{name_of(page)}: adlm {command}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_rows_of_a_table_have_equally_many_cells(page):
     """GitHub splits a cell at every | that is not escaped, also inside of code."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for table in re.findall(r"(?:^\s*\|.*\n)+", text, re.MULTILINE):
         counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines() if row.strip()}
-        assert len(counts) == 1, f"{page.name}: {table[:100]}"
+        assert len(counts) == 1, f"{name_of(page)}: {table[:100]}"
 
 
 def options() -> set[str]:
@@ -110,11 +115,11 @@ def test_the_page_on_sampling_has_the_line_of_each_sampler():
         assert f"| `{name}` | {summary} |" in page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_lead_somewhere(page):
     generated = {"commands.md", "presets.md", "options.md"}
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
-        assert target in generated or (page.parent / target).exists(), f"{page.name} links to {target}"
+        assert target in generated or (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
 TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweep import Results
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "reasoning"
 FACTS = "Each tumpus is a gorpus. Gorpuses are not happy. Each wumpus is happy. Alex is a tumpus. Alex is a lempus."
@@ -104,14 +105,9 @@ def test_of_the_rules_for_prosqa_one_measures_distances_and_the_others_look_at_f
     }
 
 
-def test_the_results_name_no_machine_and_every_row_follows_from_its_solved_problems(module):
-    text = (FOLDER / "results.json").read_text()
-    results = json.loads(text)
-    assert module("run").as_json(results) == text
-    assert "=/" not in text
-    assert '"/' not in text
-    for rows in results.values():
-        for row in rows.values():
-            assert row.get("needs", "") in {"", *rows}
-            if solved := row.get("solved"):
-                assert (len(solved), solved.count("1")) == (row["num"], row["right"])
+def test_every_row_follows_from_its_solved_problems():
+    results = Results(FOLDER / "results.jsonl").of("trial")
+    for row in results.values():
+        assert row.get("needs", "") in {"", *(result["row"] for result in results.values())}
+        if solved := row.get("solved"):
+            assert (len(solved), solved.count("1")) == (row["num"], row["right"])

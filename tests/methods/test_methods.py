@@ -16,10 +16,12 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
+from adlm.methods.inputs import check_canvas
 from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
+from adlm.sampling.sample_request import SampleRequest
 from adlm.training.step import MicroBatch, new_train_state, train_step
 
 MASK, BOS = 7, 3
@@ -257,10 +259,10 @@ def test_the_left_to_right_bound_is_the_exact_likelihood(name):
 def test_left_to_right_samples_have_the_distribution_of_the_likelihood(name):
     config = settings(name, vocabulary=Vocabulary(3, 2, bos_id=0), length=3)
     method, network = method_of(config), random_network(config)
-    drawn = list(method.generate(network, torch.full((20_000, 3), 2), Sampling(), rows(20_000)))[-1].ids
+    drawn = list(method.generate(network, torch.full((5_000, 3), 2), Sampling(), rows(5_000)))[-1].ids
     assert (drawn[:, 0] == 0).all()
     texts = torch.tensor([[0, a, b] for a in (0, 1) for b in (0, 1)])
-    expected = 20_000 * (-method.bound(network, texts, None, batch_rng()).sum(dim=1)).exp()
+    expected = 5_000 * (-method.bound(network, texts, None, batch_rng()).sum(dim=1)).exp()
     counts = torch.bincount(2 * drawn[:, 1] + drawn[:, 2], minlength=4)
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom: once in a thousand seeds
 
@@ -325,7 +327,8 @@ ENDS = {
     ids=str,
 )
 def test_the_bound_of_an_untrained_network_is_log_v(name, schedule, time):
-    method = method_of(settings(name, schedule=ENDS[schedule], time=time))
+    smallest = Model(hidden=4, heads=1, blocks=1, denoiser_blocks=1, condition=4, dropout=0.0)  # uniform like any other
+    method = method_of(settings(name, schedule=ENDS[schedule], time=time, model=smallest))
     nats = method.bound(method.build(), text(rows=4096), None, batch_rng()).mean(dim=1)
     error = nats.std() / math.sqrt(len(nats))
     assert abs(nats.mean() - math.log(11)) < 5 * error + 1e-4
@@ -437,18 +440,26 @@ def can(name: str, sampler: str) -> bool:
     return sampler != "anchor-first" or name == "adlm"
 
 
-@every_method
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_refused(name, sampler):
+PAIRS = [(name, sampler) for name in METHODS for sampler in SAMPLERS]
+
+
+@pytest.mark.parametrize(("name", "sampler"), [pair for pair in PAIRS if not can(*pair)])
+def test_a_sampler_of_another_method_is_refused(name, sampler):
+    method = method_of(settings(name))
+    with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
+        check_canvas(method, torch.full((3, 8), MASK), Sampling(sampler))
+
+
+FAST = [("adlm", sampler) for sampler in SAMPLERS] + [(name, "ancestral") for name in METHODS] + [("sedd", "analytic")]
+
+
+@pytest.mark.parametrize(("name", "sampler"), mostly_slow([pair for pair in PAIRS if can(*pair)], *FAST))
+def test_a_network_and_its_frozen_form_draw_the_same_text(name, sampler):
     config = settings(name)
     method, network = method_of(config), random_network(config).double()
     canvas = torch.full((3, 8 if sampler != "semi-autoregressive" else 13), MASK)
     canvas[1, 0] = 1
     sampling = Sampling(sampler, steps=6, top_p=1.0 if sampler == "analytic" else 0.9)
-    if not can(name, sampler):
-        with pytest.raises(UserError, match=rf"sampling.sampler {sampler}"):
-            method.generate(network, canvas, sampling, rows(3))
-        return
     by_network, by_frozen = (
         list(method.generate(either, canvas, sampling, rows(3))) for either in (network, FrozenNetwork(network))
     )
@@ -458,12 +469,15 @@ def test_a_network_and_its_frozen_form_draw_the_same_text_and_what_cannot_be_is_
     assert (by_frozen[-1].ids[1, 0] == 1).all()
 
 
-@every_method
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("pad_is", ["masked", "attended"])
+@pytest.mark.parametrize(
+    ("name", "sampler", "pad_is"),
+    mostly_slow(
+        [(*pair, pad_is) for pair in PAIRS if can(*pair) for pad_is in ("masked", "attended")],
+        *((*pair, "masked") for pair in FAST),
+        *(("adlm", sampler, "attended") for sampler in ("ancestral", "confidence", "remdm-conf")),
+    ),
+)
 def test_rows_of_unequal_lengths_draw_as_if_each_were_alone(name, sampler, pad_is):
-    if not can(name, sampler):
-        return
     config = settings(name, data=Data(pad=pad_is))
     method, network = method_of(config), FrozenNetwork(random_network(config).double())
     lengths, canvas = (8, 3, 5), torch.full((3, 8), 2)
@@ -496,7 +510,7 @@ def test_the_analytic_sampler_refuses_options_that_change_beliefs():
     with pytest.raises(
         UserError, match=r"sampling.temperature 0.5 changes beliefs, and analytic draws from the unchanged scores"
     ):
-        method.generate(method.build(), torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5), rows(1))
+        check_canvas(method, torch.full((1, 8), MASK), Sampling("analytic", temperature=0.5))
 
 
 @every_method
@@ -517,9 +531,9 @@ def test_training_lowers_the_bound_on_what_it_trains_on(name):
     network, generator = method.build(), seeded()
     x = text(rows=2, seed=3).repeat(16, 1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    for step in range(200):
+    for step in range(100):
         optimizer.zero_grad()
-        method.loss(network, x, None, step / 200, BatchRng(generator)).mean.backward()
+        method.loss(network, x, None, step / 100, BatchRng(generator)).mean.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
     nats = method.bound(network, text(rows=2, seed=3).repeat(256, 1), None, batch_rng()).mean()
@@ -559,7 +573,7 @@ def test_invalid_text_is_refused(name, x, sentence):
 )
 def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(canvas), Sampling())
+        model(name).plan(SampleRequest(Sampling(), canvas=Canvas(canvas)))
 
 
 @every_method
@@ -579,7 +593,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
 )
 def test_sampling_options_made_in_python_are_validated(name, sampling, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).run_sampler(Canvas(torch.full((1, 8), MASK)), sampling)
+        model(name).plan(SampleRequest(sampling, canvas=Canvas(torch.full((1, 8), MASK))))
 
 
 @every_method
@@ -626,8 +640,8 @@ def test_the_bound_of_a_text_does_not_depend_on_its_row_in_the_batch(name):
     method, network = method_of(config), random_network(config)
     x = text(rows=1).repeat(4, 1)
     generator = seeded()
-    nats = torch.stack([method.bound(network, x, None, BatchRng(generator)).sum(dim=1) for _ in range(600)])
-    error = nats.std(dim=0) / math.sqrt(600)
+    nats = torch.stack([method.bound(network, x, None, BatchRng(generator)).sum(dim=1) for _ in range(200)])
+    error = nats.std(dim=0) / math.sqrt(200)
     assert ((nats.mean(dim=0) - nats.mean()).abs() <= 4 * error + 1e-4).all()
 
 
@@ -704,13 +718,13 @@ def test_cuda_graphs_sample_the_same_frames_as_eager_calls_and_never_overwrite_t
 def test_unsupported_sampling_is_refused(name, canvas, sampling, sentence):
     method = method_of(settings(name))
     with pytest.raises(UserError, match=sentence):
-        method.generate(method.build(), torch.tensor(canvas), sampling, rows(1))
+        check_canvas(method, torch.tensor(canvas), sampling)
 
 
 def test_causal_methods_need_a_first_token():
     method = method_of(settings("ar", vocabulary=Vocabulary(12, MASK)))
     with pytest.raises(UserError, match=r"begins with a mask, and ar needs a first token: vocabulary.bos_id is empty"):
-        method.generate(method.build(), torch.tensor([[MASK, MASK]]), Sampling(), rows(1))
+        check_canvas(method, torch.tensor([[MASK, MASK]]), Sampling())
 
 
 @every_diffusion

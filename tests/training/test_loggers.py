@@ -94,6 +94,7 @@ def wandb_history(file: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_wandb_logs_the_metrics_offline_and_a_resumed_run_keeps_its_id(prepared, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed (extra dev)")
     for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false"}.items():

@@ -17,8 +17,9 @@ from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.errors import UserError
 from adlm.models.transformer import num_parameters
-from adlm.training import checkpoint, run_folder, task, train
-from adlm.training.validation import ValidationResult
+from adlm.training import run_folder, train
+from adlm.training.metrics import ValidationResult
+from adlm.training.task import TextTask
 
 SHORT = ("model.blocks=1", "train.steps=4", "train.checkpoint_every=2", "train.valid_every=2")
 
@@ -165,7 +166,7 @@ def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a run on another text: .* restore it"):
         run(Path(), tmp_path / "run", *stream)
     text.write_text(original)
-    latest = checkpoint.find_checkpoint(tmp_path / "run" / "checkpoints", print)
+    latest = run_folder.find_checkpoint(tmp_path / "run" / "checkpoints", print)
     assert latest is not None
     steps = latest.counters.step
     assert run(Path(), tmp_path / "run", *stream, f"train.steps={steps + 1}").counters.step == steps + 1
@@ -173,8 +174,8 @@ def test_a_changed_stream_is_reported_with_the_remedy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("nats", [math.nan, math.inf])
 def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nats, prepared, tmp_path, monkeypatch):
-    validate, reporter = task.validate, RecordingReporter()
-    monkeypatch.setattr(task, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
+    validate, reporter = TextTask.validate, RecordingReporter()
+    monkeypatch.setattr(TextTask, "validate", lambda *values: ValidationResult(nats, nats, 10, 2))
     outcome = run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
     assert outcome.counters.step == 4
     assert not (tmp_path / "run" / "best").exists()
@@ -182,7 +183,7 @@ def test_a_validation_bound_that_is_not_finite_never_replaces_the_best_model(nat
     manifest = json.loads((tmp_path / "run/checkpoints/step-00000004/checkpoint.json").read_text())
     assert manifest["nats"] is None
     assert logged(tmp_path / "run")[-1]["valid_nats"] is None
-    monkeypatch.setattr(task, "validate", validate)
+    monkeypatch.setattr(TextTask, "validate", validate)
     outcome = run(prepared, tmp_path / "run", *SHORT, "train.steps=6")
     assert outcome.counters.best_step == 6
     assert (tmp_path / "run" / "best").is_dir()
@@ -199,7 +200,7 @@ def test_shards_rewritten_with_the_same_size_are_rejected(prepared, out, tmp_pat
 
 
 def test_comparing_the_checksums_of_large_shards_is_reported(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.training.data.LARGE", 100)
+    monkeypatch.setattr("adlm.training.task.LARGE", 100)
     reporter = RecordingReporter()
     run(prepared, tmp_path / "run", *SHORT, reporter=reporter)
     assert any("comparing the checksums of" in message for message in reporter.messages)
@@ -221,7 +222,7 @@ def test_a_changed_number_in_a_checkpoint_is_detected(change, prepared, finished
 def test_a_checkpoint_with_an_invalid_manifest_is_damaged(content, out):
     (out / "checkpoints" / "step-00000004" / "checkpoint.json").write_bytes(content.encode("latin-1"))
     messages: list[str] = []
-    latest = checkpoint.find_checkpoint(out / "checkpoints", messages.append)
+    latest = run_folder.find_checkpoint(out / "checkpoints", messages.append)
     assert latest is not None
     assert latest.counters.step == 2
     assert "step-00000004 is damaged" in messages[0]

@@ -6,7 +6,7 @@ carry a label that says so, in the card, in its table and in every plot.
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from adlm import __version__
 from adlm.apps.judge.mauve import ENOUGH_TEXTS, PUBLISHED_LONGEST
 from adlm.errors import UserError
-from adlm.files import check_output, parse_json, read_bytes, reporting_os_errors, write_file
+from adlm.files import parse_json, read_bytes, write_file
 
 FORMAT = 1
 GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
@@ -36,12 +36,10 @@ class CardRow(NamedTuple):
 
 def versions() -> dict[str, str | None]:
     """Versions of the packages that computed the metrics; None where a package is not installed."""
-    found: dict[str, str | None] = {"adlm": __version__, "python": platform.python_version()}
+    found: dict[str, str | None] = {"adlm": __version__, "python": platform.python_version(), **dict.fromkeys(PACKAGES)}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
     return found
 
 
@@ -53,9 +51,7 @@ def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
     for choice, published in (("eos", "published"), ("start", "given"), ("ids", "retokenised")):
         if perplexity[choice] != published:
             differences.append(f"{choice} {perplexity[choice]}, not {published}")
-    if not differences:
-        return None
-    return f"not comparable with published perplexities: {'; '.join(differences)}"
+    return f"not comparable with published perplexities: {'; '.join(differences)}" if differences else None
 
 
 def mauve_label(mauve: Mapping[str, Any]) -> str | None:
@@ -69,13 +65,7 @@ def mauve_label(mauve: Mapping[str, Any]) -> str | None:
         )
     if min(mauve["num_samples"], mauve["num_reference"]) < ENOUGH_TEXTS:
         differences.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
-    if not differences:
-        return None
-    return f"not comparable with published MAUVE: {'; '.join(differences)}"
-
-
-def comparability_labels(card: Card) -> list[str]:
-    return [card[metric]["label"] for metric in ("perplexity", "mauve") if metric in card and card[metric]["label"]]
+    return f"not comparable with published MAUVE: {'; '.join(differences)}" if differences else None
 
 
 def card_notes(card: Card) -> Iterator[str]:
@@ -97,15 +87,6 @@ def card_notes(card: Card) -> Iterator[str]:
     if reference.get("tokenizer_of_samples") is False:
         rows = f", and its rows are {reference['row_length']} tokens of its own" if "row_length" in reference else ""
         yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not computed{rows}"
-
-
-def make_output_folder(path: Path | None, force: bool = False, inputs: Sequence[Path] = ()) -> None:
-    """Create the folder of the card and check that it may be written, before anything is computed."""
-    if path is None:
-        return
-    with reporting_os_errors(path, f"--out {path} cannot be written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    check_output(path, force=force, inputs=inputs)
 
 
 def write_card(card: Card, path: Path) -> None:
@@ -131,47 +112,37 @@ def table_rows(card: Card) -> Iterator[CardRow]:
 
 def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[CardRow]:
     if "perplexity" in metrics:
-        yield from _perplexity_rows(metrics["perplexity"])
+        perplexity = metrics["perplexity"]
+        of = f"{perplexity['num_samples']:,} samples, {perplexity['num_tokens']:,} tokens"
+        pooled, of_mean = (
+            _format(perplexity[key]["value"], perplexity[key]["stderr"]) for key in ("pooled", "of_mean_nats")
+        )
+        yield CardRow("gen-PPL, pooled over tokens", pooled, of)
+        yield CardRow("gen-PPL, samples weigh the same", of_mean, "exp of their mean nats")
+        yield _mean_row("gen-PPL, mean of the samples'", perplexity["mean_of_perplexities"], "{:.4g}")
     if "mauve" in metrics:
-        yield from _mauve_rows(metrics["mauve"])
+        mauve = metrics["mauve"]
+        sizes = f"{mauve['num_samples']:,} against {mauve['num_reference']:,} texts, {mauve['num_clusters']:,} clusters"
+        yield CardRow("MAUVE", _format(mauve["value"], mauve["spread"], "{:.4f}"), sizes)
+        seeds = f"smoothed; {len(mauve['by_seed'])} seeds, ± their spread"
+        yield CardRow("MAUVE*", _format(mauve["star"], None, "{:.4f}"), seeds)
     if "entropy" in metrics:
         yield _mean_row("unigram entropy, nats", metrics["entropy"], "{:.4f}")
     if "diversity" in metrics:
-        yield from _diversity_rows(metrics["diversity"])
+        diversity = metrics["diversity"]
+        for n, mean in diversity["distinct"].items():
+            in_all = _format(diversity["distinct_in_all"][n], None, "{:.4f}")
+            yield _mean_row(f"distinct-{n}", mean, "{:.4f}", f"{in_all} in all samples together")
+        yield _mean_row("rep-4", diversity["repeated"], "{:.4f}", "share of tokens in repeated 4-grams")
+        yield _mean_row("longest repeat, tokens", diversity["longest_repeat"], "{:.2f}")
+        for unit in ("tokens", "characters"):
+            lengths = diversity[unit]
+            of = f"{lengths['least']:,} to {lengths['most']:,}, median {lengths['median']:,.6g}"
+            yield _mean_row(f"length, {unit}", lengths["mean"], "{:.1f}", of)
 
 
-def _perplexity_rows(perplexity: Mapping[str, Any]) -> Iterator[CardRow]:
-    of = f"{perplexity['num_samples']:,} samples, {perplexity['num_tokens']:,} tokens"
-    pooled, of_mean = perplexity["pooled"], perplexity["of_mean_nats"]
-    yield CardRow("gen-PPL, pooled over tokens", _format(pooled["value"], pooled["stderr"]), of)
-    yield CardRow(
-        "gen-PPL, samples weigh the same", _format(of_mean["value"], of_mean["stderr"]), "exp of their mean nats"
-    )
-    yield _mean_row("gen-PPL, mean of the samples'", perplexity["mean_of_perplexities"], "{:.4g}")
-
-
-def _mauve_rows(mauve: Mapping[str, Any]) -> Iterator[CardRow]:
-    sizes = f"{mauve['num_samples']:,} against {mauve['num_reference']:,} texts, {mauve['num_clusters']:,} clusters"
-    yield CardRow("MAUVE", _format(mauve["value"], mauve["spread"], "{:.4f}"), sizes)
-    yield CardRow(
-        "MAUVE*", _format(mauve["star"], None, "{:.4f}"), f"smoothed; {len(mauve['by_seed'])} seeds, ± their spread"
-    )
-
-
-def _diversity_rows(diversity: Mapping[str, Any]) -> Iterator[CardRow]:
-    for n, mean in diversity["distinct"].items():
-        in_all = _format(diversity["distinct_in_all"][n], None, "{:.4f}")
-        yield _mean_row(f"distinct-{n}", mean, "{:.4f}")._replace(of=f"{in_all} in all samples together")
-    yield _mean_row("rep-4", diversity["repeated"], "{:.4f}")._replace(of="share of tokens in repeated 4-grams")
-    yield _mean_row("longest repeat, tokens", diversity["longest_repeat"], "{:.2f}")
-    for unit in ("tokens", "characters"):
-        lengths = diversity[unit]
-        of = f"{lengths['least']:,} to {lengths['most']:,}, median {lengths['median']:,.6g}"
-        yield _mean_row(f"length, {unit}", lengths["mean"], "{:.1f}")._replace(of=of)
-
-
-def _mean_row(name: str, mean: Mapping[str, Any], form: str) -> CardRow:
-    return CardRow(name, _format(mean["value"], mean["stderr"], form), f"{mean['num']:,} samples")
+def _mean_row(name: str, mean: Mapping[str, Any], form: str, of: str = "") -> CardRow:
+    return CardRow(name, _format(mean["value"], mean["stderr"], form), of or f"{mean['num']:,} samples")
 
 
 def _format(value: float | None, error: float | None, form: str = "{:.4g}") -> str:

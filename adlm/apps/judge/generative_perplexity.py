@@ -1,6 +1,6 @@
 """Generative perplexity: the perplexity of samples under a judge, a causal language model. No files.
 
-There are two conventions for the start of a text (START in request.py): its first token is given and not counted, as
+There are two conventions for the start of a text (START in settings.py): its first token is given and not counted, as
 published for judges of the hub; or every window begins with the judge's bos, like the training rows of our own models.
 A text longer than the judge's context is read in windows that overlap by half, so that every token is predicted exactly
 once.
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from adlm.apps.judge.diversity import Mean, mean_of
-from adlm.apps.judge.request import Eos, Start
+from adlm.apps.judge.settings import Eos, Start
 from adlm.errors import UserError
-from adlm.likelihood.estimate import Nats, summarize
+from adlm.likelihood.standard_errors import Nats, summarize
 
 TokenNats = NDArray[np.float32]
 
@@ -160,25 +161,13 @@ def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, layout: 
     bos = [] if layout.bos_id is None else [layout.bos_id]
     for first in range(0, len(windows), batch):
         batch_windows = windows[first : first + batch]
-        x, pad = _pad_right([[*bos, *rows[window.sample][window.start : window.stop]] for window in batch_windows])
+        texts = [[*bos, *rows[window.sample][window.start : window.stop]] for window in batch_windows]
+        # padded on the right, which does not affect a causal model
+        x = pad_sequence([torch.tensor(text, dtype=torch.int64) for text in texts], batch_first=True)
+        pad = torch.arange(x.shape[1]) >= torch.tensor([len(text) for text in texts])[:, None]
         for window, window_nats in zip(batch_windows, judge.nats(x, pad).cpu().numpy(), strict=True):
             new = slice(len(bos) + window.new - window.start, len(bos) + window.stop - window.start)
             nats[window.sample][window.new : window.stop] = window_nats[new]
-    _check_finite(judge, nats)
-    return nats
-
-
-def _pad_right(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """ids and padding mask (B, L); in a causal model padding on the right does not affect the tokens."""
-    width = max(len(row) for row in rows)
-    x, pad = torch.zeros(len(rows), width, dtype=torch.int64), torch.ones(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        x[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        pad[number, : len(row)] = False
-    return x, pad
-
-
-def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
     for row in nats:
         if not np.isfinite(row).all():
             position = int(np.flatnonzero(~np.isfinite(row))[0])
@@ -186,10 +175,11 @@ def _check_finite(judge: Judge, nats: Sequence[TokenNats]) -> None:
                 f"the judge {judge.about.name} gives {row[position]} nats for token {position} of a text, which is not "
                 "a likelihood: its weights are damaged, or it cannot read this text; give another --model"
             )
+    return nats
 
 
 def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
-    """(n,), True at the tokens that are counted (see EOS and START of request.py)."""
+    """(n,), True at the tokens that are counted (see EOS and START of settings.py)."""
     x, position = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
     predicted = position >= (start == "given")
@@ -214,23 +204,19 @@ def generative_perplexity(
     valid = tokens > 0
     means = sums[valid] / tokens[valid]
     mean_nats = mean_of(means.tolist())
+    pooled = _perplexity(None, None)
+    if valid.any():
+        by_sample = sums[valid][:, None]  # each sample is a document
+        estimate = summarize(Nats(by_sample, by_sample, tokens[valid], exact=True))
+        pooled = _perplexity(estimate.nats, estimate.over_documents)
     return GenerativePerplexity(
-        pooled=_pooled(sums[valid], tokens[valid]),
+        pooled=pooled,
         of_mean_nats=_perplexity(mean_nats.value, mean_nats.stderr),
         mean_of_perplexities=mean_of(np.exp(means).tolist()),
         num_samples=int(valid.sum()),
         num_tokens=int(tokens.sum()),
         num_uncounted=int((~valid).sum()),
     )
-
-
-def _pooled(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> JudgePerplexity:
-    """sum nats / sum tokens, each sample a document."""
-    if not len(nats):
-        return _perplexity(None, None)
-    by_sample = nats[:, None]
-    estimate = summarize(Nats(by_sample, by_sample, tokens, exact=True))
-    return _perplexity(estimate.nats, estimate.over_documents)
 
 
 def _perplexity(nats: float | None, stderr: float | None) -> JudgePerplexity:

@@ -5,7 +5,7 @@ Shapes: B windows of L ids; `pad` is True past the end of a window; d the width 
 
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,30 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adlm.apps.judge.generative_perplexity import JudgeInfo
+from adlm.apps.judge.generative_perplexity import Judge, JudgeInfo
 from adlm.apps.judge.mauve import FeaturiserInfo, check_finite
-from adlm.apps.judge.request import Pooling
+from adlm.apps.judge.settings import Pooling
+from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
+from adlm.config.load import BOX
 from adlm.config.schema import Config
 from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
+from adlm.language_model import load
 from adlm.methods import method_of
 from adlm.models.transformer import weights_sha256
 from adlm.tokens import Tokenizer, symbols_sha256
+
+
+def judge_of(name: str, device: torch.device) -> Judge:
+    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
+    path = Path(name)
+    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
+    if is_ours or path.suffix == ".ckpt" or name == BOX:
+        lm = load(name, str(device))
+        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
+    return HuggingFaceJudge(name, device)
 
 
 class OwnJudge:
@@ -61,18 +74,15 @@ class OwnJudge:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(self._encode(text)) for text in texts]
-
-    def _encode(self, text: str) -> Iterator[int]:
-        """The ids of a text in which bos and eos may be written out."""
+        """The ids of texts in which bos and eos may be written out."""
         special = (self.about.bos_id, self.about.eos_id)
         marks = {str(self.tokenizer.engine.id_to_token(index)): index for index in special if index is not None}
-        pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
-        for piece in pieces:
-            if piece in marks:
-                yield marks[piece]
-            elif piece:
-                yield from self.tokenizer.encode(piece)
+        rows: list[list[int]] = []
+        for text in texts:
+            rows.append([])
+            for piece in re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]:
+                rows[-1] += [marks[piece]] if piece in marks else self.tokenizer.encode(piece) if piece else []
+        return rows
 
     def nats(self, x: Tensor, pad: Tensor) -> Tensor:
         x, pad = x.to(self.device), pad.to(self.device)
@@ -123,14 +133,15 @@ class HuggingFaceFeaturiser:
     def __init__(self, name: str, device: torch.device, pooling: Pooling | None = None, longest: int | None = None):
         source = _minilm_folder() if name == MINILM else name
         self.tokenizer, self.model = _load(source, "AutoModel", "a featuriser", device)
-        self.device, self.pooling = device, pooling or ("mean" if name == MINILM else "last")
+        self.device = device
+        pooling = pooling or ("mean" if name == MINILM else "last")
         max_tokens = (
             MINILM_MAX_TOKENS if name == MINILM else min(1024, context_length(self.model, self.tokenizer, name))
         )
         self.about = FeaturiserInfo(
             name=name,
             weights=weights_sha256(self.model),
-            pooling=self.pooling,
+            pooling=pooling,
             longest=max_tokens if longest is None else min(longest, max_tokens),
             device=device.type,
             dtype="float32",
@@ -153,15 +164,14 @@ class HuggingFaceFeaturiser:
             _check_ids(x, self.model, self.about.name)
             attention = torch.arange(x.shape[1], device=self.device) < lengths[:, None]
             hidden = self.model(input_ids=x.to(self.device), attention_mask=attention.long()).last_hidden_state
-            by_row |= dict(zip(batch_rows, self._pool(hidden, attention, lengths).cpu().numpy(), strict=True))
+            if self.about.pooling == "last":
+                pooled = hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
+            else:
+                pooled = (hidden * attention[..., None]).sum(dim=1) / lengths[:, None]
+            by_row |= dict(zip(batch_rows, pooled.cpu().numpy(), strict=True))
         features = np.stack([by_row[row] for row in range(len(rows))]).astype(np.float32)
         check_finite(features, self.about.name)
         return features
-
-    def _pool(self, hidden: Tensor, attention: Tensor, lengths: Tensor) -> Tensor:
-        if self.pooling == "last":
-            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
-        return (hidden * attention[..., None]).sum(dim=1) / lengths[:, None]
 
 
 def _load(name: str, auto_class: str, what: str, device: torch.device) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +44,6 @@ class FeaturiserInfo:
     """Maximum number of tokens of a text; the rest is ignored."""
     device: str
     dtype: str
-
-
-class Featuriser(Protocol):
-    @property
-    def about(self) -> FeaturiserInfo: ...
-
-    def features(self, texts: Sequence[str], batch: int) -> Features: ...
 
 
 @dataclass(frozen=True)
@@ -85,11 +78,27 @@ def mauve_of(
     if not seeds:
         raise UserError("--seeds 0 leaves no clustering; give at least 1")
     check_installed()
-    _check_directions_differ(np.concatenate([samples, reference]))
+    import mauve
+
+    features = np.concatenate([samples, reference])
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    if np.ptp(features / np.where(lengths > 0, lengths, 1), axis=0).max() < 1e-6:
+        # mauve-text normalises every row; identical rows would then get a perfect score
+        raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
     results: list[Any] = []
     for seed in seeds:
         report_done(len(results))
-        results.append(_compute_mauve(samples, reference, seed, num_clusters, scaling))
+        with _silenced_stderr():
+            results.append(
+                mauve.compute_mauve(
+                    p_features=reference,
+                    q_features=samples,
+                    num_buckets="auto" if num_clusters is None else num_clusters,
+                    mauve_scaling_factor=scaling,
+                    seed=seed,
+                    verbose=False,
+                )
+            )
     scores = [float(result.mauve) for result in results]
     return Mauve(
         value=float(np.mean(scores)),
@@ -148,27 +157,6 @@ def check_finite(features: Features, source: str) -> None:
     if not np.isfinite(features).all():
         text = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
         raise UserError(f"{source}: the features of text {text} are not finite in float32; use another featuriser")
-
-
-def _check_directions_differ(features: Features) -> None:
-    """mauve-text normalises every row; identical rows would then get a perfect score."""
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    if np.ptp(features / np.where(lengths > 0, lengths, 1), axis=0).max() < 1e-6:
-        raise UserError("all texts have the same features, so MAUVE cannot tell them apart; use another featuriser")
-
-
-def _compute_mauve(samples: Features, reference: Features, seed: int, num_clusters: int | None, scaling: float) -> Any:
-    import mauve
-
-    with _silenced_stderr():
-        return mauve.compute_mauve(
-            p_features=reference,
-            q_features=samples,
-            num_buckets="auto" if num_clusters is None else num_clusters,
-            mauve_scaling_factor=scaling,
-            seed=seed,
-            verbose=False,
-        )
 
 
 @contextmanager

@@ -1,19 +1,23 @@
-"""Makes the metric card of a samples file: reads samples and reference, runs judge and featuriser. No terminal output.
+"""Makes a metric card: runs the judge and the featuriser on the samples and the reference. No terminal output.
 
 Under torchrun every process computes its share of nats and features, and rank 0 makes the card.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adlm import __version__, distributed
-from adlm.apps.judge.cache import Arrays, json_sha256
 from adlm.apps.judge.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.apps.judge.diversity import diversity_of, entropy_of, lengths_of
 from adlm.apps.judge.generative_perplexity import (
@@ -26,111 +30,24 @@ from adlm.apps.judge.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.apps.judge.job import CardJob, ReportProgress, TextCollection
-from adlm.apps.judge.judges import HuggingFaceFeaturiser, HuggingFaceJudge, OwnJudge
-from adlm.apps.judge.mauve import (
-    PUBLISHED_SEED,
-    Features,
-    FeaturiserInfo,
-    check_enough,
-    check_installed,
-    mauve_of,
-    read_features,
-)
-from adlm.apps.judge.reference_texts import Reference, ReferenceRequest, read_reference
-from adlm.apps.judge.request import EOS, START, CardRequest, IdsOf, check_card_request
-from adlm.checkpoints.exported import is_exported
-from adlm.config.load import BOX
+from adlm.apps.judge.inputs import FeaturePair, JudgeInputs, TextCollection
+from adlm.apps.judge.judges import HuggingFaceFeaturiser, judge_of
+from adlm.apps.judge.mauve import PUBLISHED_SEED, Features, mauve_of
+from adlm.apps.judge.settings import EOS, START, IdsOf, JudgeSettings
 from adlm.distributed import local_device
 from adlm.errors import UserError
-from adlm.files import file_sha256
-from adlm.language_model import load
-from adlm.samples_file import Sample, Samples, read_samples
+from adlm.files import opened, replacing, reporting_os_errors, write_file
+from adlm.request import narrow, to_json
 
+TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
 
-@dataclass(frozen=True)
-class FeaturePair:
-    """Features of the samples and of the reference by one featuriser; empty texts are left out."""
-
-    samples: Features
-    reference: Features
-    featuriser: FeaturiserInfo
-    num_empty: tuple[int, int] = (0, 0)
-
-
-def given_feature_pair(
-    request: CardRequest, samples: TextCollection, reference: Reference | None
-) -> FeaturePair | None:
-    """The features of --given-features, or None without it. The number of texts is checked in both cases."""
-    check_installed()
-    if request.given_features is None:
-        assert reference is not None
-        check_enough(sum(map(bool, samples.texts)), sum(map(bool, reference.texts)), request.clusters)
-        return None
-    first, second = request.given_features
-    of_samples = read_features(first, len(samples.texts), "samples")
-    of_reference = read_features(second, None, "reference texts")
-    if of_samples.shape[1] != of_reference.shape[1]:
-        widths = f"{first} has {of_samples.shape[1]} numbers a text and {second} {of_reference.shape[1]}"
-        raise UserError(f"--given-features: {widths}; use one featuriser for both")
-    check_enough(len(of_samples), len(of_reference), request.clusters)
-    digest = hashlib.sha256(of_samples.tobytes() + of_reference.tobytes()).hexdigest()
-    name = f"given features {first.name} and {second.name}"
-    return FeaturePair(of_samples, of_reference, FeaturiserInfo(name, digest, "given", None, "given", "float32"))
-
-
-def compute_feature_pair(job: CardJob, samples: TextCollection, reference: Reference | None) -> FeaturePair:
-    """Features of the texts that are not empty; an empty one has no last token."""
-    assert reference is not None
-    featuriser = HuggingFaceFeaturiser(job.request.features, job.device, job.request.pooling)
-
-    def compute(part: Sequence[str]) -> Arrays:
-        return {"features": featuriser.features(part, job.batch)}
-
-    def features_of(name: str, texts: Sequence[str]) -> Features:
-        nonempty = [text for text in texts if text]
-        about = {"featuriser": asdict(featuriser.about), "texts": json_sha256(nonempty)}
-        parts = job.compute_in_parts(nonempty, compute, _are_features, "features", about, f"features of {name}")
-        return np.concatenate([part["features"] for part in parts])
-
-    of_samples, of_reference = features_of("samples", samples.texts), features_of("reference", reference.texts)
-    num_empty = len(samples.texts) - len(of_samples), len(reference.texts) - len(of_reference)
-    return FeaturePair(of_samples, of_reference, featuriser.about, num_empty)
-
-
-def _are_features(part: Sequence[str], arrays: Arrays) -> bool:
-    features = arrays.get("features")
-    return features is not None and features.ndim == 2 and len(features) == len(part) and features.dtype == np.float32
-
-
-def mauve_section(job: CardJob, features: FeaturePair) -> dict[str, Any]:
-    request = job.request
-    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + request.num_seeds)
-
-    def report_done(done: int) -> None:
-        job.report_progress("clustering", done, request.num_seeds)
-
-    section = {
-        "featuriser": asdict(features.featuriser),
-        "num_empty_samples": features.num_empty[0],
-        "num_empty_reference": features.num_empty[1],
-        **asdict(mauve_of(features.samples, features.reference, seeds, request.clusters, report_done=report_done)),
-    }
-    return section | {"label": mauve_label(section)}
-
-
-def judge_of(name: str, device: torch.device) -> Judge:
-    """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
-    path = Path(name)
-    is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
-    if is_ours or path.suffix == ".ckpt" or name == BOX:
-        lm = load(name, str(device))
-        return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
-    return HuggingFaceJudge(name, device)
+Arrays = dict[str, NDArray[Any]]
+ReportProgress = Callable[[str, int, int], None]
+"""(stage, done, total), called as the work proceeds."""
 
 
 def make_card(
-    request: CardRequest,
+    inputs: JudgeInputs,
     cache_folder: Path | None,
     report_progress: ReportProgress,
     open_judge: Callable[[str, torch.device], Judge] = judge_of,
@@ -139,102 +56,78 @@ def make_card(
 
     For several cards, `open_judge` may return the same judge again instead of loading it.
     """
-    job = CardJob(request, cache_folder, report_progress, local_device(request.device))
-    check_card_request(request)
-    file = read_samples(request.samples)
-    rows = list(file)
-    if not rows:
-        raise UserError(f"{request.samples} holds no sample yet")
-    reference = _read_reference(request, file, rows)
-    samples = TextCollection("samples", [row.text for row in rows], [row.ids for row in rows])
-    collections = [samples]
-    if reference is not None and request.judge_reference:
-        collections.append(TextCollection("reference", reference.texts, reference.ids))
-    needs_features = "mauve" in request.metrics
-    features = given_feature_pair(request, samples, reference) if needs_features else None
-
-    perplexities = _perplexity_sections(job, open_judge, collections, file.made_by.tokenizer_sha256)
-    if needs_features and features is None:
-        features = compute_feature_pair(job, samples, reference)
+    settings, device = inputs.settings, local_device(inputs.settings.device)
+    batch, cache = settings.batch or (16 if device.type == "cuda" else 4), PartCache(cache_folder, report_progress)
+    judged = {"samples": inputs.samples}
+    if inputs.reference is not None and settings.judge_reference:
+        judged["reference"] = inputs.reference
+    metrics: dict[str, dict[str, Any]] = {name: {} for name in judged}
+    features = inputs.given_features
+    try:
+        if "perplexity" in settings.metrics:
+            judge = open_judge(settings.model, device)
+            sha256 = inputs.samples.about["tokenizer"]["sha256"]
+            for name, texts in judged.items():
+                metrics[name]["perplexity"] = _perplexity(settings, judge, name, texts, sha256, batch, cache)
+            del judge  # its memory is needed by the featuriser
+        if "mauve" in settings.metrics and features is None:
+            featuriser = HuggingFaceFeaturiser(settings.features, device, settings.pooling)
+            features = _features(inputs, featuriser, batch, cache)
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"--batch {batch} does not fit the memory of the device; try --batch {max(1, batch // 2)}"
+        ) from None
     if distributed.rank_and_size()[0] > 0:
         return None
-
+    if features is not None:
+        metrics["samples"]["mauve"] = _mauve(settings, features, report_progress)
+    for name, texts in judged.items():
+        metrics[name] |= _id_metrics(settings, texts)
     card: Card = {
         "adlm": __version__,
         "card": FORMAT,
         "made_with": versions(),
-        "samples": _samples_section(file, rows),
+        "settings": to_json(narrow(settings, JudgeSettings)),
+        "samples": inputs.samples.about,
     }
-    if reference is not None:
-        card["reference"] = reference.about
-    card |= perplexities[0]
-    if features is not None:
-        card["mauve"] = mauve_section(job, features)
-    card |= _id_metrics(request, samples)
-    of_reference = perplexities[1] | _id_metrics(request, collections[1]) if len(collections) > 1 else {}
-    if of_reference:
-        card["reference_judged"] = of_reference
+    if inputs.reference is not None:
+        card["reference"] = inputs.reference.about
+    card |= metrics["samples"]
+    if metrics.get("reference"):
+        card["reference_judged"] = metrics["reference"]
     card["notes"] = list(card_notes(card))
     return card
 
 
-def _read_reference(request: CardRequest, file: Samples, samples: Sequence[Sample]) -> Reference | None:
-    if request.reference is not None:
-        num = len(samples) if request.num_reference is None else request.num_reference
-        texts = ReferenceRequest(num, request.reference_seed, request.split, request.field)
-        max_tokens = max(len(sample.ids) for sample in samples)
-        return read_reference(request.reference, texts, file.made_by.tokenizer_sha256, max_tokens)
-    if "mauve" in request.metrics and request.given_features is None:
-        without_mauve = ",".join(metric for metric in request.metrics if metric != "mauve")
-        raise UserError(
-            "--reference is not given, and MAUVE compares the samples with one: give a folder of `adlm prepare` or a "
-            f"file of texts, or leave it out: --metrics {without_mauve or 'perplexity'}"
-        )
-    if request.judge_reference:
-        raise UserError("--judge-reference needs a --reference to judge")
-    return None
-
-
-def _samples_section(file: Samples, samples: Sequence[Sample]) -> dict[str, Any]:
-    return {
-        "file": str(file.path),
-        "sha256": file_sha256(file.path),
-        "num": len(samples),
-        "of": file.made_by.num_rows,
-        "num_empty": sum(not sample.text for sample in samples),
-        "tokenizer": {"name": file.made_by.tokenizer, "sha256": file.made_by.tokenizer_sha256},
-        "made_by": asdict(file.made_by),
-    }
-
-
-def _perplexity_sections(
-    job: CardJob,
-    open_judge: Callable[[str, torch.device], Judge],
-    collections: Sequence[TextCollection],
+def _perplexity(
+    settings: JudgeSettings,
+    judge: Judge,
+    name: str,
+    collection: TextCollection,
     tokenizer_sha256: str,
-) -> list[dict[str, Any]]:
-    """{"perplexity": ...} for each collection; {} where the metric is not requested."""
-    if "perplexity" not in job.request.metrics:
-        return [{} for _ in collections]
-    judge = open_judge(job.request.model, job.device)  # local, so that its memory is free for the featuriser
-    return [{"perplexity": _perplexity(job, judge, collection, tokenizer_sha256)} for collection in collections]
-
-
-def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenizer_sha256: str) -> dict[str, Any]:
-    request = job.request
-    read, ids_kind = _judge_ids(judge, collection, request.ids, tokenizer_sha256)
-    start, eos = scoring_convention(judge.about, request.start, request.eos)
-    context = judge.about.context if request.context is None else min(request.context, judge.about.context)
+    batch: int,
+    cache: "PartCache",
+) -> dict[str, Any]:
+    """The generative perplexity of the samples, or of the reference."""
+    read, ids_kind = _judge_ids(judge, name, collection, settings.ids, tokenizer_sha256)
+    start, eos = scoring_convention(judge.about, settings.start, settings.eos)
+    context = judge.about.context if settings.context is None else min(settings.context, judge.about.context)
     layout = window_layout(judge.about, start, context)
-    rows = truncate_texts(read, layout, request.max_tokens)
+    rows = truncate_texts(read, layout, settings.max_tokens)
     about = {"judge": asdict(judge.about), "context": context, "start": start, "ids": json_sha256(rows)}
 
     def compute(part: Sequence[list[int]]) -> Arrays:
-        part_nats = token_nats(judge, part, job.batch, layout)
+        part_nats = token_nats(judge, part, batch, layout)
         return {"nats": np.concatenate(part_nats), "lengths": np.array([len(row) for row in part])}
 
+    def fits(part: Sequence[list[int]], arrays: Arrays) -> bool:
+        nats, lengths = arrays.get("nats"), arrays.get("lengths")
+        if nats is None or lengths is None or lengths.tolist() != [len(row) for row in part]:
+            return False
+        return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
+
     nats: list[TokenNats] = []
-    for part in job.compute_in_parts(rows, compute, _are_nats, "nats", about, f"judging {collection.name}"):
+    for part in cache.compute(rows, compute, fits, "nats", about, f"judging {name}"):
         nats += np.split(part["nats"], np.cumsum(part["lengths"])[:-1])
     section = {
         "judge": asdict(judge.about),
@@ -243,7 +136,7 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
         "start_means": START[start],
         "eos": eos,
         "eos_means": EOS[eos],
-        "max_tokens": request.max_tokens,
+        "max_tokens": settings.max_tokens,
         "num_cut": sum(len(row) > len(cut) for row, cut in zip(truncate_texts(read, layout, None), rows, strict=True)),
         "context": context,
         "windows": f"texts longer than {layout.room} tokens are read in windows that overlap by {layout.room // 2}",
@@ -253,15 +146,8 @@ def _perplexity(job: CardJob, judge: Judge, collection: TextCollection, tokenize
     return section | {"label": perplexity_label(section)}
 
 
-def _are_nats(part: Sequence[list[int]], arrays: Arrays) -> bool:
-    nats, lengths = arrays.get("nats"), arrays.get("lengths")
-    if nats is None or lengths is None or lengths.tolist() != [len(row) for row in part]:
-        return False
-    return nats.shape == (sum(map(len, part)),) and nats.dtype.kind == "f"
-
-
 def _judge_ids(
-    judge: Judge, collection: TextCollection, ids: IdsOf, tokenizer_sha256: str
+    judge: Judge, name: str, collection: TextCollection, ids: IdsOf, tokenizer_sha256: str
 ) -> tuple[list[list[int]], str]:
     """The texts as ids of the judge, as sampled or retokenised; as sampled only with the tokenizer of the samples."""
     preferred = {"auto": "as-sampled" if judge.about.kind == "adlm" else "retokenised"}.get(ids, ids)
@@ -271,27 +157,130 @@ def _judge_ids(
     if ids == "as-sampled":
         raise UserError(
             f"--ids as-sampled: the tokenizer of the judge {judge.about.name} is not the one that wrote the "
-            f"{collection.name}; leave it out, and the texts are retokenised"
+            f"{name}; leave it out, and the texts are retokenised"
         )
     try:
         return judge.encode(collection.texts), "retokenised"
     except UserError as error:
-        raise UserError(
-            f"the judge {judge.about.name} cannot read the {collection.name}: {error}; give another --model"
-        ) from None
+        raise UserError(f"the judge {judge.about.name} cannot read the {name}: {error}; give another --model") from None
 
 
-def _id_metrics(request: CardRequest, collection: TextCollection) -> dict[str, Any]:
+def _features(inputs: JudgeInputs, featuriser: HuggingFaceFeaturiser, batch: int, cache: "PartCache") -> FeaturePair:
+    """Features of the texts that are not empty; an empty one has no last token."""
+
+    def compute(part: Sequence[str]) -> Arrays:
+        return {"features": featuriser.features(part, batch)}
+
+    def fits(part: Sequence[str], arrays: Arrays) -> bool:
+        found = arrays.get("features")
+        return found is not None and found.ndim == 2 and len(found) == len(part) and found.dtype == np.float32
+
+    def features_of(name: str, texts: Sequence[str]) -> Features:
+        nonempty = [text for text in texts if text]
+        about = {"featuriser": asdict(featuriser.about), "texts": json_sha256(nonempty)}
+        parts = cache.compute(nonempty, compute, fits, "features", about, f"features of {name}")
+        return np.concatenate([part["features"] for part in parts])
+
+    assert inputs.reference is not None
+    samples, reference = inputs.samples.texts, inputs.reference.texts
+    of_samples, of_reference = features_of("samples", samples), features_of("reference", reference)
+    num_empty = len(samples) - len(of_samples), len(reference) - len(of_reference)
+    return FeaturePair(of_samples, of_reference, featuriser.about, num_empty)
+
+
+def _mauve(settings: JudgeSettings, features: FeaturePair, report_progress: ReportProgress) -> dict[str, Any]:
+    seeds = range(PUBLISHED_SEED, PUBLISHED_SEED + settings.seeds)
+
+    def report_done(done: int) -> None:
+        report_progress("clustering", done, settings.seeds)
+
+    section = {
+        "featuriser": asdict(features.featuriser),
+        "num_empty_samples": features.num_empty[0],
+        "num_empty_reference": features.num_empty[1],
+        **asdict(mauve_of(features.samples, features.reference, seeds, settings.clusters, report_done=report_done)),
+    }
+    return section | {"label": mauve_label(section)}
+
+
+def _id_metrics(settings: JudgeSettings, collection: TextCollection) -> dict[str, Any]:
     """Entropy and diversity, which need only ids; {} for a reference with another tokenizer."""
     metrics: dict[str, Any] = {}
     if collection.ids is None:
         return metrics
-    if "entropy" in request.metrics:
+    if "entropy" in settings.metrics:
         metrics["entropy"] = asdict(entropy_of(collection.ids))
-    if "diversity" in request.metrics:
+    if "diversity" in settings.metrics:
         diversity = asdict(diversity_of(collection.ids))
         for key in ("distinct", "distinct_in_all"):
             diversity[key] = {str(n): value for n, value in diversity[key].items()}  # JSON keys are strings
         lengths = lengths_of([len(text) for text in collection.texts])
         metrics["diversity"] = diversity | {"characters": asdict(lengths)}
     return metrics
+
+
+@dataclass(frozen=True)
+class PartCache:
+    """Arrays computed in parts: divided among processes, cached on disk, resumed after an interruption.
+
+    FOLDER/nats-3f0c.../about.json   the inputs of the computation; its sha256 is in the folder's name
+    FOLDER/nats-3f0c.../00000.npz    arrays of the first TEXTS_PER_PART texts
+    """
+
+    folder: Path | None
+    report_progress: ReportProgress
+
+    def compute(
+        self,
+        items: Sequence[Any],
+        compute: Callable[[Sequence[Any]], Arrays],
+        fits: Callable[[Sequence[Any], Arrays], bool],
+        kind: str,
+        about: Mapping[str, Any],
+        stage: str,
+    ) -> list[Arrays]:
+        """compute(items), TEXTS_PER_PART items at a time; parts of the same inputs that are cached are read instead.
+
+        Each part is computed by one process, so that results do not depend on their number. `fits` checks that cached
+        arrays have the form that `compute` returns.
+        """
+        digest, (rank, ranks) = json_sha256(about), distributed.rank_and_size()
+        cache = None if self.folder is None else self.folder / f"{kind}-{digest[:24]}"
+        if cache is not None:
+            with reporting_os_errors(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+            if not (cache / "about.json").is_file():
+                write_file(cache / "about.json", json.dumps(about, indent=1))
+        done: dict[int, Arrays] = {}
+        for number in range(rank, -(-len(items) // TEXTS_PER_PART), ranks):
+            path = None if cache is None else cache / f"{number:05}.npz"
+            part = items[number * TEXTS_PER_PART : (number + 1) * TEXTS_PER_PART]
+            if path is not None and path.exists():
+                done[number] = _read_part(path)
+                if not done[number] or not fits(part, done[number]):
+                    raise UserError(f"{path} is damaged; delete it, and it is made again")
+            else:
+                done[number] = compute(part)
+                if path is not None:
+                    with replacing(path) as temporary, temporary.open("wb") as file:
+                        np.savez(file, **done[number])  # type: ignore[arg-type]
+            self.report_progress(stage, min(len(items), (number + ranks) * TEXTS_PER_PART), len(items))
+        gathered = distributed.gather([(digest, done)])
+        if any(other_digest != digest for other_digest, _ in gathered):
+            raise UserError("the processes read different texts; wait until the files are written, and run this again")
+        parts = {number: arrays for _, done_by_rank in gathered for number, arrays in done_by_rank.items()}
+        return [parts[number] for number in sorted(parts)]
+
+
+def _read_part(path: Path) -> Arrays:
+    """The arrays of a file; none if it is damaged."""
+    try:
+        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (ValueError, TypeError, AttributeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile):
+        return {}
+
+
+def json_sha256(content: Any) -> str:
+    """sha256 of texts, ids or settings."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -8,11 +8,10 @@ from itertools import islice
 import numpy as np
 
 from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
-from adlm.apps.reasoning.rows import ANCHOR_LABELS, BOA, Encoder, collate, special_ids, with_reasoning_tokens
+from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, ProblemSet, problem_set
+from adlm.apps.reasoning.rows import BOA, Encoder, collate, special_ids, with_reasoning_tokens
 from adlm.config.schema import Config, Reason
-from adlm.data.reasoning.problem import Problem
 from adlm.data.rows.statistics import QUANTILES
-from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile
 from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -90,7 +89,7 @@ class InspectedProblems:
 
 def inspect_problems(config: Config, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, InspectedProblems]:
     """The problems of the splits of the corpus that the config names, with `reason.slots` slots."""
-    name, num_slots = config.data.name, (config.reason or Reason()).slots
+    num_slots = (config.reason or Reason()).slots
     tokenizer = with_reasoning_tokens(tokenizer)
     found = {}
     for part in resolve_source(config.data).parts:
@@ -99,18 +98,19 @@ def inspect_problems(config: Config, tokenizer: Tokenizer, splits: Sequence[str]
         if part.split in splits:
             problems = list(islice(part.problems(), MAX_PROBLEMS))
             try:
-                found[part.split] = inspected(problems, name, tokenizer, num_slots)
+                found[part.split] = inspected(problems, problem_set(config.data.name), tokenizer, num_slots)
             except UserError as error:
                 raise UserError(f"{part.name}: {error}") from None
     return found
 
 
-def inspected(problems: Sequence[Problem], name: str, tokenizer: Tokenizer, num_slots: int) -> InspectedProblems:
-    """Problems of the corpus `name`; the tokenizer has the reasoning tokens. There must be at least one problem."""
-    anchors = ANCHOR_LABELS[name]
-    labels = [anchors.of(problem) for problem in problems]
+def inspected(
+    problems: Sequence[Problem], source: ProblemSet, tokenizer: Tokenizer, num_slots: int
+) -> InspectedProblems:
+    """Problems of a set; the tokenizer has the reasoning tokens. There must be at least one problem."""
+    labels = [source.labels(problem) for problem in problems]
     distinct = sorted({label for given in labels for label in given})
-    encoded = tokenizer.encode_batch([f"{anchors.before}{label}" for label in distinct])
+    encoded = tokenizer.encode_batch([f"{source.label_prefix}{label}" for label in distinct])
     known = {
         label: InspectedLabel(label, tuple(tokenizer.decode([index]) for index in ids))
         for label, ids in zip(distinct, encoded, strict=True)
@@ -130,7 +130,7 @@ def inspected(problems: Sequence[Problem], name: str, tokenizer: Tokenizer, num_
         problems_with_split=sum(num > 0 for num in split),
         problems_beyond_slots=sum(len(given) > num_slots for given in labels),
     )
-    encoder = Encoder(tokenizer.encode_batch, anchors, special_ids(tokenizer))
+    encoder = Encoder(tokenizer.encode_batch, source, special_ids(tokenizer))
     chosen = sorted({round(i * (len(problems) - 1) / max(1, NUM_EXAMPLES - 1)) for i in range(NUM_EXAMPLES)})
     examples = []
     for index in chosen:

@@ -18,7 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from adlm.config.schema import Reason
+from adlm.apps.reasoning.problems import problem_set
+from adlm.config.schema import Config, Reason
 from adlm.errors import UserError
 
 ALL_STEPS = -1
@@ -55,6 +56,16 @@ REASONING_METHODS: dict[str, ReasoningMethod] = {
 }
 
 
+def reason_of(config: Config) -> Reason:
+    if config.reason is None:
+        raise UserError("no reasoning method is given; add a preset such as prosqa/small, or reason.method=acot")
+    return config.reason
+
+
+def reasoning_method(config: Config) -> ReasoningMethod:
+    return REASONING_METHODS[reason_of(config).method]
+
+
 @dataclass(frozen=True)
 class Stage:
     """A part of the curriculum."""
@@ -84,21 +95,26 @@ def _counted(num: int, what: str) -> str:
     return f"{num} {what}{'' if num == 1 else 's'}"
 
 
-def curriculum(reason: Reason, data: str = "") -> list[Stage]:
-    """The stages of a run on the problems of a corpus.
+def stages_of(config: Config) -> list[Stage]:
+    """The stages of a run."""
+    return curriculum(reason_of(config), problem_set(config.data.name).removes_steps)
+
+
+def curriculum(reason: Reason, removes_steps: bool = False) -> list[Stage]:
+    """The stages of a run; `removes_steps` is that of the `ProblemSet`.
 
     Methods without stages train for first_epochs + epochs. The others begin with `first_epochs` of plain CoT; then come
     stages of `stage_epochs`, of which the last takes the epochs that remain. Stage s = 1, 2, ... has s * slots_a_stage
     slots, at most `slots`. Coconut and its pause variant leave out the first s steps, iCoT the first s * tokens_a_stage
-    tokens of the reasoning, and in one more stage all of it. ACoT leaves out a step for every slot on ProsQA, and none
-    elsewhere, unless `remove_steps` says otherwise.
+    tokens of the reasoning, and in one more stage all of it. ACoT leaves out a step for every slot if `removes_steps`,
+    and none otherwise, unless `reason.remove_steps` says which.
     """
     method = REASONING_METHODS[reason.method]
     if not method.staged:
         slots = reason.slots if method.slots != "none" else 0
         return [Stage(reason.first_epochs + reason.epochs, slots, ALL_STEPS if method.leaves_out_steps else 0)]
     stages = [Stage(reason.first_epochs)] if reason.first_epochs else []
-    forms = _forms(reason, method, data)
+    forms = _forms(reason, method, removes_steps)
     remaining = reason.epochs
     for number, (slots, steps, tokens) in enumerate(forms, 1):
         epochs = remaining if number == len(forms) else min(reason.stage_epochs, remaining)
@@ -108,12 +124,12 @@ def curriculum(reason: Reason, data: str = "") -> list[Stage]:
     return stages
 
 
-def _forms(reason: Reason, method: ReasoningMethod, data: str) -> list[tuple[int, int, int]]:
+def _forms(reason: Reason, method: ReasoningMethod, removes_steps: bool) -> list[tuple[int, int, int]]:
     """Slots, steps left out and tokens left out of the stages after the first."""
     numbers = range(1, 1 + max(1, math.ceil(reason.slots / reason.slots_a_stage)))
     slots = [min(number * reason.slots_a_stage, reason.slots) for number in numbers]
     if method.labelled:
-        removes = data == "prosqa" if reason.remove_steps is None else reason.remove_steps
+        removes = removes_steps if reason.remove_steps is None else reason.remove_steps
         return [(num, num if removes else 0, 0) for num in slots]
     if method.slots == "none":
         return [*((0, 0, number * reason.tokens_a_stage) for number in numbers), (0, ALL_STEPS, 0)]

@@ -1,51 +1,32 @@
-"""A causal language model with continuous slots: the input of a slot is the hidden state at the position before it.
+"""A causal language model with continuous slots, and its loss. A slot's input is the hidden state before it.
 
 Any causal model of `transformers`, or our own AR network, behind one interface. Slots are read one after the other; a
 KV cache keeps what was read before them, in training too.
 
-Shapes: B rows, L tokens, n new tokens, d wide, V symbols.
+Shapes: B rows, L tokens, n new tokens, d wide, V symbols, N targets.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adlm.apps.reasoning.rows import ReasoningBatch
+from adlm.apps.reasoning.methods import reason_of, reasoning_method
+from adlm.apps.reasoning.rows import ReasoningBatch, SpecialIds, as_batch, between_markers
 from adlm.checkpoints.pretrained import num_positions
+from adlm.config.schema import Config
+from adlm.diffusion.times import BatchRng
+from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer, rotary_angles
 
-
-class Reader(Protocol):
-    """Reads a batch of rows from left to right, in parts."""
-
-    def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
-        """Hidden states (B, n, d) of the next n input embeddings (B, n, d); is_text (B, n) is False at padding."""
-        ...
-
-
-class CausalLanguageModel(Protocol):
-    """What is needed of a causal model."""
-
-    @property
-    def max_length(self) -> int | None:
-        """The most tokens it can read; None if there is no limit."""
-        ...
-
-    def reader(self) -> Reader:
-        """A reader that has read nothing yet."""
-        ...
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """(B, n, d)"""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., V) of hidden states (..., d)."""
-        ...
+# cuDNN attention, which training on text prefers, is slow at the first step of a shape, and these batches have many:
+# 8.4 s, then 1.6 s a step, against 1.5 and 1.4 s with this kernel (H200, shared with another process; 30 layers, 128
+# rows of 416 tokens, 6 slots). Without slots, once warm, a step takes 0.33 s with cuDNN and 0.35 s with this kernel.
+ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class HuggingFaceModel(nn.Module):
@@ -54,11 +35,12 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-        self.max_length = num_positions(model)
+        self.max_length = num_positions(model)  # the most tokens it can read; None if there is no limit
         model.set_attn_implementation("sdpa")  # takes a mask of booleans
         _fuse_norms(model)
 
     def reader(self) -> "HuggingFaceReader":
+        """Reads a batch of rows from left to right, in parts; it has read nothing yet."""
         return HuggingFaceReader(self.model)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -68,6 +50,7 @@ class HuggingFaceModel(nn.Module):
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """(..., V) of hidden states (..., d)."""
         return self.model.get_output_embeddings()(hidden)  # type: ignore[no-any-return]
 
 
@@ -94,6 +77,7 @@ class HuggingFaceReader:
     """(B, L), of everything read so far."""
 
     def read(self, inputs: Tensor, is_text: Tensor) -> Tensor:
+        """Hidden states (B, n, d) of the next n input embeddings (B, n, d); is_text (B, n) is False at padding."""
         self.is_text = is_text if self.is_text is None else torch.cat([self.is_text, is_text], dim=1)
         positions = (self.is_text.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
         output = self.model.base_model(
@@ -118,7 +102,10 @@ def _visible(is_text: Tensor, num_new: int) -> Tensor:
 
 
 class OwnModel(nn.Module):
-    """Our AR network, without time conditioning. Rotary embeddings have no largest position."""
+    """Our AR network, without time conditioning, with the interface of `HuggingFaceModel`.
+
+    Rotary embeddings have no largest position.
+    """
 
     max_length = None
 
@@ -164,13 +151,12 @@ class OwnReader:
         return trunk.finish(h, None)  # type: ignore[no-any-return]
 
 
-def hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
-    """(B, L, d): the hidden state at every position of a batch, slots fed back one after the other."""
-    hidden, _ = read_rows(model, batch.ids, batch.is_text, batch.slots)
-    return hidden
+CausalModel = HuggingFaceModel | OwnModel
 
 
-def read_rows(model: CausalLanguageModel, ids: Tensor, is_text: Tensor, slots: range) -> tuple[Tensor, Reader]:
+def read_rows(
+    model: CausalModel, ids: Tensor, is_text: Tensor, slots: range
+) -> tuple[Tensor, HuggingFaceReader | OwnReader]:
     """The hidden states (B, L, d) of rows with continuous slots in the columns `slots`, and the reader after them."""
     reader = model.reader()
     if not slots:
@@ -183,8 +169,8 @@ def read_rows(model: CausalLanguageModel, ids: Tensor, is_text: Tensor, slots: r
     return torch.cat(parts, dim=1), reader
 
 
-def plain_hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Tensor:
-    """`hidden_states` without a cache, the whole row read once for each slot: the test oracle."""
+def plain_hidden_states(model: CausalModel, batch: ReasoningBatch) -> Tensor:
+    """The hidden states of `read_rows` without a cache, the whole row read once for each slot: the test oracle."""
     inputs = model.embed(batch.ids)
     for column in batch.slots:
         hidden = model.reader().read(inputs, batch.is_text)
@@ -192,8 +178,52 @@ def plain_hidden_states(model: CausalLanguageModel, batch: ReasoningBatch) -> Te
     return model.reader().read(inputs, batch.is_text)
 
 
+@dataclass(frozen=True)
+class ReasoningObjective:
+    """What a training step minimises: see `training.step.Objective`. `pad` is True where nothing is predicted."""
+
+    config: Config
+    ids: SpecialIds
+    exact: ClassVar[bool] = True
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), True at reasoning and answer: the loss is divided by these, so anchors do not rescale the rest."""
+        assert pad is not None
+        return ~pad & ~between_markers(x, self.ids)
+
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+        assert pad is not None
+        method = reasoning_method(self.config)
+        anchor_weight = reason_of(self.config).anchor_weight if method.labelled else 0.0
+        with sdpa_kernel(ATTENTION):
+            return reasoning_loss(network, as_batch(x, pad, self.ids, method), anchor_weight)
+
+
+def reasoning_loss(model: CausalModel, batch: ReasoningBatch, anchor_weight: float) -> Loss:
+    """Cross-entropy of reasoning and answer + anchor_weight * cross-entropy of the anchor labels.
+
+    Slots without a label have no loss, and with `anchor_weight` 0 no slot has. `parts["anchors"]` is the cross-entropy
+    of the labels without its weight.
+    """
+    hidden, _ = read_rows(model, batch.ids, batch.is_text, batch.slots)
+    nats = _cross_entropy(model, hidden, batch.ids, batch.predicted)
+    total, parts = nats.sum(), {"answer": nats.sum().detach()}
+    if anchor_weight:
+        anchor_nats = _cross_entropy(model, hidden, batch.ids, batch.anchors).sum()
+        total, parts["anchors"] = total + anchor_weight * anchor_nats, anchor_nats.detach()
+    by_position = torch.zeros(batch.ids.shape, dtype=nats.dtype, device=nats.device)
+    by_position[batch.predicted] = nats.detach()
+    return Loss(total, by_position, batch.predicted.sum(), parts)
+
+
+def _cross_entropy(model: CausalModel, hidden: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+    """-log p (N,) of the ids at `where` (B, L) given what stands before them."""
+    logits = model.logits(hidden[:, :-1][where[:, 1:]]).float()
+    return F.cross_entropy(logits, ids[where], reduction="none")
+
+
 @torch.no_grad()
-def resize_vocabulary(model: HuggingFaceModel | OwnModel, num_known: int, size: int) -> None:
+def resize_vocabulary(model: CausalModel, num_known: int, size: int) -> None:
     """Give embedding and output layer at least `size` symbols; those from `num_known` on are new.
 
     The rows of new symbols are the mean of the others: a new symbol starts as likely as an average one, and its

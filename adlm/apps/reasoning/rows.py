@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage
-from adlm.data.reasoning import gsm8k, prontoqa, prosqa
-from adlm.data.reasoning.problem import Problem
+from adlm.apps.reasoning.problems import Problem, ProblemSet
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer, add_special_tokens
 
@@ -26,26 +25,6 @@ Ids = NDArray[np.int64]
 ANSWER_MARK = "### "
 BOA, SLOT, EOA, PAUSE, PAD = "[BOA]", "[ANT]", "[EOA]", "[PAUSE]", "[PAD]"
 WIDTH = 16  # questions and answers are padded to multiples of this, so that batches have few different shapes
-
-
-@dataclass(frozen=True)
-class AnchorLabels:
-    """The anchor labels of the problems of a corpus."""
-
-    of: Callable[[Problem], tuple[str, ...]]
-    """The labels of a problem, in order."""
-    before: str = " "
-    """What a label is tokenized after: in text, a space stands before a word but not before the number of a step.
-
-    The name of a graph problem begins the first step, and has the space that it has within the question.
-    """
-
-
-ANCHOR_LABELS = {
-    "gsm8k": AnchorLabels(gsm8k.anchor_labels, before=""),
-    "prosqa": AnchorLabels(prosqa.anchor_labels),
-    "prontoqa": AnchorLabels(prontoqa.anchor_labels),
-}
 
 
 @dataclass(frozen=True)
@@ -93,7 +72,7 @@ class Encoder:
     """How problems become ids."""
 
     encode_batch: Callable[[Sequence[str]], list[list[int]]]
-    labels: AnchorLabels
+    problem_set: ProblemSet
     ids: SpecialIds
     misfits: Literal["refuse", "keep"] = "keep"
 
@@ -110,7 +89,7 @@ class Encoder:
                 raise UserError(
                     f"{where} {number} has no steps ({problem.question:.40}...); remove it, or set reason.misfits=keep"
                 )
-            label_ids = [ids[self.labels.before + label] for label in labels]
+            label_ids = [ids[self.problem_set.label_prefix + label] for label in labels]
             split = next((label for label, found in zip(labels, label_ids, strict=True) if len(found) > 1), None)
             if self.misfits == "refuse" and split is not None:
                 raise UserError(
@@ -129,7 +108,7 @@ class Encoder:
 
     def _labels(self, problem: Problem, where: str) -> tuple[str, ...]:
         try:
-            return self.labels.of(problem)
+            return self.problem_set.labels(problem)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -139,7 +118,7 @@ class Encoder:
         for problem in problems:
             texts |= dict.fromkeys((f"{problem.question}\n", ANSWER_MARK + problem.answer))
             texts |= dict.fromkeys(f"{step}\n" for step in problem.steps)
-        texts |= dict.fromkeys(self.labels.before + label for given in labels for label in given)
+        texts |= dict.fromkeys(self.problem_set.label_prefix + label for given in labels for label in given)
         encoded = self.encode_batch(list(texts))
         return {text: np.array(ids, dtype=np.int64) for text, ids in zip(texts, encoded, strict=True)}
 

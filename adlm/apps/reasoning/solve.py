@@ -1,28 +1,91 @@
-"""Solving problems with a fine-tuned model: answers, whether they are right, and what the slots predict.
+"""Solving problems with a fine-tuned model: greedy decoding, whether answers are right, and what the slots predict.
 
 Independent of training. Answers are compared as in Coconut's code: what follows the last #, without commas.
+
+Shapes: B problems, L tokens of the padded prompts, T new tokens, d wide.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from adlm.apps.reasoning.base_model import CausalModel, reasoning_network, require_tokenizer
-from adlm.apps.reasoning.generate import generate
-from adlm.apps.reasoning.loss import reasoning_loss
-from adlm.apps.reasoning.methods import REASONING_METHODS, ReasoningMethod, Stage, curriculum
-from adlm.apps.reasoning.rows import ANCHOR_LABELS, Encoder, as_batch, collate, special_ids
-from adlm.checkpoints.model_folder import load_model_folder
+from adlm.apps.reasoning.base_model import load_reasoning_model
+from adlm.apps.reasoning.methods import ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
+from adlm.apps.reasoning.network import CausalModel, read_rows, reasoning_loss
+from adlm.apps.reasoning.problems import Problem, problem_set
+from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate, special_ids
+from adlm.config.load import model_folder_at
 from adlm.config.schema import Config, Reason
-from adlm.data.reasoning.problem import Problem
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
 Z95 = 1.959963984540054  # of the normal distribution
 BATCH = 256  # problems solved at once
+NUM_SHOWN = 3  # of the most likely tokens at a slot
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote for one problem."""
+
+    ids: list[int]
+    """The new tokens, without the end-of-text token."""
+    ended: bool
+    """Whether it ended before the largest number of tokens."""
+    slot_ids: list[list[int]]
+    """The most likely tokens, likeliest first, after [BOA] and after each slot: what a slot stands for."""
+    slot_shares: list[list[float]] = field(compare=False)
+    """Their probabilities."""
+
+
+@torch.no_grad()
+def generate(
+    model: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    ids: SpecialIds,
+    method: ReasoningMethod,
+    num_slots: int,
+    max_tokens: int,
+    device: torch.device,
+) -> list[Generated]:
+    """Greedy decoding of a batch of prompts, padded on the left. Each row is decoded as it would be alone.
+
+    A row ends at the end-of-text token, after `max_tokens`, or where the model can read no further token.
+    """
+    room = [max_tokens if model.max_length is None else model.max_length + 1 - len(prompt) for prompt in prompts]
+    limits = torch.tensor(room, device=device).clamp(max=max_tokens)
+    length = max(map(len, prompts))
+    x = torch.full((len(prompts), length), ids.pad, device=device)
+    is_text = torch.zeros(len(prompts), length, dtype=torch.bool, device=device)
+    for row, prompt in enumerate(prompts):
+        x[row, length - len(prompt) :] = torch.tensor(prompt, device=device)
+        is_text[row, length - len(prompt) :] = True
+    continuous = method.slots == "continuous" and num_slots > 0
+    slots = range(length - 1 - num_slots, length - 1) if continuous else range(0)
+    hidden, reader = read_rows(model, x, is_text, slots)
+    before = hidden[:, slots.start - 1 : slots.stop] if slots else hidden[:, :0]  # of [BOA] and of the slots
+    slot_shares, slot_ids = model.logits(before).float().softmax(dim=-1).topk(NUM_SHOWN, dim=-1)
+    running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    new: list[Tensor] = []
+    last = hidden[:, -1]
+    while len(new) < max_tokens:
+        token = torch.where(running, model.logits(last).argmax(dim=-1), ids.eos)
+        new.append(token)
+        running = running & (token != ids.eos) & (limits > len(new))
+        if not running.any():
+            break
+        last = reader.read(model.embed(token[:, None]), running[:, None])[:, -1]
+    results = []
+    for number, (row, limit) in enumerate(zip(torch.stack(new, dim=1).tolist(), limits.tolist(), strict=True)):
+        tokens = row[:limit]
+        ended = ids.eos in tokens
+        written = tokens[: tokens.index(ids.eos)] if ended else tokens
+        results.append(Generated(written, ended, slot_ids[number].tolist(), slot_shares[number].tolist()))
+    return results
 
 
 def parse_answer(text: str) -> str:
@@ -114,16 +177,15 @@ class Solver:
 
     @property
     def reason(self) -> Reason:
-        assert self.config.reason is not None
-        return self.config.reason
+        return reason_of(self.config)
 
     @property
     def method(self) -> ReasoningMethod:
-        return REASONING_METHODS[self.reason.method]
+        return reasoning_method(self.config)
 
     @property
     def last_stage(self) -> Stage:
-        return curriculum(self.reason, self.config.data.name)[-1]
+        return stages_of(self.config)[-1]
 
     @property
     def device(self) -> torch.device:
@@ -131,8 +193,8 @@ class Solver:
 
     def encoder(self, data: str = "") -> Encoder:
         """Problems of a corpus, by default the one the model was trained on. Misfits are solved like all others."""
-        labels = ANCHOR_LABELS[data or self.config.data.name]
-        return Encoder(self.tokenizer.encode_batch, labels, special_ids(self.tokenizer))
+        problems = problem_set(data or self.config.data.name)
+        return Encoder(self.tokenizer.encode_batch, problems, special_ids(self.tokenizer))
 
     def solve(self, problems: Sequence[Problem], num_slots: int | None = None, data: str = "") -> Iterator[Solution]:
         """The solutions in order, in batches; `num_slots` None gives the slots of the last stage."""
@@ -140,11 +202,18 @@ class Solver:
         slots = self.last_stage.slots if num_slots is None else num_slots
         encoded = encoder.encode(problems)
         prompts = [encoder.prompt(problem, method, slots) for problem in encoded]
-        self._check_room(prompts)
+        longest = min(self.config.length, self.network.max_length or self.config.length)
+        for number, prompt in enumerate(prompts, 1):
+            if len(prompt) > longest:
+                raise UserError(
+                    f"problem {number} takes {len(prompt)} tokens with its slots, and the model reads at most "
+                    f"{longest}; give fewer slots, or shorter problems"
+                )
         for first in range(0, len(problems), BATCH):
             part = slice(first, first + BATCH)
-            arguments = (encoder.ids, method, slots, self.reason.max_tokens, self.device)
-            found = generate(self.network, prompts[part], *arguments)
+            found = generate(
+                self.network, prompts[part], encoder.ids, method, slots, self.reason.max_tokens, self.device
+            )
             for problem, ids, written in zip(problems[part], encoded[part], found, strict=True):
                 text = self.tokenizer.decode(written.ids)
                 yield Solution(
@@ -153,23 +222,13 @@ class Solver:
                     parse_answer(text),
                     len(written.ids),
                     written.ended,
-                    encoder.labels.of(problem),
-                    tuple(self._tokens(*slot) for slot in zip(written.slot_ids, written.slot_shares, strict=True)),
+                    encoder.problem_set.labels(problem),
+                    tuple(
+                        tuple((self.tokenizer.decode([index]), share) for index, share in zip(*slot, strict=True))
+                        for slot in zip(written.slot_ids, written.slot_shares, strict=True)
+                    ),
                     tuple(label == slot[0] for label, slot in zip(ids.labels[:slots], written.slot_ids, strict=False)),
                 )
-
-    def _check_room(self, prompts: Sequence[Sequence[int]]) -> None:
-        """A user error for prompts longer than the rows of training, or than the model can read."""
-        longest = min(self.config.length, self.network.max_length or self.config.length)
-        for number, prompt in enumerate(prompts, 1):
-            if len(prompt) > longest:
-                raise UserError(
-                    f"problem {number} takes {len(prompt)} tokens with its slots, and the model reads at most "
-                    f"{longest}; give fewer slots, or shorter problems"
-                )
-
-    def _tokens(self, ids: Sequence[int], shares: Sequence[float]) -> tuple[tuple[str, float], ...]:
-        return tuple((self.tokenizer.decode([index]), share) for index, share in zip(ids, shares, strict=True))
 
     @torch.no_grad()
     def answer_nats(self, problems: Sequence[Problem]) -> tuple[float, float, int]:
@@ -190,11 +249,10 @@ class Solver:
 
 def load_solver(path: Path, device: torch.device) -> Solver:
     """The model of a run folder or model folder that `adlm reason train` wrote."""
-    folder = path / "model" if (path / "model").is_dir() else path
+    folder = model_folder_at(path) or path
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run or model folder of `adlm reason train`")
-    found = load_model_folder(folder)
-    if found.config.reason is None:
+    config, tokenizer, network = load_reasoning_model(folder)
+    if config.reason is None:
         raise UserError(f"{path} is not a reasoning model; train one with `adlm reason train`")
-    network = reasoning_network(found, folder).requires_grad_(False)
-    return Solver(found.config, network.to(device).eval(), require_tokenizer(found, folder))
+    return Solver(config, network.to(device).eval(), tokenizer)

@@ -13,53 +13,49 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import BaseModel, CausalModel, check_plain_causal, open_base, save_reasoning_model
-from adlm.apps.reasoning.loss import ReasoningObjective
-from adlm.apps.reasoning.methods import ALL_STEPS, REASONING_METHODS, ReasoningMethod, Stage, curriculum
-from adlm.apps.reasoning.rows import ANCHOR_LABELS, WIDTH, EncodedProblem, Encoder, collate, special_ids
+from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
+from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
+from adlm.apps.reasoning.network import ReasoningObjective
+from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, Problems, problem_set
+from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
-from adlm.config.schema import Config, Reason
-from adlm.data.reasoning.problem import Problem
+from adlm.config.schema import Config
 from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
-from adlm.data.sources.corpora import CORPORA
-from adlm.data.sources.problem_files import GeneratedProblems, ProblemFile, as_text
 from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.distributed import Processes
 from adlm.errors import UserError
-from adlm.files import reporting_os_errors, write_file
+from adlm.methods.inputs import eval_mode
 from adlm.training.build import autocast_dtype
+from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
 from adlm.training.task import Report
-from adlm.training.validation import ValidationResult
 
 BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on
 GROUP = 16  # batches whose problems are sorted by length
 
 
-def reason_of(config: Config) -> Reason:
-    if config.reason is None:
-        raise UserError("no reasoning method is given; add a preset such as prosqa/small, or reason.method=acot")
-    return config.reason
-
-
-def problem_parts(config: Config) -> dict[str, ProblemFile | GeneratedProblems]:
-    """The splits of the corpus of problems that the config names."""
-    name = config.data.name
-    if name not in ANCHOR_LABELS:
-        raise UserError(f"data.name {name!r} is not a set of problems: {', '.join(ANCHOR_LABELS)}")
+def problem_parts(config: Config) -> dict[str, Problems]:
+    """The splits of the set of problems that the config names."""
+    source = problem_set(config.data.name)
     parts = {part.split: part for part in resolve_source(config.data).parts}
     for part in parts.values():
         if not isinstance(part, (ProblemFile, GeneratedProblems)):
-            raise UserError(f"data.name {name} is not here; {how_to_add(config.data, CORPORA[name])}")
+            raise UserError(f"data.name {config.data.name} is not here; {how_to_add(config.data, source)}")
     return parts  # type: ignore[return-value]
 
 
 def with_steps(config: Config) -> Config:
     """The config with `train.steps`: the epochs of all stages, in full batches."""
-    epochs = sum(stage.epochs for stage in curriculum(reason_of(config), config.data.name))
-    num = _num_training(config)
+    epochs = sum(stage.epochs for stage in stages_of(config))
+    parts = problem_parts(config)
+    if "train" not in parts:
+        raise UserError(
+            f"data.name {config.data.name} has no training problems in data.root; add them, or generate some with "
+            "data.problems=20000"
+        )
+    num = parts["train"].num_documents()
     batches = num // config.train.batch_size
     if not batches:
         raise UserError(
@@ -67,16 +63,6 @@ def with_steps(config: Config) -> Config:
             "one, or more problems"
         )
     return replace(config, train=replace(config.train, steps=epochs * batches))
-
-
-def _num_training(config: Config) -> int:
-    parts = problem_parts(config)
-    if "train" not in parts:
-        raise UserError(
-            f"data.name {config.data.name} has no training problems in data.root; add them, or generate some with "
-            "data.problems=20000"
-        )
-    return parts["train"].num_documents()
 
 
 @dataclass(frozen=True)
@@ -133,7 +119,7 @@ class ReasoningBatches:
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """Problems, encoded for a model: see `training.task.Task`."""
+    """Problems, encoded for a model: see `training.task.TrainingTask`."""
 
     base: BaseModel
     encoder: Encoder
@@ -147,11 +133,11 @@ class ReasoningTask:
 
     @cached_property
     def stages(self) -> list[Stage]:
-        return curriculum(reason_of(self.config), self.config.data.name)
+        return stages_of(self.config)
 
     @property
     def method(self) -> ReasoningMethod:
-        return REASONING_METHODS[reason_of(self.config).method]
+        return reasoning_method(self.config)
 
     @property
     def training(self) -> ReasoningBatches:
@@ -180,33 +166,23 @@ class ReasoningTask:
         network = self.base.network.to(processes.device)
         if train.precision == "float64":
             network = network.double()
-        widest = replace(self.config, length=2**24)  # rows were measured when the task was opened
-        objective = ReasoningObjective(widest, self.encoder.ids)
-        return new_train_state(objective, network.train(), autocast_dtype(train, processes.device))
-
-    def _solver(self, network: CausalModel) -> Solver:
-        return Solver(self.config, network, self.base.tokenizer)
+        objective = ReasoningObjective(self.config, self.encoder.ids)
+        longest = 2 * (self.config.length + WIDTH)  # the longest question beside the longest answer, both padded
+        return new_train_state(objective, network.train(), autocast_dtype(train, processes.device), max_length=longest)
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         """Held-out problems, solved as at inference, with the slots of the last stage."""
-        state.network.eval()
-        try:
-            solver = self._solver(state.network)
+        with eval_mode(state.network):
+            solver = Solver(self.config, state.network, self.base.tokenizer)
             nats, stderr, tokens = solver.answer_nats(self.held_out)
             accuracy = score(list(solver.solve(self.held_out)))
-        finally:
-            state.network.train()
         return ValidationResult(nats, stderr, tokens, len(self.held_out), accuracy.share)
 
-    def write_samples(self, state: TrainState, folder: Path, step: int, processes: Processes) -> None:
-        state.network.eval()
-        try:
-            solutions = list(self._solver(state.network).solve(self.held_out[: self.config.train.samples]))
-        finally:
-            state.network.train()
-        with reporting_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / f"step-{step:08}.txt", "\n".join(f"{solution}\n" for solution in solutions))
+    def samples(self, state: TrainState, step: int, processes: Processes) -> str:
+        with eval_mode(state.network):
+            solver = Solver(self.config, state.network, self.base.tokenizer)
+            solutions = list(solver.solve(self.held_out[: self.config.train.samples]))
+        return "\n".join(f"{solution}\n" for solution in solutions)
 
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         save_reasoning_model(self.base, weights, path)
@@ -225,9 +201,9 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
             raise UserError(f"train.{option} true is for `adlm train`; leave it out")
     report(f"problems: {', '.join(f'{part.name} ({split})' for split, part in parts.items())}")
     problems = list(parts["train"].problems())
-    base = open_base(config, lambda: map(as_text, problems[:BPE_PROBLEMS]))
-    labels, ids = ANCHOR_LABELS[config.data.name], special_ids(base.tokenizer)
-    encoder = Encoder(base.tokenizer.encode_batch, labels, ids, reason_of(config).misfits)
+    base = open_base(config, lambda: (problem.as_text() for problem in problems[:BPE_PROBLEMS]))
+    source, ids = problem_set(config.data.name), special_ids(base.tokenizer)
+    encoder = Encoder(base.tokenizer.encode_batch, source, ids, reason_of(config).misfits)
     held_out = list(parts["valid"].problems())[: config.train.valid_rows] if "valid" in parts else []
     encoded = encoder.encode(problems, "training problem")
     fingerprint = hashlib.sha256(parts["train"].fingerprint().encode()).hexdigest()

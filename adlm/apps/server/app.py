@@ -1,37 +1,33 @@
 """The HTTP application: OpenAI's completions API over the batch workers, the studio, model list, health and metrics."""
 
 import asyncio
-import json
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from adlm import __version__
 from adlm.apps.server.batching import BatchWorker
-from adlm.apps.server.completion import CompletionPlan, Limits, plan_completion
-from adlm.apps.server.completion_request import CompletionRequest
-from adlm.apps.server.errors_json import (
+from adlm.apps.server.bodies import (
     ERROR_RESPONSES,
     ApiError,
+    CompletionRequest,
+    JsonRoute,
     error_response,
     user_error,
     validation_error,
 )
-from adlm.apps.server.jobs import Job, RowUpdate
-from adlm.apps.server.json_body import JsonRoute
-from adlm.apps.server.monitoring import PrometheusMonitor
-from adlm.apps.server.request_guard import RequestGuard
-from adlm.apps.server.studio.routes import add_page, page_files, studio_router
-from adlm.apps.server.submission import EventStream, client_of, next_result, respond_unless_gone, submit
+from adlm.apps.server.completion import Limits, plan_completion
+from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
+from adlm.apps.server.responses import Completion, EventStream, client_of, respond_unless_gone, submit
+from adlm.apps.server.studio import add_page, page_files, studio_router
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
 
@@ -139,99 +135,6 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     add_page(app)
     app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
     return app
-
-
-class Completion:
-    """One completion request from submission to response."""
-
-    def __init__(
-        self,
-        worker: BatchWorker,
-        body: CompletionRequest,
-        plan: CompletionPlan,
-        monitor: PrometheusMonitor,
-        deadline: float,
-        client: str,
-    ):
-        self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
-        self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        self.header["model"] = worker.name
-        loop = asyncio.get_running_loop()
-        self._updates: asyncio.Queue[RowUpdate] = asyncio.Queue()
-
-        def notify(update: RowUpdate) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._updates.put_nowait, update)
-
-        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
-
-    async def updates(self) -> AsyncIterator[RowUpdate]:
-        """Updates until all rows are complete. The job is cancelled if that does not happen."""
-        num_left = len(self.plan.rows)
-        try:
-            while num_left:
-                update = await next_result(self._updates, self.deadline)
-                if update.error is not None:
-                    raise ApiError(503, update.error)
-                num_left -= update.complete
-                yield update
-            self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, self.plan.completion_tokens)
-        finally:
-            if num_left:
-                self.worker.cancel(self.job)
-
-    async def respond(self) -> Response:
-        """The whole response."""
-        choices: dict[int, dict[str, Any]] = {}
-        async for update in self.updates():
-            if update.complete:
-                text, reason = self.plan.choices[update.row].text(update.ids, complete=True)
-                choices[update.row] = self._choice(update.row, text, reason, await self._logprobs(update))
-        ordered = [choices[row] for row in sorted(choices)]
-        return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
-
-    async def stream(self) -> AsyncGenerator[str, None]:
-        """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
-        sent, finished = [""] * len(self.plan.rows), set[int]()
-        updates = self.updates()
-        try:
-            async for update in updates:
-                row = update.row
-                if row in finished:
-                    continue
-                text, reason = self.plan.choices[row].text(update.ids, update.complete)
-                piece = text.removeprefix(sent[row])
-                if not update.complete and self.body.logprobs is not None:
-                    reason = None  # the log-probabilities come with the last piece, from the complete row
-                if reason is not None:
-                    finished.add(row)
-                if piece or reason is not None:
-                    sent[row] = text
-                    logprobs = await self._logprobs(update) if update.complete else None
-                    yield self._event([self._choice(row, piece, reason, logprobs)])
-            if self.body.stream_options is not None and self.body.stream_options.include_usage:
-                yield self._event([], usage=self._usage())
-            yield "data: [DONE]\n\n"
-        except ApiError as error:
-            yield f"data: {json.dumps(error.as_json())}\n\n"
-        finally:
-            await updates.aclose()  # type: ignore[attr-defined]
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        return f"data: {json.dumps({**self.header, 'choices': choices, 'seed': self.plan.seed, **more})}\n\n"
-
-    async def _logprobs(self, update: RowUpdate) -> dict[str, Any] | None:
-        if self.body.logprobs is None or update.chance is None:
-            return None
-        return await asyncio.to_thread(self.plan.choices[update.row].logprobs, update.ids, update.chance)
-
-    @staticmethod
-    def _choice(row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {"index": row, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _usage(self) -> dict[str, int]:
-        prompt, completion = self.plan.prompt_tokens, self.plan.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _report_errors_as_json(app: FastAPI) -> None:

@@ -22,9 +22,9 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from adlm.apps.server.jobs import BatchKey, CanvasRow, Item, Job, RowUpdate, Task, padded_canvas
+from adlm.apps.server.jobs import BatchKey, Item, Job, RowUpdate, Task, together
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel
+from adlm.language_model import LanguageModel, Run
 from adlm.sampling.events import PositionsFirst
 from adlm.sampling.frame import NOT_FINITE, Frame, SamplingRun
 from adlm.sampling.joining import JoinedRow, JoinedRows
@@ -236,22 +236,16 @@ class BatchWorker:
         if not has_ended:
             self._monitor.call_done(self.name, len(turn), seconds)
 
-    def frames(self, rows: Sequence[CanvasRow]) -> Iterator[Frame]:
-        """The sampling run of rows that begin together, at most `batch`; only for the worker's thread."""
-        length = rows[0].padded_length(self.lm)
+    def frames(self, rows: Sequence[Run]) -> Iterator[Frame]:
+        """The frames of rows that begin together, at most `batch`; only for the worker's thread."""
         if self.lm.method.causal:  # a KV cache has a fixed number of rows
             rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
-        return self.lm.run_sampler(
-            padded_canvas(rows, length, self.lm.fill_id),
-            rows[0].sampling,
-            rng_rows=[row.number for row in rows],
-            rng_seeds=[row.seed for row in rows],
-        )
+        return together(rows).frames()
 
     def _sample_together(self, batch: Batch) -> Iterator[None]:
         """Rows with equal keys, from the first step to the last."""
         items = list(batch.items)
-        for frame in self.frames([item.canvas_row for item in items]):
+        for frame in self.frames([item.run for item in items]):
             all_ids = frame.ids.cpu()
             for item, ids in zip(items, all_ids, strict=False):  # the frames of causal models have padding rows
                 self._report_prefix(item, ids)
@@ -277,14 +271,14 @@ class BatchWorker:
             yield
 
     def _joinable_run(self, item: Item) -> SamplingRun:
-        return cast(PositionsFirst, item.canvas_row.frames(self.lm)).run
+        return cast(PositionsFirst, together([item.run]).generate()).run
 
     def _report_prefix(self, item: Item, ids: Tensor) -> None:
         """Report the tokens before the first mask of a streamed row, if there are more than before."""
         job = cast(Job, item.job)
         if not job.streams or job.cancelled.is_set():
             return
-        text = ids[: len(item.canvas_row.ids)]
+        text = ids[: item.num_tokens]
         num_known = int((text != self.lm.mask_id).long().cumprod(dim=0).sum())
         if num_known > item.num_reported:
             item.num_reported = num_known
@@ -299,7 +293,7 @@ def _run_task(task: Task) -> Iterator[None]:
 
 def _complete(item: Item, ids: Tensor, chance: Tensor) -> None:
     """Report the last state of a row."""
-    end = len(item.canvas_row.ids)
+    end = item.num_tokens
     if chance.isfinite().all():
         cast(Job, item.job).notify(RowUpdate(item.row, ids[:end].tolist(), chance[:end].tolist()))
     else:

@@ -1,18 +1,16 @@
 """From a completion request to canvas rows, and from sampled ids to the text of a choice. Independent of HTTP."""
 
 import math
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.apps.server.completion_request import CompletionRequest, RequestError
-from adlm.apps.server.jobs import CanvasRow
-from adlm.canvas import MAX_HOLE, check_holes, encode_canvas, num_masks
-from adlm.config.schema import Sampling
+from adlm.apps.server.bodies import CompletionRequest
+from adlm.canvas import check_holes, num_masks
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel, SamplingOptions
+from adlm.language_model import LanguageModel, Run, SamplingOptions
+from adlm.sampling.sample_request import SampleRequest
 from adlm.sampling.samplers import sampler_of
 from adlm.tokens import Tokenizer
 
@@ -118,7 +116,8 @@ def _num_equal(first: str, second: str) -> int:
 class CompletionPlan:
     """A checked request: its rows and how their texts are made."""
 
-    rows: list[CanvasRow]
+    rows: list[Run]
+    """One row each."""
     choices: list[Choice]
     seed: int
     prompt_tokens: int
@@ -128,116 +127,109 @@ class CompletionPlan:
 
 
 def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limits) -> CompletionPlan:
-    """The rows of a request. Everything about it is checked here; wrong requests are user errors."""
+    """The rows of a request. Everything about it is checked here; the `option` of a user error is its field."""
     num_rows = len(request.prompts) * request.n
     if num_rows > limits.rows:
-        raise RequestError(
+        raise UserError(
             f"{num_rows} completions (prompts times n) are more than {limits.rows}; send several requests",
             "prompt" if len(request.prompts) > limits.rows else "n",
         )
-    sampling = _sampling(lm, request, limits)
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "sampler", "steps")}
+    options: SamplingOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
-    made = [_choice(lm, prompt, request) for prompt in request.prompts]
-    rows = [CanvasRow(tuple(ids), start, seed, 0, sampling) for _, ids, start in made]
     try:
-        for row in rows:
-            row.check(lm)
-    except UserError as error:  # about the sampler, or about given tokens after a mask
-        raise _request_error(error, "suffix" if request.suffix else "prompt") from None
+        sampling = lm.sampling(**options)
+        if sampling.steps > limits.steps:
+            raise UserError(
+                f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps", "steps"
+            )
+        texts = [_text_with_holes(lm, prompt, request) for prompt in request.prompts]
+        canvas = lm.canvas(texts)
+        length = canvas.ids.shape[1]
+        if length > lm.config.length:
+            raise UserError(
+                f"prompt, suffix and completion have {length} tokens, and the model's length is {lm.config.length}; "
+                "shorten the prompt or lower max_tokens",
+                "prompt" if any(map(num_masks, request.prompts)) else "",
+            )
+        run = lm.plan(SampleRequest(sampling, canvas=canvas, num=request.n, seed=seed, batch=1))
+    except UserError as error:
+        raise UserError(str(error).replace("sampling.", ""), _field_of(error, request)) from None
+    rows = list(run.batches(1))
+    choices = [_choice(lm, request.prompts[number // request.n], row, request) for number, row in enumerate(rows)]
+    first_choices, starts = choices[:: request.n], canvas.starts
+    lengths = [row.canvas.ids.shape[1] for row in rows[:: request.n]]
     return CompletionPlan(
-        rows=[
-            CanvasRow(row.ids, row.start, seed, number * request.n + index, sampling)
-            for number, row in enumerate(rows)
-            for index in range(request.n)
-        ],
-        choices=[choice for choice, _, _ in made for _ in range(request.n)],
+        rows=rows,
+        choices=choices,
         seed=seed,
-        prompt_tokens=sum(len(ids) - start - choice.num_masks for choice, ids, start in made),
-        completion_tokens=sum(choice.num_masks for choice, _, _ in made) * request.n,
+        prompt_tokens=sum(lengths) - sum(starts) - sum(choice.num_masks for choice in first_choices),
+        completion_tokens=sum(choice.num_masks for choice in choices),
         streams_prefix=lm.method.causal or not sampler_of(sampling).remasks,
     )
 
 
-def _sampling(lm: LanguageModel, request: CompletionRequest, limits: Limits) -> Sampling:
-    given = {name: getattr(request, name) for name in ("temperature", "top_p", "sampler", "steps")}
-    options: SamplingOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
-    try:
-        sampling = lm.sampling(**options)
-    except UserError as error:
-        raise _request_error(error, None) from None
-    if sampling.steps > limits.steps:
-        raise RequestError(
-            f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps", "steps"
-        )
-    return sampling
-
-
-def _request_error(error: UserError, param: str | None) -> RequestError:
-    """The error about the sampling option that its message begins with, if any, else about `param`."""
-    option = re.match(r"sampling\.(\w+)", str(error))
-    if option is not None:
-        param = option[1] if option[1] in CompletionRequest.model_fields else None
-    return RequestError(str(error).replace("sampling.", ""), param)  # fields of a request have no section
+def _field_of(error: UserError, request: CompletionRequest) -> str | None:
+    """The field of the request that an error of the library is about; None if it is about several."""
+    option = "canvas" if error.option is None else error.option.removeprefix("sampling.")
+    if option == "texts":  # what cannot be encoded
+        return None if request.suffix else "prompt"
+    if option == "canvas":  # given tokens after a mask
+        return "suffix" if request.suffix else "prompt"
+    return option if option in CompletionRequest.model_fields else None
 
 
 def checked_num_masks(field: str, text: str) -> int:
-    """Number of masks in the holes of a field; RequestError if something in it looks like a hole and is none."""
+    """Number of masks in the holes of a field; UserError if something in it looks like a hole and is none."""
     try:
         check_holes(text)
     except UserError as error:
-        raise RequestError(error, field) from None
+        raise UserError(error, field) from None
     return num_masks(text)
 
 
-def check_size(lm: LanguageModel, text: str, param: str) -> None:
+def check_size(lm: LanguageModel, text: str, field: str) -> None:
     """Refuse a text that has more characters than the tokens of the model can hold, before it is tokenized."""
-    assert lm.tokenizer is not None, "checked when the model was loaded"
-    most = lm.config.length * max(LONGEST_HOLE, lm.tokenizer.longest_symbol)
+    most = lm.config.length * max(LONGEST_HOLE, lm.require_tokenizer().longest_symbol)
     if len(text) > most:
-        raise RequestError(
-            f"{param} has {len(text):,} characters, and the model's length of {lm.config.length} tokens holds at most "
+        raise UserError(
+            f"{field} has {len(text):,} characters, and the model's length of {lm.config.length} tokens holds at most "
             f"{most:,}; shorten it",
-            param,
+            field,
         )
 
 
-def _choice(lm: LanguageModel, prompt: str, request: CompletionRequest) -> tuple[Choice, list[int], int]:
-    """How the text of a prompt's choices is made, the ids of their row and where its text starts."""
-    tokenizer, suffix = lm.tokenizer, request.suffix or ""
-    assert tokenizer is not None, "checked when the model was loaded"
+def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest) -> str:
+    """The prompt if it has holes, else prompt, hole and suffix; checked before it is tokenized."""
+    suffix = request.suffix or ""
     has_holes = checked_num_masks("prompt", prompt) > 0
     if has_holes and (suffix or request.max_tokens is not None):
         name = "suffix" if suffix else "max_tokens"
-        raise RequestError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", name)
+        raise UserError(f"{name} cannot be combined with a prompt that has holes ([MASK*N]); leave it out", name)
     if checked_num_masks("suffix", suffix):
-        raise RequestError(
-            "suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix"
-        )
+        raise UserError("suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix")
     num = num_masks(prompt) if has_holes else request.max_tokens or DEFAULT_MAX_TOKENS
     if num > lm.config.length:
-        # num_masks does not count larger holes exactly
-        amount = f"more than {MAX_HOLE:,}" if has_holes and num > MAX_HOLE else num
-        raise RequestError(
-            f"{amount} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
+        raise UserError(
+            f"{num} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
             "prompt" if has_holes else "max_tokens",
         )
     for name, text in (("prompt", prompt), ("suffix", suffix)):
         check_size(lm, text, name)
-    try:
-        ids = encode_canvas(prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}", tokenizer)
-    except UserError as error:
-        raise RequestError(error, None if suffix else "prompt") from None
-    prefix = lm.bos_prefix(ids)
-    ids = prefix + ids
-    if len(ids) > lm.config.length:
-        raise RequestError(
-            f"prompt, suffix and completion have {len(ids)} tokens, and the model's length is {lm.config.length}; "
-            "shorten the prompt or lower max_tokens",
-            "prompt" if has_holes else None,
-        )
-    first = len(prefix) if has_holes else ids.index(lm.mask_id)
-    end = len(ids) if has_holes else first + num
-    drops_space = not has_holes and tokenizer.joins_spaces and prompt.endswith(" ")
-    ends_at_eos = not has_holes and not suffix
-    choice = Choice(tokenizer, first, end, num, ends_at_eos, drops_space, request.stops)
-    return choice, ids, len(prefix)
+    return prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}"
+
+
+def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest) -> Choice:
+    """How the text of a row is made."""
+    tokenizer, [ids], [start] = lm.require_tokenizer(), row.canvas.ids.tolist(), row.canvas.starts
+    num, has_holes = ids.count(lm.mask_id), num_masks(prompt) > 0
+    first = start if has_holes else ids.index(lm.mask_id)
+    return Choice(
+        tokenizer,
+        first=first,
+        end=len(ids) if has_holes else first + num,
+        num_masks=num,
+        ends_at_eos=not has_holes and not request.suffix,
+        drops_space=not has_holes and tokenizer.joins_spaces and prompt.endswith(" "),
+        stops=request.stops,
+    )

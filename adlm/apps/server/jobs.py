@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from adlm.canvas import Canvas
-from adlm.config.schema import Sampling
-from adlm.language_model import LanguageModel
+from adlm.language_model import LanguageModel, Run
 from adlm.sampling.events import PositionsFirst
-from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
 
 SHORTEST = 32  # tokens of the shortest rows; longer ones are padded to a power of two
@@ -30,42 +28,8 @@ class BatchKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CanvasRow:
-    """One row to sample."""
-
-    ids: tuple[int, ...]
-    """With the mask id at the positions to fill."""
-    start: int
-    """Position of the first token of the text, after a bos that is not part of it."""
-    seed: int
-    number: int
-    """The row number of the RNG, counted within the request."""
-    sampling: Sampling
-
-    def padded_length(self, lm: LanguageModel) -> int:
-        return min(lm.config.length, max(SHORTEST, 1 << (len(self.ids) - 1).bit_length()))
-
-    def frames(self, lm: LanguageModel) -> Iterator[Frame]:
-        """The sampling run of this row alone."""
-        canvas, rng = padded_canvas([self], self.padded_length(lm), lm.fill_id), RowRng(self.seed, [self.number])
-        pad = None if canvas.pad is None else canvas.pad.to(lm.device)
-        return lm.method.generate(lm.frozen, canvas.ids.to(lm.device), self.sampling, rng, pad)
-
-    def key(self, lm: LanguageModel, joins: bool) -> BatchKey:
-        """Causal models read the prompt in one call, whose shape would depend on rows with prompts of other lengths."""
-        length = self.padded_length(lm)
-        if joins:
-            return BatchKey(True, length)
-        return BatchKey(False, (self.sampling, length, self.ids.index(lm.mask_id) if lm.method.causal else 0))
-
-    def check(self, lm: LanguageModel) -> None:
-        """A user error if the model cannot sample this row."""
-        lm.run_sampler(padded_canvas([self], len(self.ids), lm.fill_id), self.sampling, self.seed)
-
-
-@dataclass(frozen=True)
 class RowUpdate:
-    """News of one row of a job."""
+    """What is known of one row of a job: a prefix, the complete row, or why it will not be completed."""
 
     row: int
     ids: list[int]
@@ -95,15 +59,21 @@ class Work:
 class Job(Work):
     """The rows of one request, which have equal sampling options."""
 
-    rows: Sequence[CanvasRow]
+    rows: Sequence[Run]
+    """Runs of one row, planned by the model of the worker."""
     notify: Callable[[RowUpdate], None]
     """Called from the worker's thread."""
     streams: bool = False
     """Whether prefixes are reported while a row is sampled."""
 
     def keys(self, lm: LanguageModel) -> list[BatchKey]:
-        joins = isinstance(self.rows[0].frames(lm), PositionsFirst)
-        return [row.key(lm, joins) for row in self.rows]
+        """Causal models read the prompt in one call, whose shape would depend on rows with prompts of other lengths."""
+        if isinstance(self.rows[0].generate(), PositionsFirst):
+            return [BatchKey(True, padded_length(row)) for row in self.rows]
+        given = [row.canvas.ids[0].tolist().index(lm.mask_id) if lm.method.causal else 0 for row in self.rows]
+        lengths = [padded_length(row) for row in self.rows]
+        sampling = self.rows[0].sampling
+        return [BatchKey(False, (sampling, *shape)) for shape in zip(lengths, given, strict=True)]
 
     def refuse(self, row: int, error: str) -> None:
         self.notify(RowUpdate(row, [], error=error))
@@ -139,15 +109,28 @@ class Item:
     """Tokens of the prefix that was reported last."""
 
     @property
-    def canvas_row(self) -> CanvasRow:
+    def run(self) -> Run:
         return cast(Job, self.job).rows[self.row]
 
+    @property
+    def num_tokens(self) -> int:
+        return self.run.canvas.ids.shape[1]
 
-def padded_canvas(rows: Sequence[CanvasRow], length: int, filling: int) -> Canvas:
-    """(B, length), with a padding mask even where nothing is padded: attention without a mask is another kernel."""
-    ids = torch.full((len(rows), length), filling)
+
+def padded_length(row: Run) -> int:
+    """The length that a row is padded to: the next power of two, at most the model's."""
+    return min(row.lm.config.length, max(SHORTEST, 1 << (row.canvas.ids.shape[1] - 1).bit_length()))
+
+
+def together(rows: Sequence[Run]) -> Run:
+    """Rows of equal padded length and sampling options as one run, with a padding mask even where nothing is padded:
+    attention without a mask is another kernel."""
+    lm, length = rows[0].lm, padded_length(rows[0])
+    ids = torch.full((len(rows), length), lm.fill_id)
     pad = torch.ones(len(rows), length, dtype=torch.bool)
     for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.tensor(row.ids)
-        pad[number, : len(row.ids)] = False
-    return Canvas(ids, pad, tuple(row.start for row in rows))
+        own = row.canvas.ids.shape[1]
+        ids[number, :own] = row.canvas.ids[0]
+        pad[number, :own] = False
+    rng = RowRng([cast(int, row.rng.seed) for row in rows], [row.rng.rows[0] for row in rows])
+    return Run(lm, Canvas(ids, pad), rows[0].sampling, rng)

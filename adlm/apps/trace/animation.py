@@ -6,10 +6,13 @@ The image contains no script. Without animation, or where the reader asks for re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 from unicodedata import category, east_asian_width
 
-from adlm.apps.trace.recording import Trace
 from adlm.apps.trace.token_text import decode_escaped, decode_side_by_side, tokens_bytes
+
+if TYPE_CHECKING:
+    from adlm.apps.trace.recording import Trace
 
 COLUMNS = 72  # characters per line
 WIDTH, HEIGHT = 9.03, 30  # of a character and a line, in pixels, with a font of 15 pixels
@@ -45,7 +48,7 @@ class History:
     """Whether the anchor network's first guess was the token that stays."""
 
 
-def as_animation(trace: Trace) -> str:
+def as_animation(trace: "Trace") -> str:
     histories = [_history(trace, position) for position in range(len(trace.canvas))]
     pieces = tokens_bytes(trace.tokenizer, trace.last, trace.special_tokens)
     texts = decode_side_by_side(pieces)
@@ -79,7 +82,7 @@ def as_animation(trace: Trace) -> str:
     return "\n".join(lines)
 
 
-def _history(trace: Trace, position: int) -> History:
+def _history(trace: "Trace", position: int) -> History:
     num = len(trace.steps) - 1
     times = {step.frame: number / num for number, step in enumerate(trace.steps)} if num else {0: 0.0}
     stays: list[tuple[int, Interval]] = []
@@ -150,7 +153,7 @@ def _rules(visible: tuple[Interval, ...]) -> str:
     return " ".join(f"{time:.2f}% {{ opacity: {opacity} }}" for time, opacity in stops)
 
 
-def _token(trace: Trace, history: History, word: str, x: float, y: float, keyframes: Keyframes) -> Iterator[str]:
+def _token(trace: "Trace", history: History, word: str, x: float, y: float, keyframes: Keyframes) -> Iterator[str]:
     """The mask, the light and the tokens of one position, whose last token is `word`."""
     width = _columns(word) * WIDTH
     for kind, visible in (("mask", history.masked), ("lit", history.lit)):

@@ -7,14 +7,17 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adlm.apps.trace.animation import as_animation
-from adlm.apps.trace.recording import Trace
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
 
+if TYPE_CHECKING:
+    from adlm.apps.trace.recording import Trace
 
-def write_trace(trace: Trace, path: str | Path, force: bool = False) -> None:
+
+def write_trace(trace: "Trace", path: str | Path, force: bool = False) -> None:
     """Write the trace as data (.json), a page (.html) or an animated image (.svg).
 
     A file written by adlm is replaced, any other file only with `force`.
@@ -31,11 +34,11 @@ def check_trace_path(path: Path, option: str, force: bool = False, inputs: Seque
     check_output(path, option, force, inputs)
 
 
-def as_json(trace: Trace) -> str:
+def as_json(trace: "Trace") -> str:
     return json.dumps(trace.to_dict(), separators=(",", ":")) + "\n"
 
 
-def as_page(trace: Trace) -> str:
+def as_page(trace: "Trace") -> str:
     """A page that contains its style, script and trace. Its policy forbids loading anything or running other scripts.
 
     The trace is in a data block that no character of the trace can end, and the script inserts it only as text.

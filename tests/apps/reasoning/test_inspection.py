@@ -2,9 +2,10 @@
 
 import pytest
 
+from adlm.apps.reasoning.datasets.prosqa import PROSQA
 from adlm.apps.reasoning.inspection import inspected
+from adlm.apps.reasoning.problems import Problem
 from adlm.apps.reasoning.rows import with_reasoning_tokens
-from adlm.data.reasoning.problem import Problem
 from adlm.tokens import load_tokenizer
 
 STEPS = ("Tom is a terpus.", "Every terpus is a brimpus.")
@@ -31,14 +32,14 @@ def tokenizer(tmp_path):
     ],
 )
 def test_each_slot_is_trained_towards_the_label_after_its_own_and_the_last_towards_eoa(tokenizer, num_slots, targets):
-    [example] = inspected([PROBLEM], "prosqa", tokenizer, num_slots).examples
+    [example] = inspected([PROBLEM], PROSQA, tokenizer, num_slots).examples
     assert [(slot.position, slot.target) for slot in example.slots] == targets
     labels = [slot.label.text for slot in example.slots if slot.label]
     assert labels == ["Tom", "terpus", "brimpus"][:num_slots]
 
 
 def test_split_labels_steps_and_labels_are_counted(tokenizer):
-    found = inspected([PROBLEM, BARE, PROBLEM, BARE], "prosqa", tokenizer, 2)
+    found = inspected([PROBLEM, BARE, PROBLEM, BARE], PROSQA, tokenizer, 2)
     [first, *_] = found.examples
     assert [(label.text, label.tokens, label.is_split) for label in first.labels] == [
         ("Tom", ("tom",), False),
@@ -55,11 +56,11 @@ def test_split_labels_steps_and_labels_are_counted(tokenizer):
 
 
 def test_labels_that_begin_with_the_same_token_share_a_target():
-    found = inspected([PROBLEM], "prosqa", with_reasoning_tokens(load_tokenizer("bytes")), 6)
+    found = inspected([PROBLEM], PROSQA, with_reasoning_tokens(load_tokenizer("bytes")), 6)
     assert (found.statistics.distinct_labels, found.statistics.distinct_targets) == (3, 1)  # a label follows a space
 
 
 def test_problems_without_any_label_have_no_split_ones(tokenizer):
-    found = inspected([BARE], "prosqa", tokenizer, 2)
+    found = inspected([BARE], PROSQA, tokenizer, 2)
     assert found.statistics.split_share == 0.0
     assert [slot.target for slot in found.examples[0].slots] == [None, None, None]

@@ -6,21 +6,21 @@ import pytest
 import torch
 from worlds import randomized
 
-from adlm.apps.reasoning.generate import generate
-from adlm.apps.reasoning.loss import reasoning_loss
-from adlm.apps.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, curriculum
+from adlm.apps.reasoning.datasets import gsm8k, prontoqa, prosqa
+from adlm.apps.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, stages_of
 from adlm.apps.reasoning.network import (
     HuggingFaceModel,
     OwnModel,
     _fuse_norms,
-    hidden_states,
     plain_hidden_states,
+    read_rows,
+    reasoning_loss,
     resize_vocabulary,
 )
-from adlm.apps.reasoning.rows import AnchorLabels, Encoder, SpecialIds, as_batch, collate
-from adlm.config.schema import Model, Reason
-from adlm.data.reasoning import gsm8k, prontoqa, prosqa
-from adlm.data.reasoning.problem import Problem
+from adlm.apps.reasoning.problems import Problem
+from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate
+from adlm.apps.reasoning.solve import generate
+from adlm.config.schema import Config, Data, Model, Reason
 from adlm.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
@@ -35,8 +35,12 @@ PROBLEMS = [
     ),
     Problem("Ada is a wug. Is Ada a wug or dax?", ("Ada is a wug.",), "Ada is a wug."),
 ]
-ENCODER = Encoder(lambda texts: [list(text.encode("ascii")) for text in texts], AnchorLabels(prosqa.anchor_labels), IDS)
+ENCODER = Encoder(lambda texts: [list(text.encode("ascii")) for text in texts], prosqa.PROSQA, IDS)
 ACOT, COT, COCONUT = REASONING_METHODS["acot"], REASONING_METHODS["cot"], REASONING_METHODS["coconut"]
+
+
+def hidden_states(model, batch):
+    return read_rows(model, batch.ids, batch.is_text, batch.slots)[0]
 
 
 def gpt2():
@@ -171,7 +175,7 @@ def test_positions_without_a_target_have_no_gradient(build, monkeypatch):
     assert [len(rows) for rows in seen] == [int(batch.predicted.sum()), int(batch.anchors.sum())]
     assert int(batch.anchors.sum()) == 6
     hidden = hidden_states(model, batch).detach().requires_grad_()
-    monkeypatch.setattr("adlm.apps.reasoning.loss.hidden_states", lambda *_: hidden)
+    monkeypatch.setattr("adlm.apps.reasoning.network.read_rows", lambda *_: (hidden, None))
     reasoning_loss(model, batch, 1.0).total.backward()
     has_target = torch.zeros_like(batch.predicted)
     has_target[:, :-1] = (batch.predicted | batch.anchors)[:, 1:]
@@ -222,7 +226,7 @@ def test_new_symbols_begin_near_the_mean_embedding_and_tied_layers_stay_tied(bui
 
 def test_curricula():
     def stages(method, data="prosqa", **options):
-        return curriculum(Reason(method, **options), data)
+        return stages_of(Config(data=Data(name=data), reason=Reason(method, **options)))
 
     assert stages("cot", epochs=10) == [Stage(10)]
     assert stages("no-cot", epochs=8, first_epochs=2) == [Stage(10, 0, ALL_STEPS)]

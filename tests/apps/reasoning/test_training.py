@@ -22,13 +22,14 @@ from reasoning_runs import (
     reason_train,
     tokenizer_of,
 )
-from small_models import small_model
+from small_models import mostly_slow, small_model
 from small_runs import logged, weights
 from worlds import randomized
 
+from adlm.apps.reasoning.datasets.prosqa import PROSQA
 from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
 from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel
-from adlm.apps.reasoning.rows import ANCHOR_LABELS, Encoder, special_ids, with_reasoning_tokens
+from adlm.apps.reasoning.rows import Encoder, special_ids, with_reasoning_tokens
 from adlm.apps.reasoning.solve import load_solver
 from adlm.apps.reasoning.training import ReasoningBatches
 from adlm.config.schema import Model
@@ -63,7 +64,7 @@ def answers(out: Path) -> list[str]:
     return [json.loads(line)["written"] for line in out.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("method", REASONING_METHODS)
+@pytest.mark.parametrize("method", mostly_slow(REASONING_METHODS, "acot", "cot", "coconut"))
 def test_every_method_trains_from_random_weights_and_answers_as_in_validation(method, root, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "answers.jsonl"
     assert reason_train(root, run, f"reason.method={method}", "train.samples=6") == 0
@@ -76,7 +77,7 @@ def test_every_method_trains_from_random_weights_and_answers_as_in_validation(me
     assert len(answers(out)) == samples.count("(wrong") + samples.count("(right)") == 6
 
 
-@pytest.mark.parametrize("method", ["acot", "no-cot", "cot"])
+@pytest.mark.parametrize("method", mostly_slow(["acot", "no-cot", "cot"], "acot"))
 def test_the_accuracy_of_the_final_validation_is_that_of_an_evaluation(method, tmp_path, capsys):
     """With an EMA too, as the model folder has its weights."""
     root, run = gsm8k_root(tmp_path), tmp_path / "run"
@@ -87,7 +88,7 @@ def test_the_accuracy_of_the_final_validation_is_that_of_an_evaluation(method, t
     assert found["num"] == 8
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "tied-llama"])
+@pytest.mark.parametrize("kind", mostly_slow(["gpt2", "llama", "tied-llama"], "gpt2", "tied-llama"))
 def test_a_run_from_a_hugging_face_model_is_loaded_by_transformers_with_the_same_logits(kind, bases, root, tmp_path):
     assert reason_train(root, tmp_path / "run", f"reason.base={bases[kind]}") == 0
     folder = tmp_path / "run" / "model"
@@ -105,7 +106,7 @@ def test_a_run_from_a_hugging_face_model_is_loaded_by_transformers_with_the_same
     assert theirs.convert_tokens_to_ids("[BOA]") == special_ids(ours.tokenizer).boa
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "tied-llama", "ar"])
+@pytest.mark.parametrize("kind", mostly_slow(["gpt2", "llama", "tied-llama", "ar"], "llama", "ar"))
 def test_a_run_begins_with_the_weights_of_its_base_and_new_rows_for_new_symbols(kind, bases, root, tmp_path):
     before = weights(bases[kind].parent, kind)
     assert reason_train(root, tmp_path / "run", f"reason.base={bases[kind]}", FROZEN) == 0
@@ -120,7 +121,7 @@ def test_a_run_begins_with_the_weights_of_its_base_and_new_rows_for_new_symbols(
         assert name not in grown or len(after[name]) == len(before[name]) + NUM_SPECIAL + mask
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "ar"])
+@pytest.mark.parametrize("kind", mostly_slow(["gpt2", "ar"], "gpt2"))
 def test_a_reasoning_run_is_a_base(kind, bases, root, tmp_path):
     assert reason_train(root, tmp_path / "first", f"reason.base={bases[kind]}", "reason.method=cot") == 0
     assert reason_train(root, tmp_path / "second", f"reason.base={tmp_path / 'first'}", FROZEN) == 0
@@ -151,7 +152,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("kind", "stops"),
-    [("", [STEPS_PER_STAGE]), ("", [1, 4, 2]), ("gpt2", [STEPS_PER_STAGE - 1]), ("ar", [8])],
+    [
+        ("", [1, STEPS_PER_STAGE - 1, 4]),
+        ("gpt2", [STEPS_PER_STAGE - 1]),
+        pytest.param("ar", [8], marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_run_resumes_to_the_same_bytes(kind, stops, bases, root, tmp_path, monkeypatch):
     """Also where the next batch would have reset the optimizer, and with dropout."""
@@ -188,7 +193,7 @@ def batches() -> ReasoningBatches:
     """37 problems in batches of 2: 18 batches an epoch, which are two groups, and one problem left over."""
     problems = prosqa_problems(37)
     tokenizer = with_reasoning_tokens(tokenizer_of(problems))
-    encoder = Encoder(tokenizer.encode_batch, ANCHOR_LABELS["prosqa"], special_ids(tokenizer))
+    encoder = Encoder(tokenizer.encode_batch, PROSQA, special_ids(tokenizer))
     return ReasoningBatches(encoder.encode(problems), encoder, REASONING_METHODS["acot"], STAGES, 2, seed=5)
 
 

@@ -15,7 +15,7 @@ from running_server import PATIENCE, connected, get, metrics, running, wait_unti
 
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 from adlm.apps.server.completion import Choice, Limits  # noqa: E402
-from adlm.apps.server.monitoring import JsonFormatter  # noqa: E402
+from adlm.apps.server.guard import JsonFormatter  # noqa: E402
 from adlm.sampling.joining import JoinedRows  # noqa: E402
 from adlm.tokens import load_tokenizer, train_bpe  # noqa: E402
 
@@ -52,7 +52,7 @@ def gate(monkeypatch):
         return step(rows, turn)
 
     monkeypatch.setattr(JoinedRows, "step", gated_step)
-    monkeypatch.setattr("adlm.apps.server.connections.PROBE_SECONDS", 0.05)  # until a client that is gone is noticed
+    monkeypatch.setattr("adlm.apps.server.serving.PROBE_SECONDS", 0.05)  # until a client that is gone is noticed
     yield gate
     gate.set()
 
@@ -185,10 +185,11 @@ def test_logprobs_are_those_of_the_draws(client, models):
 @pytest.mark.parametrize(("model", "sampler"), [("adlm", "remdm-loop"), ("adlm", "entropy"), ("ar", "ancestral")])
 def test_a_seed_gives_the_same_text_alone_and_among_twenty_others(address, model, sampler):
     """To the last bit of the log-probabilities, which batches of other shapes change."""
-    body = {"model": model, "prompt": "Some text", "max_tokens": 20, "seed": 11, "logprobs": 0, "sampler": sampler}
+    body = {"model": model, "prompt": "Some text", "max_tokens": 10, "seed": 11, "logprobs": 0, "sampler": sampler}
     alone = post(address, body).json()["choices"]
     others = [
-        {**body, "prompt": "x" * (1 + number % 9), "max_tokens": 5 + number, "seed": number} for number in range(20)
+        {**body, "prompt": "x" * (1 + number % 9), "max_tokens": 1 + number % 13, "seed": number}
+        for number in range(20)
     ]
     requests = [*others[:10], body, *others[10:]]
     with ThreadPoolExecutor(21) as pool:

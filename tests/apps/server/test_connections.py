@@ -16,7 +16,7 @@ pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[d
 
 from running_server import connected, connection, get, metrics, read_all, running, wait_until
 
-from adlm.apps.server import connections, serving
+from adlm.apps.server import serving
 from adlm.apps.server.app import ServerSettings
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
@@ -43,7 +43,7 @@ def error_of(answer):
     ids=["nothing", "part of a head", "a request", "a request and part of a head"],
 )
 def test_a_connection_without_a_complete_head_is_closed(address, monkeypatch, sent):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
     with connection(address, sent) as client:
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 200") == (HEAD + b"\r\n" in sent)
@@ -53,7 +53,7 @@ def test_a_connection_without_a_complete_head_is_closed(address, monkeypatch, se
 
 
 def test_bytes_that_trickle_in_do_not_keep_a_connection_open(address, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
     with connection(address, HEAD) as client:
         client.setblocking(False)
         end = time.monotonic() + 30
@@ -67,13 +67,13 @@ def test_bytes_that_trickle_in_do_not_keep_a_connection_open(address, monkeypatc
 
 
 def test_a_body_that_does_not_arrive_is_given_up(address, monkeypatch):
-    monkeypatch.setattr("adlm.apps.server.request_guard.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("adlm.apps.server.guard.BODY_SECONDS", 0.2)
     with connection(address, POST + b"{") as client:
         assert b"400 Bad Request" in client.recv(4096)
 
 
 def test_a_client_that_does_not_read_is_disconnected(address, monkeypatch):
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "UNREAD_SECONDS", 0.1)
     size = len(get(f"{address}/studio/viewer.js").content)
     with connection(address, b"GET /studio/viewer.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000) as client:
         time.sleep(3)
@@ -82,7 +82,7 @@ def test_a_client_that_does_not_read_is_disconnected(address, monkeypatch):
 
 def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
     unread, timers, aborted = iter([100, 60, 60]), [], []
-    slow = object.__new__(connections.Connection)
+    slow = object.__new__(serving.Connection)
     slow.loop = SimpleNamespace(call_later=lambda seconds, *call: timers.append(call))
     slow.transport = SimpleNamespace(get_write_buffer_size=lambda: next(unread), abort=lambda: aborted.append(True))
     slow._watch_reading(sys.maxsize)
@@ -93,8 +93,8 @@ def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
 
 
 def test_silent_connections_make_room_for_others(address, monkeypatch, caplog):
-    monkeypatch.setattr(connections, "max_connections", lambda: 8)
-    monkeypatch.setattr(connections.log.filters[0], "_last", {})
+    monkeypatch.setattr(serving, "max_connections", lambda: 8)
+    monkeypatch.setattr(serving.log.filters[0], "_last", {})
     silent = [socket.create_connection(address.removeprefix("http://").split(":")) for _ in range(40)]
     with caplog.at_level(logging.WARNING, "adlm.apps.server"):
         assert get(f"{address}/health").status_code == 200
@@ -106,7 +106,7 @@ def test_silent_connections_make_room_for_others(address, monkeypatch, caplog):
 
 
 def test_a_connection_is_refused_while_all_others_have_requests(address, monkeypatch):
-    monkeypatch.setattr(connections, "max_connections", lambda: 2)
+    monkeypatch.setattr(serving, "max_connections", lambda: 2)
     with connection(address, POST), connection(address, POST):
         time.sleep(0.2)
         with connection(address) as third:
@@ -115,7 +115,7 @@ def test_a_connection_is_refused_while_all_others_have_requests(address, monkeyp
 
 
 def test_a_lack_of_file_descriptors_is_one_line_of_the_log(monkeypatch, caplog):
-    monkeypatch.setattr(connections.log.filters[0], "_last", {})
+    monkeypatch.setattr(serving.log.filters[0], "_last", {})
     with caplog.at_level(logging.WARNING, "adlm.apps.server"):
         for _ in range(100):
             serving._report_exception(None, {"exception": OSError(errno.EMFILE, os.strerror(errno.EMFILE))})
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_before_its_body_is_complete_is_499(models):
 
 @pytest.mark.parametrize("probe_seconds", [60.0, 0.01])
 def test_a_client_that_closes_its_side_after_a_request_gets_its_answer(address, monkeypatch, probe_seconds):
-    monkeypatch.setattr(connections, "PROBE_SECONDS", probe_seconds)
+    monkeypatch.setattr(serving, "PROBE_SECONDS", probe_seconds)
     body = {"model": "adlm", "max_tokens": 30, "seed": 0, "steps": 200}
     with connected(address, body) as client:
         client.shutdown(socket.SHUT_WR)

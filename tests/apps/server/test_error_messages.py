@@ -120,8 +120,8 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(address, monk
     def fail(*given):
         raise AssertionError("tokenized")
 
-    monkeypatch.setattr("adlm.apps.server.completion.encode_canvas", fail)
-    monkeypatch.setattr("adlm.apps.server.studio.studio_run.token_row", fail)
+    monkeypatch.setattr("adlm.language_model.encode_canvas", fail)
+    monkeypatch.setattr("adlm.apps.server.studio.token_row", fail)
     hole = {"completions": "", "bound": "", "trace": "[MASK]"}
     for path, name in (("completions", "prompt"), ("completions", "suffix"), ("trace", "text"), ("bound", "text")):
         answer = httpx.post(f"{address}/v1/{path}", json={"model": "adlm", name: hole[path] + "a" * 200_000})

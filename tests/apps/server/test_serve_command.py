@@ -59,6 +59,7 @@ def test_sigterm_finishes_what_has_begun_and_refuses_what_waits(folders, tmp_pat
         assert sorted(statuses)[-1] == 503
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_running_requests_with_an_error(folders):
     with serving(folders["adlm"]) as (process, client), ThreadPoolExecutor(4) as pool:
         slow = {"model": "adlm", "max_tokens": 60, "sampler": "remdm-cap", "steps": 1024, "n": 16}

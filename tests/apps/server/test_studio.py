@@ -23,10 +23,10 @@ from small_models import small_model  # noqa: E402
 import adlm  # noqa: E402
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 from adlm.apps.server.completion import Limits  # noqa: E402
-from adlm.apps.server.studio.routes import page_files  # noqa: E402
-from adlm.apps.server.submission import EventStream  # noqa: E402
+from adlm.apps.server.responses import EventStream  # noqa: E402
+from adlm.apps.server.studio import page_files  # noqa: E402
 from adlm.apps.trace.recording import TraceInfo, record_trace  # noqa: E402
-from adlm.language_model import LanguageModel  # noqa: E402
+from adlm.language_model import Run  # noqa: E402
 from adlm.registry import SAMPLER_SUMMARIES  # noqa: E402
 
 KEY = "right-key"
@@ -513,7 +513,7 @@ def slow_frames(monkeypatch):
     class Gate(threading.Event):
         frames = 0
 
-    gate, run_sampler = Gate(), LanguageModel.run_sampler
+    gate, run_frames = Gate(), Run.frames
 
     def gated(frames):
         for frame in frames:
@@ -522,7 +522,7 @@ def slow_frames(monkeypatch):
                 assert gate.wait(PATIENCE)
             yield frame
 
-    monkeypatch.setattr(LanguageModel, "run_sampler", lambda *given, **named: gated(run_sampler(*given, **named)))
+    monkeypatch.setattr(Run, "frames", lambda run: gated(run_frames(run)))
     yield gate
     gate.set()
 
@@ -560,13 +560,12 @@ def test_the_stop_button_ends_the_run_on_the_server(tab, studio_models, slow_fra
 
 
 def test_a_failing_run_is_an_error_without_details_and_the_next_one_works(studio_models, monkeypatch):
-    def fail(*given, **named):
-        if "rng_rows" in named:  # not when the request is checked
-            raise RuntimeError("private details")
+    def fail(run):
+        raise RuntimeError("private details")
 
     with running(studio_models, ServerSettings()) as address:
         with monkeypatch.context() as patched:
-            patched.setattr(LanguageModel, "run_sampler", fail)
+            patched.setattr(Run, "frames", fail)
             answer = post(f"{address}/v1/trace", json={"model": "adlm", "text": TEXT})
         assert '"message": "sampling failed"' in answer.text
         assert "private" not in answer.text
@@ -575,7 +574,7 @@ def test_a_failing_run_is_an_error_without_details_and_the_next_one_works(studio
 
 
 def test_a_stream_that_nobody_reads_ends_at_its_deadline(monkeypatch):
-    monkeypatch.setattr("adlm.apps.server.submission.AFTER_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("adlm.apps.server.responses.AFTER_DEADLINE_SECONDS", 0.1)
     closed = []
 
     async def events():

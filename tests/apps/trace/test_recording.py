@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from sampling_runs import TEXT, FakeModel, fake_model_and_canvas, sampling_frames
+from small_models import mostly_slow
 from worlds import randomized
 
 from adlm.apps.trace.page import as_page, write_trace
@@ -272,7 +273,7 @@ CONDITIONED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "sampler"), CONDITIONED)
+@pytest.mark.parametrize(("method", "sampler"), mostly_slow(CONDITIONED, *CONDITIONED[::2]))
 def test_a_time_conditioned_network_is_traced_with_the_beliefs_it_drew_from(method, sampler):
     """The recorded probability of a drawn token equals its normalized belief in the trace."""
     model = Model(hidden=16, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=True)

@@ -103,6 +103,7 @@ def test_held_out_documents_depend_only_on_the_seed():
     assert set(map(HeldOutRule(0.0).split_of, range(1000))) == {"train"}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_killed_at_five_random_moments_writes_the_same_bytes(words, tmp_path, resolve_config):
     prepare(resolve_config(*words), tmp_path / "unbroken")

@@ -87,12 +87,11 @@ def test_a_batch_larger_than_the_corpus_is_full(rows):
     assert batch.after == Position(5, 1)
 
 
-def test_resuming_from_any_of_a_thousand_positions_gives_the_next_batch(rows):
+def test_resuming_from_any_position_gives_the_next_batch(rows):
     loader = Loader(rows, 4, seed=1)
     batches = list(islice(loader._batches(Position()), 1001))
     draws = random.Random(0)
-    for _ in range(1000):
-        index = draws.randrange(1000)
+    for index in draws.sample(range(1000), 250):
         start = Position(*tuple(batches[index].after))  # two integers
         following = next(loader._batches(start))
         assert torch.equal(following.x, batches[index + 1].x)

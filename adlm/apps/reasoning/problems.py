@@ -1,0 +1,398 @@
+"""Reasoning problems: the record, sets of them, JSON files, and generated series. No tokens, no networks.
+
+A file is an array of {question, steps, answer}, the common format of these datasets; graph problems also have the
+fields idx_to_symbol, edges, root, target and neg_target.
+
+A set of problems (`ProblemSet`) is a corpus: `adlm prepare` and `adlm train` read it as text, one document a problem.
+Each is one file of `datasets/` and one line of `data/sources/corpora.py`, which names it by "module:attribute"; the
+library imports it when the corpus is used, as it would one of another package by the entry-point group adlm.corpora.
+So the library depends on no application.
+"""
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, ClassVar
+
+from adlm.config.schema import Data, PackingName
+from adlm.data.sources.chunks import Chunk, split_into_chunks
+from adlm.data.sources.corpora import CORPORA, Corpus
+from adlm.data.sources.decoding import decoding_errors
+from adlm.data.sources.text_files import ignore_progress
+from adlm.errors import UserError
+from adlm.files import parse_json, read_bytes, replacing
+
+GRAPH_FIELDS = ("idx_to_symbol", "edges", "root", "target", "neg_target")
+PER_PROCESS = 4_000  # problems that a process generates at a time, in about three seconds
+NUM_HELD_OUT, HELD_OUT_START = 200, 10**9  # of generated validation and test problems
+MOST_DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a question's sentences: an edge (a, b) means `symbols[a] is a symbols[b]`."""
+
+    symbols: tuple[str, ...]
+    edges: tuple[tuple[int, int], ...]
+    root: int
+    target: int
+    neg_target: int
+    chain_concepts: tuple[str, ...] = ()
+    """The concepts of the proof in order; only ProntoQA's files have them."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, the steps to its answer (empty if the source has none), and the answer."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    graph: Graph | None = None
+
+    def as_text(self) -> str:
+        """The document of a problem: the question, one line per step, and the answer after ###."""
+        return "\n".join((self.question, *self.steps, f"### {self.answer}"))
+
+
+def read_problems(path: Path) -> tuple[Problem, ...]:
+    """The problems of a JSON array. Empty steps, with which the processed GSM8K marks missing ones, are dropped."""
+    try:
+        entries = parse_json(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); expected an array of {{question, steps, answer}}") from None
+    if not isinstance(entries, list):
+        raise UserError(f"{path} holds a {type(entries).__name__}, not an array of {{question, steps, answer}}")
+    return tuple(_problem(entry, f"{path}, entry {index}") for index, entry in enumerate(entries))
+
+
+def write_problems(path: Path, problems: Iterable[Problem]) -> None:
+    """Write the problems as a JSON array that `read_problems` reads, atomically.
+
+    They are written one per line as they are generated, without holding them in memory.
+    """
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        separator = "[\n"
+        for problem in problems:
+            file.write(separator + json.dumps(_entry(problem), ensure_ascii=False))
+            separator = ",\n"
+        file.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular UTF-8 file of bounded size."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def text_field(entry: object, key: str, where: str) -> str:
+    """The string under `key` of a JSON entry."""
+    if not isinstance(entry, dict):
+        raise UserError(f"{where} is a {type(entry).__name__}, not a mapping with {key!r}")
+    if key not in entry:
+        raise UserError(f"{where} has no {key!r}, only {', '.join(map(str, entry)) or 'nothing'}; add it")
+    if not isinstance(entry[key], str):
+        raise UserError(f"{where}: {key!r} is a {type(entry[key]).__name__}; write it as text")
+    return str(entry[key])
+
+
+def _problem(entry: object, where: str) -> Problem:
+    question, answer = text_field(entry, "question", where), text_field(entry, "answer", where)
+    assert isinstance(entry, dict)
+    steps = _texts(entry, "steps", where)
+    given = [key for key in GRAPH_FIELDS if key in entry]
+    if not given:
+        return Problem(question, tuple(filter(None, steps)), answer)
+    if len(given) < len(GRAPH_FIELDS):
+        raise UserError(f"{where} has {', '.join(given)} but not all of {', '.join(GRAPH_FIELDS)}; give all or none")
+    return Problem(question, tuple(filter(None, steps)), answer, _graph(entry, where))
+
+
+def _graph(entry: Mapping[str, Any], where: str) -> Graph:
+    symbols = _texts(entry, "idx_to_symbol", where)
+
+    def index(value: object, key: str) -> int:
+        if type(value) is not int or not 0 <= value < len(symbols):
+            shown = f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)
+            raise UserError(
+                f"{where}: {key} {shown} is not an index of idx_to_symbol, which has {len(symbols)} symbols"
+            )
+        return value
+
+    edges = entry["edges"]
+    if not isinstance(edges, list) or not all(isinstance(edge, list) and len(edge) == 2 for edge in edges):
+        raise UserError(f"{where}: 'edges' is not an array of pairs of indices")
+    return Graph(
+        symbols=symbols,
+        edges=tuple((index(a, "edges"), index(b, "edges")) for a, b in edges),
+        root=index(entry["root"], "root"),
+        target=index(entry["target"], "target"),
+        neg_target=index(entry["neg_target"], "neg_target"),
+        chain_concepts=_texts(entry, "chain_concepts", where) if "chain_concepts" in entry else (),
+    )
+
+
+def _texts(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    texts = entry.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{where}: {key!r} is not an array of texts; give one, empty where there is nothing")
+    return tuple(texts)
+
+
+def _entry(problem: Problem) -> dict[str, Any]:
+    entry: dict[str, Any] = {"question": problem.question, "steps": problem.steps, "answer": problem.answer}
+    if problem.graph is None:
+        return entry
+    graph = problem.graph
+    values = (graph.symbols, graph.edges, graph.root, graph.target, graph.neg_target)
+    entry.update(zip(GRAPH_FIELDS, values, strict=True))
+    if graph.chain_concepts:
+        entry["chain_concepts"] = graph.chain_concepts
+    return entry
+
+
+@dataclass(frozen=True)
+class Forbidden:
+    """A set of forms with the function that computes them, so that both always match."""
+
+    form: Callable[[Problem], str]
+    forms: frozenset[str]
+
+    def __contains__(self, problem: Problem) -> bool:
+        return self.form(problem) in self.forms
+
+
+def forbidden_forms(paths: Iterable[Path], form: Callable[[Problem], str]) -> Forbidden:
+    """Forbids the problems of the files, and all problems of the same form.
+
+    `form` is `content` (the same facts and question in any order; the minimum to keep sets disjoint) or `structure`
+    (the same up to renaming) of `datasets.prosqa` or `datasets.prontoqa`.
+    """
+    forms = set()
+    for path in paths:
+        for index, problem in enumerate(read_problems(path)):
+            try:
+                forms.add(form(problem))
+            except UserError as error:
+                raise UserError(f"{path}, entry {index}: {error}") from None
+    return Forbidden(form, frozenset(forms))
+
+
+def canonical_form(colours: Mapping[str, str], edges: Iterable[tuple[str, str, str]]) -> str:
+    """A hash that is equal for isomorphic graphs: of the colours and edges after colour refinement.
+
+    Edges are (from, to, kind). Equal hashes imply isomorphism if every node ends with a unique colour, and almost
+    always otherwise: excluding problems by this form excludes every renaming, and possibly a few other problems.
+    """
+    edges = list(edges)
+    adjacent: dict[str, list[tuple[str, str]]] = {node: [] for node in colours}
+    for a, b, kind in edges:
+        adjacent[a].append((b, f"to {kind}"))
+        adjacent[b].append((a, f"from {kind}"))
+    palette = sorted(set(colours.values()))
+    rank = {node: palette.index(colour) for node, colour in colours.items()}
+    num_classes = len(palette)
+    while True:
+        signatures = {
+            node: (rank[node], tuple(sorted((kind, rank[neighbour]) for neighbour, kind in neighbours)))
+            for node, neighbours in adjacent.items()
+        }
+        order = {signature: index for index, signature in enumerate(sorted(set(signatures.values())))}
+        rank = {node: order[signature] for node, signature in signatures.items()}
+        if len(order) == num_classes:
+            break
+        num_classes = len(order)
+    refined = (
+        sorted((rank[node], colour) for node, colour in colours.items()),
+        sorted((rank[a], rank[b], kind) for a, b, kind in edges),
+    )
+    return hashlib.blake2b(repr(refined).encode(), digest_size=16).hexdigest()
+
+
+def series(
+    name: str,
+    draw: Callable[[random.Random], Problem],
+    num: int,
+    seed: int,
+    start: int = 0,
+    forbidden: Forbidden | None = None,
+) -> Iterator[Problem]:
+    """Problems start to start + num - 1 of a seed; each is the first draw from its own RNG that is not forbidden.
+
+    Problem i depends only on (seed, i): a longer set begins with the shorter one, and ranges can be generated in
+    parallel.
+    """
+    if num < 0 or start < 0:
+        raise UserError(f"num {num} and start {start} count problems; give 0 or more")
+
+    def problem(index: int) -> Problem:
+        rng = random.Random(f"{name} {seed} {index}")
+        for _ in range(MOST_DRAWS):
+            drawn = draw(rng)
+            if forbidden is None or drawn not in forbidden:
+                return drawn
+        raise UserError(f"all {MOST_DRAWS} draws for problem {index} are forbidden; forbid less")
+
+    return map(problem, range(start, start + num))
+
+
+Reader = Callable[[Path], tuple[Problem, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemSet(Corpus):
+    """A corpus of problems. Problems of other splits are removed from the training split."""
+
+    own_format: ClassVar[bool] = True
+    packing: PackingName = "padded"
+    labels: Callable[[Problem], tuple[str, ...]]
+    """The anchor labels of a problem, in order."""
+    label_prefix: str = " "
+    """What a label is tokenized after: in text, a space stands before a word but not before the number of a step.
+
+    The name of a graph problem begins the first step, and has the space that it has within the question.
+    """
+    removes_steps: bool = False
+    """Whether ACoT leaves out a step for every slot, unless `reason.remove_steps` says otherwise."""
+    readers: Mapping[str, Reader] = field(default_factory=lambda: {".json": read_problems})
+    """The reader of each kind of file, by its ending."""
+    draw: Callable[[random.Random], Problem] | None = None
+    """Generates a problem; None if there is no generator."""
+    form: Callable[[Problem], str] = attrgetter("question")
+    """In which generated problems must differ from those of the validation and test files."""
+
+    def own_parts(self, data: Data, folder: Path | None) -> list[Any]:
+        """The files of problems in the folder, and generated problems if data.problems is set.
+
+        Training problems are generated instead of read, and where no file holds out any, validation and test problems.
+        """
+        files: dict[str, Path] = {}
+        for split, names in self.files.items():
+            found = [folder / name for name in names if (folder / name).is_file()] if folder else []
+            if found:
+                files[split] = found[0]
+        if data.problems:
+            if self.draw is None:
+                generated = ", ".join(name for name, other in problem_sets().items() if other.draw)
+                raise UserError(f"data.problems {data.problems} is for {generated}; {data.name} has its own")
+            files.pop("train", None)
+        held_out = tuple(path for split, path in files.items() if split != "train")
+        parts: list[Problems] = []
+        if data.problems:
+            parts.append(GeneratedProblems(self, data.name, data.problems, data.seed, held_out))
+            # further on in the series of the seed, so that they do not depend on data.problems
+            starts = {} if held_out else {"valid": HELD_OUT_START, "test": 2 * HELD_OUT_START}
+            for split, start in starts.items():
+                parts.append(GeneratedProblems(self, data.name, NUM_HELD_OUT, data.seed, (), split, start))
+        for split, path in files.items():
+            without = held_out if split == "train" else ()
+            parts.append(ProblemFile(path, f"{data.name}/{path.name}", split, self.readers, without))
+        return parts
+
+
+def problem_sets() -> dict[str, ProblemSet]:
+    """The corpora that are sets of problems, by name."""
+    return {name: corpus for name, corpus in CORPORA.items() if isinstance(corpus, ProblemSet)}
+
+
+def problem_set(name: str) -> ProblemSet:
+    """The set of problems that `data.name` names."""
+    found = problem_sets()
+    if name not in found:
+        raise UserError(f"data.name {name!r} is not a set of problems: {', '.join(found)}")
+    return found[name]
+
+
+def _digest(*paths: Path) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """A file of problems without those in the files `without`: GSM8K's train.jsonl contains its validation set."""
+
+    path: Path
+    name: str
+    split: str
+    readers: Mapping[str, Reader]
+    without: tuple[Path, ...] = ()
+
+    @property
+    def size(self) -> int:
+        with decoding_errors(self.name):
+            return self.path.stat().st_size
+
+    def fingerprint(self) -> str:
+        with decoding_errors(self.name):
+            return _digest(self.path, *self.without)
+
+    def problems(self) -> Iterator[Problem]:
+        excluded = {problem.question for path in self.without for problem in self.readers[path.suffix](path)}
+        return (problem for problem in self.readers[self.path.suffix](self.path) if problem.question not in excluded)
+
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
+        with decoding_errors(self.name):
+            problems = self.problems()
+        for problem in problems:
+            yield from split_into_chunks(problem.as_text())
+
+    def num_documents(self) -> int:
+        return sum(1 for _ in self.problems())
+
+
+@dataclass(frozen=True)
+class GeneratedProblems:
+    """Generated problems `start` to `start + num - 1` of a seed, none of which is in the files `exclude`."""
+
+    problem_set: ProblemSet
+    set_name: str
+    num: int
+    seed: int
+    exclude: tuple[Path, ...]
+    split: str = "train"
+    start: int = 0
+
+    path = size = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.num:,} generated {self.set_name} problems of seed {self.seed}"
+
+    def fingerprint(self) -> str:
+        start = f" from {self.start}" if self.start else ""
+        return f"{self.num:,} {self.set_name} problems of seed {self.seed}{start} beside {_digest(*self.exclude)}"
+
+    def problems(self) -> Iterator[Problem]:
+        """In order. Many are generated by several processes: a problem depends on the seed and its number only."""
+        parts = [range(start, min(start + PER_PROCESS, self.num)) for start in range(0, self.num, PER_PROCESS)]
+        if len(parts) == 1:
+            yield from self._generate(parts[0])
+            return
+        with ProcessPoolExecutor(min(len(parts), os.cpu_count() or 1), get_context("spawn")) as pool:
+            for problems in pool.map(self._generate, parts):
+                yield from problems
+
+    def _generate(self, numbers: range) -> list[Problem]:
+        assert self.problem_set.draw is not None
+        forbidden = forbidden_forms(self.exclude, self.problem_set.form)
+        start = self.start + numbers.start
+        return list(series(self.set_name, self.problem_set.draw, len(numbers), self.seed, start, forbidden))
+
+    def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
+        for problem in self.problems():
+            yield from split_into_chunks(problem.as_text())
+
+    def num_documents(self) -> int:
+        return self.num
+
+
+Problems = ProblemFile | GeneratedProblems

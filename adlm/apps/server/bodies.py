@@ -1,0 +1,236 @@
+"""The bodies of requests: their fields and limits, how their JSON is read, and errors in the shape of OpenAI's API.
+
+Independent of models.
+"""
+
+import json
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from json import JSONDecodeError
+from typing import Annotated, Any, Literal, TypeAlias
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
+
+from adlm.config.options import suggestion
+from adlm.errors import UserError, printable
+
+Text: TypeAlias = Annotated[str, Field(strict=True)]
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
+
+MAX_PROMPTS, MAX_SAMPLES = 128, 1024
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted and ignored."""
+
+
+class SamplingFields(BaseModel):
+    """The fields of every request that samples."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Text = Field(max_length=1000)
+    temperature: Number | None = Field(default=None, ge=0)
+    top_p: Number | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="By default random.")
+    sampler: Text | None = Field(default=None, max_length=100, description="Sampling algorithm (default: the model's).")
+    steps: int | None = Field(default=None, ge=1, description="Number of sampling steps (default: the model's).")
+
+
+class CompletionRequest(SamplingFields):
+    """Fields of OpenAI's completions API, and `sampler` and `steps`. Other fields are refused."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
+        default="", description="One or several texts; [MASK] and [MASK*4] are holes to fill in."
+    )
+    suffix: Text | None = Field(default=None, description="Text after the completion: infilling.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens to fill in after the prompt (default: 16).")
+    n: int = Field(default=1, ge=1, description="Completions of each prompt.")
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    logprobs: int | None = Field(
+        default=None, ge=0, le=5, description="If given, the log-probability each token was drawn with."
+    )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Text | None = Field(default=None, description="Ignored.")
+    echo: Literal[False] | None = Field(default=None, description="Not supported.")
+    best_of: Literal[1] | None = Field(default=None, description="Not supported.")
+    frequency_penalty: Literal[0] | Annotated[float, Field(ge=0, le=0)] | None = Field(
+        default=None, description="Not supported."
+    )
+    presence_penalty: Literal[0] | Annotated[float, Field(ge=0, le=0)] | None = Field(
+        default=None, description="Not supported."
+    )
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
+        default=None, description="Not supported."
+    )
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class TraceRequest(SamplingFields):
+    """A text with holes to fill in, and how."""
+
+    text: Text = Field(description="A text with holes: [MASK] is one token, [MASK*4] four.")
+
+
+class BoundRequest(BaseModel):
+    """A text without holes to score."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Text = Field(max_length=1000)
+    text: Text = Field(min_length=1)
+    samples: int = Field(
+        default=128, ge=1, le=MAX_SAMPLES, description="Noisy versions of the text; one for autoregressive models."
+    )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+REMEDIES = {
+    "prompt": "prompt must be a string or a list of 1 to 128 strings; token ids are not supported",
+    "stop": "stop must be a text of 1 to 1000 characters, or a list of up to 4 of them",
+    "echo": "echo is not supported",
+    "best_of": "best_of is not supported; use n",
+    "logit_bias": "logit_bias is not supported",
+    "frequency_penalty": "frequency_penalty is not supported",
+    "presence_penalty": "presence_penalty is not supported",
+}
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+    for status, text in (
+        (400, "Wrong request"),
+        (401, "Wrong API key"),
+        (403, "Host header of another machine"),
+        (404, "No such model"),
+        (408, "Head of the request not received in time"),
+        (413, "Body too large"),
+        (429, "Queue full; see Retry-After"),
+        (503, "Timeout or shutdown"),
+    )
+}
+
+
+class ApiError(Exception):
+    """An error with its HTTP status. `param` is the field of the request that is wrong."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.headers = status, printable(message), headers
+        self.param = None if param is None else printable(param)
+
+    def as_json(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": None}}
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.as_json(), error.status, dict(error.headers or {}))
+
+
+def user_error(error: UserError) -> ApiError:
+    """Status 400 with the message, and with the field where the error names one."""
+    return ApiError(400, str(error), error.option)
+
+
+def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first problem of a body that does not match its schema, in one line without the value."""
+    problem = problems[0]
+    place = [str(part) for part in problem["loc"][1:]]
+    name = place[0] if place else None
+    if name is None:
+        return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
+    if problem["type"] == "extra_forbidden":  # in an object of the body; those of the body itself are refused before
+        return ApiError(400, f"{'.'.join(place)[:60]} is not a field of this request", name)
+    if problem["type"] == "missing":
+        return ApiError(400, f"{name} is missing", name)
+    detail = str(problem["msg"])
+    return ApiError(400, REMEDIES.get(name, f"{name}: {detail[:1].lower()}{detail[1:]}"), name)
+
+
+FIELDS = {  # of the bodies by path
+    "/v1/completions": tuple(CompletionRequest.model_fields),
+    "/v1/trace": tuple(TraceRequest.model_fields),
+    "/v1/bound": tuple(BoundRequest.model_fields),
+}
+MAX_FIELDS = 64
+"""Fields of an object that are looked at: more than any request has, so an object with more is refused for these."""
+MAX_DIGITS = 40
+
+
+def parse_body(body: bytes, fields: Collection[str]) -> Any:
+    """The value of a body whose object may have these fields. An unknown field is refused before others are read."""
+    try:
+        value = json.loads(body, object_pairs_hook=_checked_object, parse_int=_capped)
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON") from None
+    for name in value if isinstance(value, dict) else ():
+        if name not in fields:
+            name = name[:60]
+            raise ApiError(400, f"{name} is not a field of this request{suggestion(name, fields)}", name)
+    return value
+
+
+def _capped(digits: str) -> int:
+    return 10**MAX_DIGITS if len(digits) > MAX_DIGITS else int(digits)
+
+
+def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name, value in pairs[:MAX_FIELDS]:
+        if name in checked:
+            raise ApiError(400, f"{name[:60]} is given twice; give it once", name[:60])
+        if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+            raise ApiError(400, f"{name[:60]} has more than {MAX_DIGITS} digits; give a smaller number", name[:60])
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.isascii():
+                _check_unicode(name, text)
+        checked[name] = value
+    return checked
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = ascii(text[error.start])
+        message = f"{name[:60]} contains {surrogate}, a lone surrogate, which is not valid Unicode text; remove it"
+        raise ApiError(400, message, name[:60]) from None
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        return parse_body(await self.body(), FIELDS.get(self.url.path, ()))
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is parsed by `parse_body`. FastAPI wraps what it raises in an HTTPException."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json

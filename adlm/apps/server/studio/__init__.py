@@ -1,1 +1,0 @@
-"""The studio: the page at / and the endpoints that it calls."""

@@ -1,0 +1,245 @@
+"""The nats of a text under a model, measured group by group of its rows. No command line.
+
+The RNG of a group is seeded by (seed, replicate, group), and its times are stratified over its rows. So the random
+numbers depend neither on the batch size nor on the number of processes, and are the same for every model. The groups
+are divided among the processes. A journal has one line per finished group: interrupted measurements resume from it,
+with any number of processes, each of which writes its own file and reads those of all.
+
+Shapes: R rows of L ids, K replicates; `pad` is True at padding.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm import distributed
+from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
+from adlm.errors import UserError
+from adlm.files import Journal, json_lines, opened, reporting_os_errors
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator
+from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, MAX_REPLICATES
+from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of
+from adlm.limits import format_bytes, memory_of
+from adlm.methods.inputs import check_clean
+from adlm.methods.method import Method
+
+MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repeating the rows of a short text
+TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
+
+
+class TextRows(Protocol):
+    """Rows of equal length, and the document of each token."""
+
+    @property
+    def length(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """ids (n, L) and pad (n, L), or None without padding."""
+        ...
+
+    def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        """(n, L), True at the tokens of the text, False at padding and at the bos and eos of the rows."""
+        ...
+
+    def documents(self, rows: Any) -> NDArray[np.int64]:
+        """(n, L), the index of each token's document, the sampling unit of the error over documents."""
+        ...
+
+
+@dataclass(frozen=True)
+class PerplexitySettings:
+    """The options of a measurement."""
+
+    estimator: str = AUTO
+    """A key of ESTIMATORS; auto is any-order where it is valid, else nelbo: the same bound."""
+    samples: int = 4
+    """Number K of independent replicates; one for exact methods."""
+    seed: int = 0
+    batch: int | None = None
+    """Rows per forward pass; affects speed and memory only. By default about 8,192 tokens, on a GPU 32,768."""
+    max_tokens: int | None = None
+    """Approximate limit on the number of tokens; rows are then taken evenly spaced over the whole text."""
+    repeats: int | None = None
+    """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in (AUTO, *ESTIMATORS):
+            raise UserError(f"estimator {self.estimator!r} is not one of {', '.join((AUTO, *ESTIMATORS))}")
+        for name in ("samples", "batch", "max_tokens", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} must be at least 1")
+        for name in ("samples", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value > MAX_REPLICATES:
+                raise UserError(f"{name} {value} must be at most {MAX_REPLICATES:,}; 4 to 64 are usual")
+        if self.seed < 0:
+            raise UserError(f"seed {self.seed} must be 0 or more")
+
+    def estimator_of(self, method: Method) -> str:
+        """The name of the estimator used for this method."""
+        if method.exact:
+            return "exact"
+        return default_estimator(method) if self.estimator == AUTO else self.estimator
+
+    def replicates(self, method: Method) -> int:
+        return 1 if method.exact else self.samples
+
+    def repeats_of(self, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
+        """How often each row is scored in a replicate: a short text is scored at many noise levels."""
+        if method.exact:
+            return 1
+        if self.repeats is not None:
+            return self.repeats
+        num_tokens = MIN_TOKENS
+        if len(chosen) < MIN_TOKENS:
+            x, pad = rows.read(chosen)
+            num_tokens = int(x.size if pad is None else (~pad).sum())
+        return math.ceil(max(1, MIN_ROWS / len(chosen), MIN_TOKENS / num_tokens))
+
+
+def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
+    """The rows to measure: all, or evenly spaced ones with about `max_tokens` tokens."""
+    num = len(rows) if max_tokens is None else min(len(rows), max(1, max_tokens // rows.length))
+    return np.arange(num, dtype=np.int64) * len(rows) // num
+
+
+def measure_nats(
+    method: Method,
+    network: Any,
+    rows: TextRows,
+    settings: PerplexitySettings,
+    journal: Path | None = None,
+    report_progress: Callable[[float, int], None] = lambda done, total: None,
+) -> Nats:
+    """The nats of the text. `journal` makes it resumable, group by group.
+
+    `report_progress(done, total)` is called during the measurement, in tokens of the rows.
+    """
+    estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
+    replicates, device = settings.replicates(method), next(network.parameters()).device
+    chosen = chosen_rows(rows, settings.max_tokens)
+    repeats = settings.repeats_of(method, rows, chosen)
+    numbers = np.tile(chosen, repeats)
+    size = max(1, TOKENS_A_GROUP // rows.length)
+    groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    batch = settings.batch or max(1, (BATCH_TOKENS_ON_GPU if device.type == "cuda" else BATCH_TOKENS) // rows.length)
+    # the nats of a group are held in memory until it is done
+    needed, available = replicates * len(groups[0]) * rows.length * 8, memory_of(torch.device("cpu"))
+    if needed > available:
+        raise UserError(
+            f"samples {replicates} of {len(groups[0]) * rows.length:,} tokens at once take {format_bytes(needed)} of "
+            f"memory, and this machine has {format_bytes(available)}; take fewer"
+        )
+    rank, ranks = distributed.rank_and_size()
+    finished = {} if journal is None else _read_journal(journal, len(groups), replicates)
+    done = {number: group for number, group in finished.items() if number % ranks == rank}
+    num_scored = 0.0
+
+    def on_rows(num: float) -> None:
+        nonlocal num_scored
+        num_scored += num
+        share = min(1.0, num_scored * ranks / len(numbers))
+        report_progress(share * len(chosen) * rows.length, len(chosen) * rows.length)
+
+    def measure_group(group: int) -> GroupNats:
+        members, by_token, counted, documents = groups[group], [], [], []
+        for start in range(0, len(members), batch):
+            batch_rows = members[start : start + batch]
+            ids, padding, documents_of_ids = *rows.read(batch_rows), rows.documents(batch_rows)
+            if len(rows) == 1 and padding is not None and method.config.data.pad != "attended":
+                text = ~padding[0]  # a single row needs no padding
+                ids, padding, documents_of_ids = ids[:, text], None, documents_of_ids[:, text]
+            x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
+            check_clean(method.config, x, pad)
+            predicted = method.predicted(x, pad).numpy()
+            x, pad = x.to(device), None if pad is None else pad.to(device)
+            drawn = []
+            for replicate in range(replicates):
+                generator = keyed_generator(settings.seed, replicate, group)
+                drawn.append(estimator(network, x, pad, BatchRng(generator, BatchSlice(start, len(members)))))
+                on_rows(len(batch_rows) / replicates)
+            by_token.append(torch.stack(drawn).double().cpu().numpy()[:, predicted])
+            counted.append(rows.counted(ids, padding)[predicted])
+            documents.append(documents_of_ids[predicted])
+        nats = np.concatenate(by_token, axis=1)
+        if not np.isfinite(nats).all():
+            raise UserError(
+                "the model's nats are not finite: its weights are damaged, or its logits are too large for their "
+                "precision; measure another model"
+            )
+        indices, index = np.unique(np.concatenate(documents), return_inverse=True)
+        by_document = np.stack([np.bincount(index, replicate, len(indices)) for replicate in nats], axis=1)
+        tokens = np.bincount(index, np.concatenate(counted), len(indices)).astype(np.int64)
+        return GroupNats(group, indices.tolist(), by_document.tolist(), tokens.tolist())
+
+    on_rows(sum(len(groups[number]) for number in done))
+    with _own_journal(journal, f"{rank}-of-{ranks}") as own_journal:
+        for number in range(rank, len(groups), ranks):
+            if number not in done:
+                done[number] = measure_group(number)
+                if own_journal is not None:
+                    with reporting_os_errors(own_journal.path):
+                        own_journal.append(asdict(done[number]))
+    return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
+
+
+@contextmanager
+def _own_journal(journal: Path | None, process: str) -> Iterator[Journal | None]:
+    """The journal file of this process; what it measures depends on is hashed in its name, so it has no header."""
+    if journal is None:
+        yield None
+        return
+    path = journal.with_name(f"{journal.name}.{process}")
+    with closing(Journal(path, f"{path} is being written by another process; wait for it, or stop it")) as own:
+        for _ in own.entries():
+            pass  # new groups are appended after those of an interrupted run
+        yield own
+
+
+def delete_journal(journal: Path) -> None:
+    """Delete the journal files of all processes, once the results are written."""
+    for file in _journal_files(journal):
+        file.unlink(missing_ok=True)
+
+
+def _journal_files(journal: Path) -> list[Path]:
+    return sorted(journal.parent.glob(f"{escape(journal.name)}.*-of-*"))
+
+
+def _read_journal(journal: Path, total: int, replicates: int) -> dict[int, GroupNats]:
+    """The groups in a journal by number; incomplete and damaged lines are skipped."""
+    groups = {}
+    for file in _journal_files(journal):
+        with opened(file) as lines:
+            contents = [content for _, content in json_lines(lines)]
+        for content in contents:
+            try:
+                group = GroupNats(**content)
+            except TypeError:
+                continue
+            if _is_valid(group, total, replicates):
+                groups[group.group] = group
+    return groups
+
+
+def _is_valid(group: GroupNats, total: int, replicates: int) -> bool:
+    if not all(isinstance(values, list) for values in (group.documents, group.tokens, group.nats)):
+        return False
+    integers = (group.group, *group.documents, *group.tokens)
+    if not all(type(number) is int and 0 <= number < 2**62 for number in integers) or group.group >= total:
+        return False
+    if not len(group.documents) == len(group.tokens) == len(group.nats):
+        return False
+    rows_are_complete = all(isinstance(row, list) and len(row) == replicates for row in group.nats)
+    return rows_are_complete and all(type(nats) is float and math.isfinite(nats) for row in group.nats for nats in row)

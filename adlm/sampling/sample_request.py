@@ -1,0 +1,117 @@
+"""A request to sample, and all checks of it that need no model. Imports no PyTorch, so that these take no time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from adlm.canvas import HOLE, MAX_HOLE, Canvas, check_holes, num_masks
+from adlm.config.load import parse_overrides, validate_sampling
+from adlm.config.options import suggestion
+from adlm.config.schema import Sampling
+from adlm.errors import UserError, whole_number
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What to fill in, how often and how: `texts`, or a `canvas` of ids, or one text from `prompt` to `suffix`.
+
+    A request that could be made is valid in itself; `LanguageModel.plan` checks it against a model.
+    """
+
+    sampling: Sampling
+    texts: Sequence[str] | None = None
+    """Texts with holes, such as `[MASK*12]`."""
+    canvas: Canvas | None = None
+    """ids with mask ids."""
+    prompt: str = ""
+    suffix: str = ""
+    length: int | None = None
+    """Tokens of the text between prompt and suffix, both included; None is as many as the model allows."""
+    num: int = 1
+    """Samples of each text."""
+    seed: int = 0
+    batch: int | None = None
+    """Rows sampled at once; None is all of them."""
+    num_option: str = "num"
+    """The name of `num` in messages."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num", whole_number(self.num_option, self.num, 1))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed))
+        if self.batch is not None:
+            object.__setattr__(self, "batch", whole_number("batch", self.batch, 1))
+        if self.length is not None:
+            object.__setattr__(self, "length", whole_number("length", self.length, 1, MAX_HOLE))
+        object.__setattr__(self, "sampling", validate_sampling(self.sampling))
+        if not isinstance(self.canvas, Canvas | None):
+            raise UserError(f"canvas must be an adlm.canvas.Canvas, not a {type(self.canvas).__name__}", "canvas")
+        if self.texts is not None:
+            check_texts("texts", self.texts)
+            if not self.texts:
+                raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]", "texts")
+        for name, text in (("prompt", self.prompt), ("suffix", self.suffix)):
+            check_texts(name, [text])
+            if HOLE.search(text):
+                raise UserError(
+                    f"{name} {text!r} contains a mask; pass the complete text with its masks to fill instead", name
+                )
+        for text in (*(self.texts or ()), self.prompt, self.suffix):
+            check_holes(text)
+        for text in self.texts or ():
+            if not num_masks(text):
+                raise UserError(
+                    f"the canvas {text!r:.200} has no masks to fill in; write [MASK] for one token, [MASK*12] for "
+                    "twelve",
+                    "texts",
+                )
+
+
+def check_texts(name: str, texts: object) -> Sequence[str]:
+    """The argument `name` unchanged; UserError unless it is a list of texts."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UserError(f"{name} must be a text or a list of texts, not a {type(texts).__name__}", name)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be text, not a {type(text).__name__}", name)
+    return texts
+
+
+def sampling_with(defaults: Sampling, options: Mapping[str, object]) -> Sampling:
+    """The sampling options with some replaced, not yet validated. A new `sampler` resets `eta` to its default."""
+    known = [field.name for field in fields(Sampling)]
+    for option in options:
+        if option not in known:
+            raise UserError(f"there is no sampling option {option!r}{suggestion(option, known)}", f"sampling.{option}")
+    plain: dict[str, Any] = {option: _to_python_scalar(option, value) for option, value in options.items()}
+    return replace(replace(defaults, eta=None) if "sampler" in plain else defaults, **plain)
+
+
+def parse_sampling(words: Iterable[str], **flags: Any) -> dict[str, Any]:
+    """The sampling options of the words `sampling.option=value` of a command, and of flags that are not None."""
+    for word in words:
+        if not word.startswith("sampling."):
+            raise UserError(
+                f"{word!r} is not a sampling option, and the other options of a trained model are fixed; give one such "
+                "as sampling.top_p=0.9"
+            )
+    options: dict[str, Any] = parse_overrides(words).get("sampling", {})
+    for option, value in flags.items():
+        if value is not None and option in options:
+            raise UserError(
+                f"--{option} {value} and sampling.{option}={options[option]} set the same option; give only one"
+            )
+        if value is not None:
+            options[option] = value
+    return options
+
+
+def _to_python_scalar(option: str, value: Any) -> object:
+    """A sampling option as a Python number or string; NumPy and torch scalars are converted."""
+    if getattr(value, "ndim", None) == 0:
+        with suppress(RuntimeError):  # on the meta device
+            return value.item()
+    if value is not None and not isinstance(value, (str, int, float)):
+        option = f"sampling.{option}"
+        raise UserError(f"{option} must be a number or a word, not a {type(value).__name__}", option)
+    return value

@@ -1,0 +1,458 @@
+"""The tables of README.md, docs/results.md and the READMEs of experiments/ that follow from results.jsonl files.
+
+    python experiments/pages.py            # which pages differ from the results
+    python experiments/pages.py --write    # bring them up to date
+
+A page has the table NAME between `<!-- table: NAME -->` and `<!-- end -->`. A test compares all pages.
+"""
+
+import functools
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from arena.tables import ARENA, Result, at_equal_seconds, paired, released_bound, stderr_of
+from reasoning.tables import METHODS, groups_of, published, seeds_of
+from scipy.stats import ttest_1samp
+from sweep import FOLDER, Results, key_of
+
+ROOT = FOLDER.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(FOLDER.glob("*/README.md")))
+MARK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+MDLM, ADLM, AUXILIARY = "mdlm-muon-2e-3", "adlm-muon-2e-3", "auxiliary-muon-2e-3"
+RELEASED = "released-1e-3"
+
+
+def filled(page: str) -> str:
+    """The page with the tables that follow from the results."""
+    return MARK.sub(lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end -->", page)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return (
+        "\n".join(f"| {' | '.join(cells)} |" for cells in lines).replace("| --- |", "|---|").replace(" --- |", "---|")
+    )
+
+
+@functools.cache
+def results_of(question: str) -> Results:
+    return Results(FOLDER / question / "results.jsonl")
+
+
+def seeds(row: str) -> dict[int, Result]:
+    """The results of a row of the arena, by seed."""
+    trials = results_of("arena").of("trial")
+    return {seed: trials[key_of(row, seed)] for seed in range(9) if key_of(row, seed) in trials}
+
+
+def signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def mean_and_error(gaps: Sequence[float], digits: int, with_p: bool) -> str:
+    error = np.std(gaps, ddof=1) / math.sqrt(len(gaps))
+    chance = ttest_1samp(gaps, 0).pvalue
+    p = f" (p = {chance:.{2 if chance >= 0.01 else 3}f})" if with_p else ""
+    return f"{signed(float(np.mean(gaps)), digits)} ± {error:.{digits}f}{p}"
+
+
+def gap(ours: str, theirs: str, digits: int = 3, with_p: bool = False) -> str:
+    """The mean difference of two rows over pairs of seeds; of one pair, marked 1, with its error over documents."""
+    our, their = seeds(ours), seeds(theirs)
+    common = sorted(our.keys() & their.keys())
+    if not common or ours == theirs:
+        return ""
+    if len(common) > 1:
+        return mean_and_error([our[seed]["nats"] - their[seed]["nats"] for seed in common], digits, with_p)
+    estimate = paired(our[common[0]], their[common[0]])
+    if estimate is None:
+        return ""
+    return f"{signed(estimate.nats, digits)} ± {stderr_of(estimate):.{digits}f} ¹"
+
+
+def values(row: str, digits: int = 4) -> str:
+    return ", ".join(f"{result['nats']:.{digits}f}" for result in seeds(row).values())
+
+
+def mean(row: str, digits: int = 4) -> str:
+    nats = [result["nats"] for result in seeds(row).values()]
+    return f"{np.mean(nats):.{digits}f}" if len(nats) > 1 else ""
+
+
+def compared(rows: Mapping[str, str], against: Mapping[str, str]) -> str:
+    """A table of rows of the arena, by name and title, with differences from some of them."""
+    head = ["", "parameters", "nats per token, one value per seed", "mean", *(f"minus {to}" for to in against.values())]
+    lines = []
+    for row, title in rows.items():
+        parameters = f"{next(iter(seeds(row).values()))['parameters']:,}"
+        gaps = [gap(row, other, 4) for other in against]
+        lines.append([title, parameters, values(row), mean(row), *gaps])
+    return markdown(head, lines)
+
+
+def titled(rows: str) -> dict[str, str]:
+    """Names of rows of the arena, with their titles in the sweep."""
+    return {row: ARENA.rows[row].title for row in rows.split()}
+
+
+def first(num: int, rows: Mapping[str, str]) -> dict[str, str]:
+    return dict(list(rows.items())[:num])
+
+
+def compared_briefly(rows: Mapping[str, str], to: str, title: str) -> str:
+    """The same with the mean over seeds and one difference."""
+    lines = []
+    for row, name in rows.items():
+        found = list(seeds(row).values())
+        parameters, nats = found[0]["parameters"] / 1e6, np.mean([result["nats"] for result in found])
+        lines.append([name, f"{parameters:.1f}M", f"{nats:.3f}", gap(row, to)])
+    return markdown(["", "parameters", "nats", f"minus {title}"], lines)
+
+
+def anchoring() -> str:
+    """ADLM minus what it is compared with, at three sizes."""
+    quick = "quick-adlm-muon-identity-8e-3"
+    seconds = at_equal_seconds(ARENA.groups["muon"], results_of("arena").of("trial"), results_of("arena").of("timing"))
+    assert seconds is not None
+    pairs = [seconds.nats[ADLM][seed] - seconds.nats[MDLM][seed] for seed in seconds.nats[MDLM]]
+    lines = [
+        (
+            "MDLM of equal depth",
+            (ADLM, MDLM),
+            ("final-adlm", "final-mdlm-18"),
+            (quick, "quick-mdlm-muon-4e-3"),
+        ),
+        (
+            "MDLM with at least as many parameters",
+            (ADLM, "mdlm-matched-muon-2e-3"),
+            ("final-adlm", "final-mdlm-24"),
+            (quick, "quick-mdlm-muon-wide"),
+        ),
+        (
+            "MDLM with the same auxiliary loss",
+            (ADLM, AUXILIARY),
+            ("final-adlm", "final-auxiliary"),
+            (quick, "quick-auxiliary-muon-8e-3"),
+        ),
+    ]
+    rows = [[title, *(gap(*pair, with_p=True) for pair in pairs)] for title, *pairs in lines]
+    rows.append(
+        [f"MDLM of equal depth, after {seconds.seconds:.0f} GPU seconds", mean_and_error(pairs, 3, True), "", ""]
+    )
+    rare = gap("adlm-rare-muon-2e-3", "adlm-random-muon-2e-3", with_p=True)
+    quick_rare = gap("quick-adlm-muon-identity-rare", "quick-adlm-muon-identity-random", with_p=True)
+    rows.append(["*rare minus random anchors*", rare, "", quick_rare])
+    return markdown(["ADLM minus", "50M parameters", "255M parameters", "quickstart, 0.6M"], rows)
+
+
+def until_released(rows: Mapping[str, str]) -> str:
+    found = released_bound(results_of("arena").of("trial"), results_of("arena").of("timing"))
+    assert found is not None
+    own, _ = found.released.seconds_until(found.nats)
+    lines = []
+    for row, title in rows.items():
+        trials = sorted((trial for trial in found.trials if trial.row.name == row), key=lambda trial: trial.seed)
+        seconds = [trial.seconds_until(found.nats)[0] for trial in trials]
+        ratios = ", ".join(f"{each / own:.3f}" for each in seconds)
+        lines.append([title, ", ".join(f"{each:.1f}" for each in seconds), ratios])
+    head = ["one value per seed", f"seconds until {found.nats:.3f} nats", "divided by the released settings"]
+    return markdown(head, lines)
+
+
+def recipe_parts() -> str:
+    """What leaving out a part of recipe/modern costs in the quickstart."""
+    whole, lines = "quick-mdlm-muon-4e-3", []
+    for row, title in (
+        ("quick-mdlm-muon-published-start", "`model.start=neighbours`"),
+        ("quick-mdlm-muon-no-unigrams", "`train.unigram_start=true`"),
+        ("quick-mdlm-adamw", "Muon (AdamW instead)"),
+        ("quick-mdlm-muon-dropout", "no dropout (0.1 as published)"),
+    ):
+        lines.append([title, mean(row, 3), gap(row, whole)])
+    identity = ("quick-adlm-muon-8e-3", "quick-adlm-muon-identity-8e-3")
+    lines.append(["`model.bridge_start=identity` (ADLM)", mean(identity[0], 3), gap(*identity)])
+    return markdown(["left out", "nats per token", "cost"], [["nothing", mean(whole, 3), ""], *lines])
+
+
+def texts(settings: Iterable[tuple[str, str, int]], *, short: bool = False) -> str:
+    """Metrics of generated texts of the models with Muon, seed 0; `short`: without times, repetition and TinyLlama."""
+    titles = {ADLM: "ADLM", MDLM: "MDLM", "mdlm-14-muon-2e-3": "MDLM 14"}
+    results, small, large = results_of("arena"), ".SmolLM2-135M-Instruct.Q4_1", ".tinyllama"
+    cards, lines = results.of("card"), list[list[str]]()
+    for row, sampler, steps in settings:
+        name = f"{row}-seed0-{sampler}-{steps}"
+        card, other = cards[name + small], cards.get(name + large)
+        mauve = f"{card['mauve']['value']:.3f} ± {card['mauve']['spread']:.3f}"
+        seconds = f"{100 * results.of('speed')[name]['seconds_per_sequence']:.2f}"
+        lines.append([titles[row], f"{sampler}, {steps}", seconds, *_judged(card, other), mauve])
+    references = (cards[f"{ADLM}-seed0-ancestral-64{judge}"]["reference_judged"] for judge in (small, large))
+    lines.append(["held-out text", "", "", *_judged(*references), ""])
+    head = [
+        "",
+        "sampler, steps",
+        "s per 100 texts",
+        "gen-PPL, SmolLM2",
+        "gen-PPL, TinyLlama",
+        "entropy",
+        "rep-4",
+        "MAUVE",
+    ]
+    columns = (0, 3, 5, 7) if short else range(len(head))
+    return markdown([head[at] for at in columns], ([line[at] for at in columns] for line in lines))
+
+
+def _judged(card: Mapping[str, Any], by_second: Mapping[str, Any] | None) -> list[str]:
+    pooled = [each["perplexity"]["pooled"] if each else None for each in (card, by_second)]
+    perplexities = [f"{each['value']:.3g} ± {each['stderr']:.2g}" if each else "" for each in pooled]
+    entropy, repeated = card["entropy"], card["diversity"]["repeated"]
+    return [*perplexities, f"{entropy['value']:.3f} ± {entropy['stderr']:.3f}", f"{repeated['value']:.1%}"]
+
+
+def all_texts() -> str:
+    """Every setting with a card of both samplers, in the order of sampler and steps; MDLM 14 after the others."""
+    names = [name.removesuffix(".SmolLM2-135M-Instruct.Q4_1") for name in results_of("arena").of("card")]
+    found = {re.fullmatch(r"(.*)-seed0-(ancestral|remdm-loop)-(\d+)", name) for name in names}
+    settings = [(match[1], match[2], int(match[3])) for match in found if match]
+    order = (ADLM, MDLM, "mdlm-14-muon-2e-3")
+    return texts(sorted(settings, key=lambda each: (each[1], each[2], order.index(each[0]))))
+
+
+def reasoning() -> str:
+    """Accuracies of SmolLM2 by method, one value per seed."""
+    groups = groups_of(results_of("reasoning"))
+    lines = [
+        [
+            f"`{method}`",
+            *(percent(seeds_of(groups[f"smollm2-{data}"], method)) for data in ("prosqa", "prontoqa", "gsm8k")),
+        ]
+        for method in METHODS
+    ]
+    return markdown(["% solved, one value per seed", "ProsQA", "ProntoQA", "GSM8K"], lines)
+
+
+def percent(rows: Sequence[Result]) -> str:
+    return ", ".join(f"{100 * row['accuracy']:.1f}" for row in rows)
+
+
+def accuracies(columns: Mapping[str, str], *, tokens: bool = False) -> str:
+    """Accuracies with their 95% intervals of groups of the reasoning sweep, by name and title."""
+    groups, lines = groups_of(results_of("reasoning")), []
+    for method in ("first", "first-again", *METHODS):
+        found = [seeds_of(groups[group], method) for group in columns]
+        if not any(found):
+            continue
+        cells = [", ".join(_with_interval(row) for row in rows) for rows in found]
+        if tokens:
+            (rows,) = found
+            paper = published(rows[0]["data"]).get(method, "")
+            cells += [f"{np.mean([row['tokens'] for row in rows]):.1f}", str(paper)]
+        lines.append([f"`{method}`", *cells])
+    head = ["% solved, one value per seed (95% interval)", *columns.values()]
+    return markdown([*head, *(["tokens written", "paper, GPT-2"] if tokens else [])], lines)
+
+
+def _with_interval(row: Result) -> str:
+    low, high = row["interval"]
+    return f"{100 * row['accuracy']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def quickstart() -> str:
+    report = json.loads((FOLDER / "quickstart" / "report.json").read_text())
+    lines = []
+    for name, title in (("adlm", "ADLM, 1 + 2 blocks"), ("mdlm", "MDLM, 3 blocks")):
+        of = report[name]
+        nats = f"{of['nats']:.3f} ± {of['stderr']:.3f}"
+        lines.append([title, nats, f"{of['parameters']:,}", f"{of['seconds']:.0f} s"])
+    counted = f"{report['unigram_nats']:.3f} / {report['bigram_nats']:.3f}"
+    lines.append(["unigrams / bigrams, counted", counted, "", ""])
+    return markdown(["", "bound, nats per token", "parameters", "training"], lines)
+
+
+def quick(rows: str) -> str:
+    """Bounds of models of the quickstart, named without their prefix, one value per seed."""
+    found = titled(" ".join(f"quick-{row}" for row in rows.split()))
+    lines = [[title, values(row, 3), mean(row, 3), gap(row, "quick-mdlm-muon-4e-3")] for row, title in found.items()]
+    return markdown(["", "nats per token, one value per seed", "mean", "minus MDLM with Muon"], lines)
+
+
+def summary() -> str:
+    """README's results, one question a line."""
+    prosqa = groups_of(results_of("reasoning"))["smollm2-prosqa"]
+    acot, cot = (seeds_of(prosqa, method) for method in ("acot", "cot"))
+    half = max(high - low for low, high in (row["interval"] for row in (*acot, *cot))) / 2
+    ratios = re.findall(r"0\.\d+, .*(?= \|)", TABLES["released-short"]().splitlines()[3])
+    sizes = ((ADLM, MDLM, "50M parameters"), ("final-adlm", "final-mdlm-18", "255M"))
+    lines = [
+        [
+            "Does anchoring lower the bound?",
+            "Not established",
+            "ADLM minus MDLM, nats: " + ", ".join(f"{gap(*rows, with_p=True)} at {of}" for *rows, of in sizes),
+            "[arena](experiments/arena/README.md)",
+        ],
+        [
+            "Are rare tokens better anchors than random ones?",
+            "No difference found",
+            f"{gap('adlm-rare-muon-2e-3', 'adlm-random-muon-2e-3', with_p=True)} nats at 50M parameters",
+            "[arena](experiments/arena/README.md#which-tokens-should-be-anchors)",
+        ],
+        [
+            "Is there a faster recipe than the released one?",
+            "Yes, `recipe/modern`",
+            f"a tenth of the GPU seconds to the same bound ({ratios[0]}, three seeds)",
+            "[arena](experiments/arena/README.md#how-soon-is-the-released-bound-reached)",
+        ],
+        [
+            "How fast is this code?",
+            "Faster than the released code",
+            "training 314k tokens/s, released 36k; a text 1.50 s, released 31.3 s (H200)",
+            "[benchmarks](benchmarks/README.md)",
+        ],
+        [
+            "Does anchored chain of thought help?",
+            "On one of three data sets",
+            f"ProsQA: {percent(acot)}% solved, plain chain of thought {percent(cot)}%, ± {100 * half:.0f} points (95%)",
+            "[reasoning](experiments/reasoning/README.md)",
+        ],
+        [
+            "Own text: start from the model in the box?",
+            "Yes",
+            "1.60 bits per byte, from scratch 2.12, ± 0.01",
+            "[own_text](experiments/own_text/README.md)",
+        ],
+    ]
+    return markdown(["question", "answer", "figure", "read on"], lines)
+
+
+MUON_ROWS = {
+    "mdlm-matched-muon-2e-3": "MDLM, 12 blocks of 544",
+    "mdlm-14-muon-2e-3": "MDLM, 14 blocks",
+    AUXILIARY: "MDLM 12 with the same auxiliary loss",
+    MDLM: "MDLM, 12 blocks",
+    ADLM: "ADLM 8 + 4; anchors: tau 5 (83%)",
+    "adlm-all-muon-2e-3": "ADLM; anchors: every token",
+    "adlm-random-muon-2e-3": "ADLM; anchors: a random 15%",
+    "adlm-rare-muon-2e-3": "ADLM; anchors: the rarest 15%",
+}
+FINAL_ROWS = {
+    "final-adlm": "ADLM 12 + 6",
+    "final-auxiliary": "MDLM 18 with the same auxiliary loss",
+    "final-mdlm-18": "MDLM, 18 blocks",
+    "final-mdlm-24": "MDLM, 24 blocks",
+    "final-mdlm-18-1e-3": "MDLM, 18 blocks, learning rate 1e-3",
+}
+CAUSAL_ROWS = {
+    "ar": "AR, 12 blocks of 512",
+    "ar-544": "AR, 12 blocks of 544: parameters of A2R",
+    "a2r-0.1": "A2R, gamma 0.1, tau 5",
+    "a2r-published": "A2R, published bridge and gamma",
+    "a2r-0": "A2R, gamma 0",
+    "a2r-all": "A2R, gamma 0.1, every token an anchor",
+    "a2r-0.003": "A2R, gamma 0.003",
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    "quickstart": quickstart,
+    "anchoring": anchoring,
+    "muon": lambda: compared(MUON_ROWS, {MDLM: "MDLM 12", ADLM: "ADLM"}),
+    "muon-short": lambda: compared_briefly(first(5, MUON_ROWS), MDLM, "MDLM 12"),
+    "muon-rates": lambda: compared(
+        titled(
+            "mdlm-muon-1e-3 auxiliary-muon-1e-3 adlm-muon-1e-3 mdlm-muon-4e-3 adlm-muon-4e-3 "
+            "mdlm-muon-warm-up-25 mdlm-12"
+        ),
+        {MDLM: "MDLM 12, Muon 2e-3"},
+    ),
+    "control": lambda: compared(
+        titled("mdlm-12 auxiliary adlm adlm-all adlm-random auxiliary-all adlm-gamma-0"),
+        {"mdlm-12": "MDLM", "auxiliary": "auxiliary loss", "adlm": "ADLM"},
+    ),
+    "books": lambda: compared(
+        titled("books-mdlm-matched books-auxiliary books-adlm books-mdlm-12"),
+        {"books-mdlm-12": "MDLM 12", "books-adlm": "ADLM"},
+    ),
+    "decay": lambda: compared(
+        titled("mdlm-14-muon-decay mdlm-muon-decay auxiliary-muon-decay adlm-muon-decay"),
+        {"mdlm-muon-decay": "MDLM 12", "adlm-muon-decay": "ADLM"},
+    ),
+    "once": lambda: compared(
+        titled("once-auxiliary once-mdlm-12 once-adlm"), {"once-mdlm-12": "MDLM 12", "once-adlm": "ADLM"}
+    ),
+    "finals": lambda: compared(FINAL_ROWS, {"final-mdlm-18": "MDLM 18", "final-adlm": "ADLM"}),
+    "finals-short": lambda: compared_briefly(first(4, FINAL_ROWS), "final-mdlm-18", "MDLM 18"),
+    "released-short": lambda: until_released(
+        {
+            RELEASED: "ADLM, released settings",
+            MDLM: "MDLM, `recipe/modern`",
+            "mdlm-muon-warm-up-25": "the same, shorter warm-up",
+            ADLM: "ADLM, hidden bridge, `recipe/modern`",
+        }
+    ),
+    "released": lambda: until_released(
+        titled(
+            f"{RELEASED} mdlm-muon-warm-up-25 mdlm-muon-4e-3 adlm-muon-4e-3 {MDLM} {AUXILIARY} {ADLM} "
+            "mdlm-matched-muon-2e-3 adlm mdlm-12"
+        )
+    ),
+    "recipe-parts": recipe_parts,
+    "texts": lambda: texts(((row, "remdm-loop", 256) for row in (ADLM, MDLM, "mdlm-14-muon-2e-3")), short=True),
+    "all-texts": all_texts,
+    "causal": lambda: compared(CAUSAL_ROWS, {"ar": "AR of 512", "ar-544": "AR of 544"}),
+    "causal-short": lambda: compared_briefly(first(4, CAUSAL_ROWS), "ar", "AR"),
+    "reasoning": reasoning,
+    "prosqa": lambda: accuracies({"smollm2-prosqa": "ProsQA"}, tokens=True),
+    "gsm8k": lambda: accuracies({"smollm2-gsm8k": "GSM8K"}, tokens=True),
+    "prontoqa": lambda: accuracies({"smollm2-prontoqa": "ProntoQA"}, tokens=True),
+    "random-weights-muon": lambda: accuracies({"muon-prosqa": "ProsQA", "muon-prontoqa": "ProntoQA"}),
+    "random-weights-adamw": lambda: accuracies(
+        {
+            "scratch-first": "ProsQA, 24,000 problems",
+            "scratch-prosqa": "ProsQA, 100,000 problems",
+            "scratch-prontoqa": "ProntoQA, 50,000 problems",
+        }
+    ),
+    "quick-optimizers": lambda: quick(
+        """
+        mdlm-adamw mdlm-muon-2e-3 mdlm-muon-4e-3 mdlm-muon-8e-3
+        adlm-adamw adlm-muon-2e-3 adlm-muon-4e-3 adlm-muon-8e-3
+        auxiliary-adamw auxiliary-muon-4e-3 auxiliary-muon-8e-3
+        """
+    ),
+    "quick-times": lambda: quick(
+        """
+        mdlm-adamw-all-times mdlm-adamw-t-min-0.2 mdlm-adamw-power-1 mdlm-adamw-power-1.5 mdlm-adamw-power-2
+        mdlm-muon-all-times mdlm-muon-t-min-0.2 mdlm-muon-power-1 mdlm-muon-power-1.5 mdlm-muon-power-2
+        mdlm-muon-qk-norm mdlm-muon-constant mdlm-muon-warm-up-20
+        """
+    ),
+    "bridge": lambda: quick(
+        """
+        mdlm-muon-4e-3 mdlm-muon-wide
+        adlm-muon-4e-3 adlm-muon-gamma-0 adlm-muon-masked adlm-muon-until-0.3
+        adlm-muon-plus-input adlm-muon-plus-input-gamma-0
+        adlm-muon-identity adlm-muon-identity-8e-3 adlm-muon-identity-constant adlm-muon-identity-slow
+        adlm-muon-identity-warm-up-20 adlm-muon-identity-2+1 adlm-muon-identity-tied
+        adlm-muon-identity-rare adlm-muon-identity-random adlm-muon-identity-all adlm-muon-identity-frequent
+        adlm-muon-identity-gamma-0 adlm-muon-identity-gamma-0.003 adlm-muon-identity-gamma-0.03
+        adlm-muon-identity-gamma-0.3 adlm-muon-identity-gamma-1
+        auxiliary-muon-4e-3 auxiliary-muon-8e-3 auxiliary-muon-tied auxiliary-muon-until-0.3
+        adlm-muon-mixture adlm-muon-logits adlm-muon-logits-identity
+        """
+    ),
+}
+
+
+def main() -> None:
+    changed = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    for page in changed:
+        print(page.relative_to(ROOT))
+        if "--write" in sys.argv[1:]:
+            page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

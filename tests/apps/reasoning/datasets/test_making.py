@@ -1,0 +1,138 @@
+"""Generated problems: proved, reproducible, prefixes of one another, disjoint from forbidden ones."""
+
+import hashlib
+import random
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from reasoning_runs import generate_prontoqa, generate_prosqa
+
+from adlm.apps.reasoning.datasets import prontoqa, prosqa
+from adlm.apps.reasoning.datasets.prontoqa import Skeleton
+from adlm.apps.reasoning.datasets.prosqa import Shape
+from adlm.apps.reasoning.problems import Forbidden, forbidden_forms, write_problems
+from adlm.errors import UserError
+
+TASKS = {"prosqa": (prosqa, generate_prosqa), "prontoqa": (prontoqa, generate_prontoqa)}
+
+
+@pytest.fixture(params=TASKS)
+def task(request):
+    return TASKS[request.param]
+
+
+def test_every_generated_problem_is_proved(task):
+    language, generate = task
+    problems = list(generate(500, 3))
+    assert [language.proof_error(problem) for problem in problems] == [None] * 500
+    assert len({language.content(problem) for problem in problems}) == 500
+
+
+def test_a_problem_depends_only_on_its_seed_and_index(task):
+    _, generate = task
+    whole = list(generate(20, 7))
+    random.seed(0)  # whatever the program drew before
+    assert list(generate(12, 7)) == whole[:12]
+    assert list(generate(8, 7, start=12)) == whole[12:]
+    assert not set(whole) & set(generate(20, 8))
+
+
+def test_the_problems_of_a_seed_never_change():
+    def digest(problems):
+        told = [(problem.question, problem.steps, problem.answer) for problem in problems]
+        return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+    assert digest(generate_prosqa(5, 0)) == "10ce6aeb14f6e6d6"
+    assert digest(generate_prontoqa(5, 0)) == "21eb6c020362cfb1"
+
+
+def test_forbidden_problems_are_skipped_and_nothing_else_changes(task, tmp_path):
+    language, generate = task
+    plain = list(generate(30, 1))
+    unwanted = [replace(plain[4], steps=()), replace(plain[11], answer="?")]  # the question is what counts
+    write_problems(tmp_path / "test.json", unwanted)
+    for form in (language.content, language.structure):
+        forbidden = forbidden_forms([tmp_path / "test.json"], form)
+        kept = list(generate(30, 1, forbidden=forbidden))
+        assert not any(problem in forbidden for problem in kept)
+        changed = [index for index, problem in enumerate(plain) if problem in forbidden]
+        assert {4, 11} <= set(changed)
+        assert [index for index in range(30) if kept[index] != plain[index]] == changed
+        assert all(language.proof_error(problem) is None for problem in kept)
+
+
+def test_a_renamed_copy_is_forbidden_by_structure_and_not_by_content():
+    problem = next(generate_prosqa(1, 0))
+    first, second, *_ = (symbol for symbol in problem.graph.symbols if symbol[0].islower())
+    other = {first: second, second: first}
+    swapped = re.sub(r"\w+", lambda word: other.get(word[0], word[0]), problem.question)
+    copy = replace(problem, question=swapped)
+    assert copy not in Forbidden(prosqa.content, frozenset([prosqa.content(problem)]))
+    assert copy in Forbidden(prosqa.structure, frozenset([prosqa.structure(problem)]))
+
+
+def test_forbidding_everything_is_a_user_error():
+    everything = Forbidden(lambda problem: "", frozenset([""]))
+    with pytest.raises(UserError, match="all 10000 draws for problem 2 are forbidden"):
+        next(generate_prontoqa(1, 0, start=2, forbidden=everything))
+
+
+def test_generated_prosqa_graphs_match_their_sentences():
+    for problem in generate_prosqa(200, 5):
+        graph, puzzle = problem.graph, prosqa.parse(problem.question)
+        assert sorted((graph.symbols[a], graph.symbols[b]) for a, b in graph.edges) == sorted(puzzle.facts)
+        assert len(set(puzzle.facts)) == len(puzzle.facts)
+        assert all(a < b for a, b in graph.edges)  # so there is no circle
+        children = {b for _, b in graph.edges}
+        assert all(symbol[0].islower() == (index in children) for index, symbol in enumerate(graph.symbols))
+        # both options are leaves: an option that leads on would give itself away
+        assert not {a for a, _ in graph.edges} & {graph.target, graph.neg_target}
+        assert 3 <= len(problem.steps) <= 6
+        # the wrong option is proved of the other entity, so it is no stray node either
+        other = graph.symbols[1 - graph.root]
+        assert graph.symbols[graph.neg_target] in prosqa.distances(puzzle.facts, other)
+
+
+def test_generated_prontoqa_graphs_match_their_sentences():
+    for problem in generate_prontoqa(200, 5):
+        graph, puzzle = problem.graph, prontoqa.parse(problem.question)
+        kinds = [fact for fact in puzzle.facts if fact.kind and fact.subject[0].islower()]
+        assert [(graph.symbols[a], graph.symbols[b]) for a, b in graph.edges] == [
+            (fact.subject, fact.predicate) for fact in kinds
+        ]
+        assert set(pairwise(graph.chain_concepts)) <= {(fact.subject, fact.predicate) for fact in kinds}
+        assert prontoqa.anchor_labels(problem)[1:] == graph.chain_concepts == graph.symbols[1 : graph.target + 1]
+
+
+@pytest.mark.parametrize("hops", [1, 3, 6])
+def test_a_prontoqa_proof_has_the_requested_number_of_hops(hops):
+    for problem in generate_prontoqa(20, 0, skeleton=Skeleton(hops=hops)):
+        assert prontoqa.proof_error(problem) is None
+        assert len(problem.steps) == hops + 1
+
+
+def test_a_prosqa_proof_has_a_number_of_hops_in_the_requested_range():
+    for problem in generate_prosqa(20, 0, shape=Shape(num_nodes=40, min_hops=5, max_hops=5)):
+        assert prosqa.proof_error(problem) is None
+        assert len(problem.steps) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Shape(num_nodes=41), "num_nodes 41"),
+        (lambda: Shape(min_hops=4, max_hops=3), "min_hops 4"),
+        (lambda: Shape(first_share=0.7, second_share=0.4), "first_share 0.7"),
+        (lambda: Shape(mean_parents=0), "mean_parents 0"),
+        (lambda: Skeleton(hops=7), "hops 7 is outside 1 to 6"),
+        (lambda: Skeleton(last_negated=1.5), "1.5 is outside"),
+        (lambda: generate_prosqa(-1, 0), "num -1"),
+        (lambda: generate_prontoqa(1, 0, start=-3), "start -3"),
+        (lambda: next(generate_prosqa(1, 0, shape=Shape(num_nodes=5, min_hops=5))), "ask for fewer hops"),
+    ],
+)
+def test_impossible_parameters_are_a_user_error(make, says):
+    with pytest.raises(UserError, match=says):
+        make()

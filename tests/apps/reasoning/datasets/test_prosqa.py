@@ -1,0 +1,116 @@
+"""ProsQA: provable options are found, and every flaw of a problem is detected."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from adlm.apps.reasoning.datasets import prosqa
+from adlm.apps.reasoning.problems import Problem, read_problems
+from adlm.errors import UserError
+
+FACTS = (
+    "Ada is a wug. Every wug is a dax. Every dax is a blick. Every wug is a toma. Every toma is a fep. "
+    "Every fep is a blick. Bo is a zav. Every zav is a kiv. Every zav is a fep. Bo is a dax."
+)
+STEPS = ("Ada is a wug.", "Every wug is a dax.", "Every dax is a blick.")
+GOOD = Problem(f"{FACTS} Is Ada a kiv or blick?", STEPS, "Ada is a blick.")
+
+
+def test_the_provable_option_is_the_answer():
+    assert prosqa.solve(GOOD.question) == "Ada is a blick."
+    assert prosqa.proof_error(GOOD) is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        (replace(GOOD, answer="Ada is a kiv."), "the answer is 'Ada is a blick.'"),
+        (replace(GOOD, steps=STEPS[:2]), "end at dax"),
+        (replace(GOOD, steps=STEPS[1:]), "does not continue from Ada"),
+        (replace(GOOD, steps=("Bo is a dax.", STEPS[2])), "does not continue from Ada"),
+        (replace(GOOD, steps=("Ada is a dax.", STEPS[2])), "is not a fact"),
+        (replace(GOOD, steps=()), "end at Ada"),
+        (
+            replace(
+                GOOD,
+                steps=(STEPS[0], "Every wug is a toma.", "Every toma is a fep.", "Every fep is a blick."),
+            ),
+            "4 steps, where 3 are enough",
+        ),
+        (replace(GOOD, question=f"{FACTS} Is Bo a kiv or blick?"), "2 can be proved of Bo"),
+        (replace(GOOD, question=f"{FACTS} Is Ada a kiv or zav?"), "0 can be proved of Ada"),
+        (replace(GOOD, question=FACTS), "is not a ProsQA question"),
+        (replace(GOOD, question=""), "not sentences"),
+        (replace(GOOD, question=GOOD.question.replace(" Bo is a dax.", " Bo is an ox.")), "is not a ProsQA fact"),
+        (replace(GOOD, question=GOOD.question + " Why"), "not sentences"),
+    ],
+)
+def test_every_flaw_is_detected(problem, says):
+    assert says in prosqa.proof_error(problem)
+
+
+def test_the_anchors_are_the_concepts_that_the_steps_lead_to():
+    assert prosqa.anchor_labels(GOOD) == ("Ada", "wug", "dax", "blick")
+
+
+def reworded(problem: Problem, names: dict[str, str], rng: random.Random) -> Problem:
+    """The same puzzle in another order and under other names."""
+    puzzle = prosqa.parse(problem.question)
+    facts = [(names.get(x, x), names.get(y, y)) for x, y in puzzle.facts]
+    options = [names.get(option, option) for option in puzzle.options]
+    rng.shuffle(facts)
+    rng.shuffle(options)
+    entity = names.get(puzzle.entity, puzzle.entity)
+    return replace(problem, question=" ".join([*map(prosqa.sentence, facts), prosqa.choice(entity, options)]))
+
+
+def test_content_ignores_the_order_and_nothing_else():
+    rng = random.Random(0)
+    same = [reworded(GOOD, {}, rng) for _ in range(20)]
+    assert {prosqa.parse(problem.question).options for problem in same} == {("kiv", "blick"), ("blick", "kiv")}
+    assert {prosqa.content(problem) for problem in same} == {prosqa.content(GOOD)}
+    others = {"wug": "dax", "dax": "wug"}, {"Ada": "Bo", "Bo": "Ada"}, {"kiv": "kav"}
+    for names in others:
+        assert prosqa.content(reworded(GOOD, names, rng)) != prosqa.content(GOOD)
+    assert prosqa.content(replace(GOOD, question=GOOD.question.replace(" Bo is a dax.", ""))) != prosqa.content(GOOD)
+
+
+def test_structure_ignores_the_names_too_and_nothing_else():
+    rng = random.Random(0)
+    words = ["wug", "dax", "blick", "toma", "fep", "zav", "kiv"]
+    for _ in range(20):
+        names = dict(zip(words, rng.sample(words, len(words)), strict=True)) | {"Ada": "Cy"}
+        assert prosqa.structure(reworded(GOOD, names, rng)) == prosqa.structure(GOOD)
+    # one edge turned, one edge moved, another option asked about: another structure
+    for old, new in (
+        ("Every fep is a blick", "Every blick is a fep"),
+        ("Bo is a dax", "Bo is a toma"),
+        ("or blick?", "or dax?"),
+    ):
+        assert prosqa.structure(replace(GOOD, question=GOOD.question.replace(old, new))) != prosqa.structure(GOOD)
+
+
+def test_parsing_a_sentence_inverts_writing_it():
+    for fact in (("Ada", "wug"), ("wug", "impus")):
+        assert prosqa.read_fact(prosqa.sentence(fact)) == fact
+    for text in ("ada is a wug.", "Every Ada is a wug.", "Ada is a wug", "Every wug is not a dax."):
+        with pytest.raises(UserError, match="is not a ProsQA fact"):
+            prosqa.read_fact(text)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_every_real_problem_is_proved_by_a_shortest_chain(data_folder, split):
+    problems = read_problems(data_folder / "prosqa" / f"prosqa_{split}.json")
+    assert len(problems) == {"valid": 300, "test": 500}[split]
+    assert [prosqa.proof_error(problem) for problem in problems] == [None] * len(problems)
+    for problem in problems:
+        graph, puzzle = problem.graph, prosqa.parse(problem.question)
+        assert {(graph.symbols[a], graph.symbols[b]) for a, b in graph.edges} == set(puzzle.facts)
+        assert problem.answer == prosqa.sentence((graph.symbols[graph.root], graph.symbols[graph.target]))
+        assert set(puzzle.options) == {graph.symbols[graph.target], graph.symbols[graph.neg_target]}
+
+
+def test_no_real_valid_problem_is_a_test_problem_renamed(data_folder):
+    valid, test = (read_problems(data_folder / "prosqa" / f"prosqa_{split}.json") for split in ("valid", "test"))
+    assert {prosqa.structure(p) for p in valid}.isdisjoint(prosqa.structure(p) for p in test)
