@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adlm.canvas import Canvas, encode_canvas, hole_between, make_canvas
 from adlm.checkpoints.model_folder import (
@@ -28,7 +28,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError, whole_number
 from adlm.files import reporting_os_errors
-from adlm.inference.frozen import FrozenNetwork
+from adlm.inference.frozen import FrozenCopy, FrozenNetwork
 from adlm.limits import check_sampling
 from adlm.methods import method_of
 from adlm.methods.inputs import check_canvas, check_clean, check_ids, vocabulary_of
@@ -85,33 +85,6 @@ class Perplexity:
     """Monte Carlo standard error of `nats`; `stderr` is this times `value`."""
     tokens: int
     """Number of tokens, including one end-of-text token per text."""
-
-
-class FrozenCopy:
-    """The frozen copy of a network for sampling, a `FrozenNetwork`, rebuilt when a weight has changed.
-
-    A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
-    `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
-    `weight.data` bypass the counter, as do changes of weights made in inference mode; call `refresh` after those.
-    `batch` is that of `FrozenNetwork`.
-    """
-
-    def __init__(self, batch: int | None = None) -> None:
-        self.batch = batch
-        self._versions: list[tuple[int, int]] = []
-        self._frozen: FrozenNetwork | None = None
-
-    def get(self, network: nn.Module) -> FrozenNetwork:
-        versions = [
-            (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
-        ]
-        if self._frozen is None or versions != self._versions:
-            self._versions, self._frozen = versions, FrozenNetwork(network, batch=self.batch)  # type: ignore[arg-type]
-        return self._frozen
-
-    def refresh(self) -> None:
-        """Rebuild at the next `get`."""
-        self._frozen = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -298,7 +271,7 @@ class LanguageModel:
         with _standard_mode():
             texts = self._texts_of(request)
             canvas = self.canvas(texts) if request.canvas is None else request.canvas
-            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad)
+            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad, request.batch == 1)
             num_rows, length = len(canvas.ids) * request.num, canvas.ids.shape[1]
             check_sampling(self.config, num_rows, length, self.device, request.num_option, request.batch)
             rng = RowRng(request.seed, range(num_rows)) if rng is None else rng

@@ -78,3 +78,12 @@ def test_a_long_text_is_checked_in_time_linear_in_its_length():
     started = time.monotonic()
     check_holes("[mask" + " " * 100_000 + "x")
     assert time.monotonic() - started < 5  # milliseconds; a pattern that backtracks takes days
+
+
+def test_rows_of_a_canvas_are_taken_as_often_as_named_and_no_wider_than_the_longest_of_them():
+    canvas = make_canvas([[1, 2, 3], [4], [5, 6]], filling=9, starts=[0, 0, 1])
+    taken = canvas.take([2, 1, 2])
+    assert taken.ids.tolist() == [[5, 6], [4, 9], [5, 6]]
+    assert taken.pad.tolist() == [[False, False], [False, True], [False, False]]
+    assert taken.texts(taken.ids) == [[6], [4], [6]]
+    assert canvas.take([0, 0]).pad is None, "as a canvas made of these rows"

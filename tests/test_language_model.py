@@ -15,6 +15,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel, Run, load
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
+from adlm.sampling.sample_request import SampleRequest
 from adlm.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -462,3 +463,38 @@ def test_requests_beyond_memory_are_refused_before_sampling():
         LM.complete(canvas, num_samples=10**12)
     with pytest.raises(UserError, match=r"num 10000000000000 of length 24: at least 1.92 PB of memory"):
         LM.sample(10**13)
+
+
+def test_a_planned_run_is_the_same_every_time_as_a_whole_and_in_batches():
+    request = SampleRequest(LM.sampling(steps=6), ["a[MASK*5]", "We [MASK*9] of"], num=3, seed=4)
+    run = LM.plan(request)
+    whole = run.filled()
+    assert run.filled() == whole
+    assert [row for batch in run.batches(3) for row in batch.filled()] == whole
+    assert [row for batch in run.batches(3, first=3) for row in batch.filled()] == whole[3:]
+    assert LM.fill(["a[MASK*5]", "We [MASK*9] of"], num=3, seed=4, steps=6) == [
+        BYTES.decode(ids, special_tokens=False) for ids in whole
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (lambda: LM.sample(top_p=2.0), "sampling.top_p"),
+        (lambda: LM.sample(temperature=1e-9), "sampling.temperature"),
+        (lambda: LM.sample(sampler="nope"), "sampling.sampler"),
+        (lambda: LM.sample(stepz=5), "sampling.stepz"),
+        (lambda: LM.sample(sampler="semi-autoregressive", stride=99), "sampling.stride"),
+        (lambda: model("ar").sample(sampler="dfm"), "sampling.sampler"),
+        (lambda: LM.sample(0), "num"),
+        (lambda: LM.complete(torch.full((1, 5), LM.mask_id), 0), "num_samples"),
+        (lambda: LM.sample(seed=-1), "seed"),
+        (lambda: LM.sample(prompt="[MASK]"), "prompt"),
+        (lambda: LM.sample(length=1, prompt="We the"), "length"),
+        (lambda: LM.fill("no hole"), "texts"),
+    ],
+)
+def test_a_user_error_carries_the_name_of_its_option(call, option):
+    with pytest.raises(UserError) as caught:
+        call()
+    assert caught.value.option == option

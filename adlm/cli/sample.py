@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adlm.apps.trace.page import check_trace_path
 from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
 from adlm.config.load import BOX, load_config, model_source
@@ -159,6 +158,8 @@ def _check_outputs(request: SampleOptions, model: str) -> None:
     if request.watch and request.json:
         raise UserError("--watch cannot be combined with --json; leave one out")
     if request.trace is not None:
+        from adlm.apps.trace.page import check_trace_path
+
         check_trace_path(request.trace, "--trace", request.force, [Path(model)])
     if request.force:
         check_output(request.out, force=True, inputs=[Path(model)])
@@ -273,7 +274,7 @@ class SampleOutput:
     def _highlight(self, sample: "Sample") -> "Text":
         from rich.text import Text
 
-        from adlm.apps.trace.token_text import decode_side_by_side, tokens_bytes
+        from adlm.tokens import decode_side_by_side, tokens_bytes
 
         canvas = self.planned.canvas.take([sample.canvas])
         [given] = canvas.texts(canvas.ids)

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
-from adlm.inference.fused_ops import attend_cached
-from adlm.inference.single_row import precise_product
+from adlm.inference.fused_ops import attend_cached, precise_product
 from adlm.inference.trunk import (
     Attend,
     FrozenTrunk,
@@ -217,6 +216,33 @@ class FrozenNetwork:
             return attend_cached(qkv, rotary, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
 
         return self._run_trunks(ids, attend, None)
+
+
+class FrozenCopy:
+    """The frozen copy of a network for sampling, a `FrozenNetwork`, rebuilt when a weight has changed.
+
+    A change is an increment of a weight's version counter, or another address: optimizer steps, `load_state_dict`,
+    `to` and in-place operations all cause one, and comparing counters reads no weight. In-place writes to
+    `weight.data` bypass the counter, as do changes of weights made in inference mode; call `refresh` after those.
+    `batch` is that of `FrozenNetwork`.
+    """
+
+    def __init__(self, batch: int | None = None) -> None:
+        self.batch = batch
+        self._versions: list[tuple[int, int]] = []
+        self._frozen: FrozenNetwork | None = None
+
+    def get(self, network: Transformer | AnchoredTransformer) -> FrozenNetwork:
+        versions = [
+            (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
+        ]
+        if self._frozen is None or versions != self._versions:
+            self._versions, self._frozen = versions, FrozenNetwork(network, batch=self.batch)
+        return self._frozen
+
+    def refresh(self) -> None:
+        """Rebuild at the next `get`."""
+        self._frozen = None
 
 
 def repeat_first(rows: Tensor, num: int) -> Tensor:

@@ -19,8 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.fused_ops import Norm, add_norm_, apply_rotary_, linear_gelu
-from adlm.inference.single_row import add_product_, is_single_row, normed_product
+from adlm.inference.fused_ops import (
+    Norm,
+    add_norm_,
+    add_product_,
+    apply_rotary_,
+    is_single_row,
+    linear_gelu,
+    normed_product,
+)
 from adlm.models.transformer import Block, TimeCondition, Trunk, attendable, rms_norm, rotary_angles
 
 

@@ -41,8 +41,13 @@ def check_clean(
         )
 
 
-def check_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None) -> None:
-    """Checks that the method can fill in a canvas with these options; `Method.generate` trusts it."""
+def check_canvas(
+    method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None = None, row_by_row: bool = False
+) -> None:
+    """Checks that the method can fill in a canvas with these options; `Method.generate` trusts it.
+
+    `row_by_row` is whether each row is sampled alone: then long ones may have unequal lengths.
+    """
     config, mask_id = method.config, vocabulary_of(method.config).mask_id
     _check_are_ids(canvas, config, "canvas")
     if pad is not None:
@@ -50,7 +55,7 @@ def check_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor
         if ((canvas == mask_id) & pad).any():
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     if canvas.shape[1] > config.length:
-        _check_long_canvas(method, canvas, sampling, pad)
+        _check_long_canvas(method, canvas, sampling, pad, row_by_row)
     complete = (canvas != mask_id).all(dim=1)
     if complete.any():
         raise UserError(
@@ -60,10 +65,12 @@ def check_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor
     method.check_run(canvas, sampling, pad)
 
 
-def _check_long_canvas(method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+def _check_long_canvas(
+    method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None, row_by_row: bool
+) -> None:
     """Checks that a canvas longer than the model can be sampled with a sliding window."""
     if sampler_of(sampling).long_texts:
-        if pad is not None:
+        if pad is not None and not row_by_row:
             raise UserError("rows of unequal lengths cannot share windows; sample long texts of one length at a time")
         return
     row, length = 0 if pad is None else int(pad.sum(dim=1).argmin()), method.config.length

@@ -3,13 +3,15 @@
 A masked position is revealed with a probability that depends on the step alone, and a visible one is remasked likewise.
 The set of masked positions is therefore a Markov chain of its own: a step that reveals nothing needs no network call,
 and the head runs only at the revealed positions. Rows are independent: each advances from one of its reveals to the
-next, and network call c reads every row just before its own c-th reveal.
+next, and network call c reads every row just before its own c-th reveal. `JoinedRows` samples rows that join and leave
+between network calls.
 
-Shapes: B rows, L positions, K steps, C calls, R reveals in all, N revealed in one call, V symbols.
+Shapes: B rows, L positions, K steps, C calls, R reveals in all, N revealed in one call, V symbols, S slots. Positions
+are flat: row * L + position, or slot * L + position.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.config.schema import Sampling
 from adlm.sampling.frame import Frame, SamplingRun, first_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.shaping import draw_tokens
+from adlm.sampling.shaping import DrawnTokens, draw_tokens
 from adlm.sampling.steps import Steps
 
 CERTAIN_HAZARD = 37.0  # > -log 2^-53 = 36.7: -log(1 - u) of a 53-bit uniform u never reaches it
@@ -212,3 +215,123 @@ def _padded_num_rows(num_needed: int, num_rows: int) -> int:
 def _as_mask(z: Tensor, positions: Tensor) -> Tensor:
     """(B, L), True at the flat positions."""
     return torch.zeros(z.numel(), dtype=torch.bool, device=z.device).index_fill_(0, positions, True).view(z.shape)
+
+
+@dataclass(eq=False)
+class JoinedRow:
+    """A row among others."""
+
+    slot: int
+    sampling: Sampling
+    calls: Iterator[NetworkCall]
+    """The network calls still to make, planned for this row alone."""
+    num_calls: int
+    """How many they are."""
+
+
+class JoinedRows:
+    """Rows that are sampled together, each with its own steps, options and RNG, and with its own beginning and end.
+
+    One network call serves the next reveals of some of them, and the others wait. All have the length, denoiser and
+    mask of the run `like`. The plain form is `sample_positions_first` of each row alone: with a network of fixed batch
+    (`FrozenNetwork`) both give the same bits.
+
+    Two rows of three tokens, `_` masked. The plan of each row is its own: x reveals positions 1 and then 0 and 2,
+    y reveals 2, then 0, and then 1.
+
+        join(x)         slot 0: _ _ _                         x has 2 calls left
+        step([x])       slot 0: _ b _                         call 1 of x; y is not there yet
+        join(y)         slot 0: _ b _   slot 1: _ _ _         y has 3 calls left
+        step([x, y])    slot 0: a b c   slot 1: _ _ f         one network call: call 2 of x, call 1 of y
+        leave(x)        slot 0: free    slot 1: _ _ f         x is complete; the next row that joins takes its slot
+        step([y])                       slot 1: d _ f         call 2 of y, in a batch of one
+
+    In step([x, y]) the network reads z = slots [0, 1], and y's position 2 is flat position 1 * 3 + 2 = 5 of z and of
+    the slots. In step([y]) z = slot [1], and y's position 0 is position 0 of z and position 1 * 3 + 0 = 3 of the slots.
+    """
+
+    def __init__(self, like: SamplingRun):
+        self._denoiser, self._mask_id = like.denoiser, like.mask_id
+        self._ids = like.canvas[:0]
+        self._pad = torch.zeros_like(self._ids, dtype=torch.bool)
+        self._chance = torch.zeros_like(self._ids, dtype=torch.float32)
+        self._free: list[int] = []
+
+    def join(self, run: SamplingRun) -> JoinedRow:
+        """Add the row of a run (1, L)."""
+        if not self._free:
+            self._add_slots(max(1, len(self._ids)))
+        [canvas], to_fill = run.canvas, (run.canvas == run.mask_id).cpu()
+        plan = plan_events(run.steps, to_fill, run.rng)
+        row = JoinedRow(self._free.pop(), run.sampling, plan.calls, plan.num_calls)
+        self._ids[row.slot], self._chance[row.slot] = canvas, (canvas != run.mask_id).float()
+        self._pad[row.slot] = False if run.pad is None else run.pad[0]
+        return row
+
+    def leave(self, row: JoinedRow) -> None:
+        """Free the slot of a row, complete or not."""
+        self._free.append(row.slot)
+
+    def step(self, rows: Sequence[JoinedRow]) -> tuple[Tensor, Tensor]:
+        """One network call for these rows, each of which has calls left.
+
+        The result, on the CPU, is (B, L) each: ids, with masks where nothing is revealed, and the probabilities of
+        tokens when they were drawn. It is of all rows at once, because every copy from a GPU waits for it.
+        """
+        calls = []
+        for row in rows:
+            calls.append(next(row.calls))
+            row.num_calls -= 1
+        length, device, numbers = self._ids.shape[1], self._ids.device, [row.slot for row in rows]
+        slots = torch.tensor(numbers, device=device)
+
+        def flat(firsts: Iterable[int], positions: Iterable[Tensor]) -> Tensor:
+            return torch.cat([first * length + own for first, own in zip(firsts, positions, strict=True)]).to(device)
+
+        self._ids.view(-1).index_fill_(0, flat(numbers, (call.remasked for call in calls)), self._mask_id)
+        z, pad = self._ids[slots], self._pad[slots]
+        revealed = flat(numbers, (call.revealed for call in calls))
+        revealed_in_z = flat(range(len(rows)), (call.revealed for call in calls))
+        log_beliefs = self._denoiser(z, torch.cat([call.alpha for call in calls]), pad).log_beliefs(revealed_in_z)
+        drawn = _draw(log_beliefs, z, pad, revealed_in_z, [row.sampling for row in rows], calls)
+        self._ids.view(-1).index_copy_(0, revealed, drawn.tokens)
+        self._chance.view(-1).index_copy_(0, revealed, drawn.chance)
+        return self._ids[slots].cpu(), self._chance[slots].cpu()
+
+    def _add_slots(self, num: int) -> None:
+        self._free += range(len(self._ids), len(self._ids) + num)
+        for name in ("_ids", "_pad", "_chance"):
+            rows = getattr(self, name)
+            setattr(self, name, torch.cat([rows, rows.new_zeros(num, rows.shape[1])]))
+
+
+def _draw(
+    log_beliefs: Tensor,
+    z: Tensor,
+    pad: Tensor,
+    revealed: Tensor,
+    samplings: Sequence[Sampling],
+    calls: Sequence[NetworkCall],
+) -> DrawnTokens:
+    """The tokens (N,) at the revealed positions of z (B, L); those of rows with equal options are drawn together."""
+    device, num_tokens = revealed.device, [len(call.revealed) for call in calls]
+    options = list(dict.fromkeys(samplings))
+    options_of_row = torch.tensor([options.index(sampling) for sampling in samplings])
+    options_of_token = options_of_row.repeat_interleave(torch.tensor(num_tokens))
+    uniforms = torch.cat([call.uniforms for call in calls])
+    is_final = torch.cat(
+        [
+            torch.zeros(num, dtype=torch.bool) if call.is_final is None else call.is_final
+            for num, call in zip(num_tokens, calls, strict=True)
+        ]
+    )
+    tokens, chance = torch.empty_like(revealed), torch.empty(len(revealed), device=device)
+    for number, sampling in enumerate(options):
+        index = (options_of_token == number).nonzero()[:, 0]
+        where, own_uniforms, own_final = index.to(device), uniforms[index].to(device), is_final[index]
+        beliefs = log_beliefs[where]
+        drawn = draw_tokens(beliefs, z, revealed[where], own_uniforms, sampling, pad)
+        if sampling.final == "argmax" and own_final.any():
+            drawn = drawn.with_argmax(own_final.to(device), beliefs)
+        tokens[where], chance[where] = drawn.tokens, drawn.chance
+    return DrawnTokens(tokens, chance)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from worlds import seeded
 
-from adlm.inference.fused_ops import Norm
-from adlm.inference.single_row import (
+from adlm.inference.fused_ops import (
+    Norm,
     add_product_,
     is_single_row,
     normed_product,

@@ -34,7 +34,7 @@ def settings(name: str, **options) -> Config:
         vocabulary=Vocabulary(size=5, mask_id=MASK, bos_id=3),
         length=LENGTH,
         model=Model(8, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=conditioned),
-        schedule=Schedule(eps=1e-2 if conditioned else 0.0),
+        schedule=Schedule(eps=0.2 if conditioned else 0.0),
         time=Time(steps=6 if name == "d3pm" else 0),
         anchor=Anchor(gamma=0.0),
     )

@@ -9,9 +9,8 @@ from worlds import randomized
 from adlm.config.schema import Config, Model, Sampling, Schedule
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
-from adlm.sampling.events import sample_positions_first
+from adlm.sampling.events import JoinedRows, sample_positions_first
 from adlm.sampling.frame import last_frame
-from adlm.sampling.joining import JoinedRows
 from adlm.sampling.rng import RowRng
 from adlm.tokens import load_tokenizer
 

@@ -100,3 +100,12 @@ def test_rows_with_seeds_of_their_own_draw_as_in_batches_of_one_seed():
     mixed = RowRng([7, 3], [5, 0])
     assert np.array_equal(mixed.for_tokens(0, 9), RowRng(7, [5]).for_tokens(0, 9))
     assert np.array_equal(mixed.for_positions(1, 9), RowRng(3, range(4)).for_positions(0, 9))
+
+
+@pytest.mark.parametrize("seed", [7, [7, 3, 7, 3]], ids=["one seed", "a seed for each row"])
+def test_a_slice_has_the_streams_of_its_rows_from_their_beginning(seed):
+    rng = RowRng(seed, [5, 0, 2, 9])
+    first = rng.for_tokens(2, 4)
+    part = rng[2:]
+    assert list(part.rows) == [2, 9]
+    assert np.array_equal(part.for_tokens(0, 4), first), "although the stream of this row has moved on"

@@ -1,7 +1,7 @@
 """Rows of concurrent requests in shared network calls, made by one thread per model. Independent of HTTP and of text.
 
 Rows of equal padded length share calls, whatever their sampling options, and each call is for the rows whose turn it is
-(`sampling/joining.py`). Rows of causal models, and of samplers that choose positions by the network's output, begin
+(`sampling/events.py`). Rows of causal models, and of samplers that choose positions by the network's output, begin
 together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas, seed and
 row number, not on the other rows (`LanguageModel.with_fixed_batch`).
 
@@ -25,9 +25,8 @@ from torch import Tensor
 from adlm.apps.server.jobs import BatchKey, Item, Job, RowUpdate, Task, together
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run
-from adlm.sampling.events import PositionsFirst
+from adlm.sampling.events import JoinedRow, JoinedRows, PositionsFirst
 from adlm.sampling.frame import NOT_FINITE, Frame, SamplingRun
-from adlm.sampling.joining import JoinedRow, JoinedRows
 
 LONGEST_RETRY = 60  # seconds
 SHORT_SECONDS = 0.5

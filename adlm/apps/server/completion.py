@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adlm.apps.server.bodies import CompletionRequest
-from adlm.canvas import check_holes, num_masks
+from adlm.canvas import MAX_HOLE, check_holes, num_masks
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run, SamplingOptions
 from adlm.sampling.sample_request import SampleRequest
@@ -181,11 +181,13 @@ def _field_of(error: UserError, request: CompletionRequest) -> str | None:
 
 def checked_num_masks(field: str, text: str) -> int:
     """Number of masks in the holes of a field; UserError if something in it looks like a hole and is none."""
-    try:
-        check_holes(text)
-    except UserError as error:
-        raise UserError(error, field) from None
-    return num_masks(text)
+    num = num_masks(text)
+    if num <= MAX_HOLE:  # more are refused by their number
+        try:
+            check_holes(text)
+        except UserError as error:
+            raise UserError(error, field) from None
+    return num
 
 
 def check_size(lm: LanguageModel, text: str, field: str) -> None:
@@ -210,8 +212,9 @@ def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest)
         raise UserError("suffix contains a hole ([MASK*N]); give the whole text with its holes as the prompt", "suffix")
     num = num_masks(prompt) if has_holes else request.max_tokens or DEFAULT_MAX_TOKENS
     if num > lm.config.length:
+        amount = num if num <= MAX_HOLE else f"more than {MAX_HOLE:,}"
         raise UserError(
-            f"{num} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
+            f"{amount} tokens to fill in are too many for the model's length {lm.config.length}; give fewer",
             "prompt" if has_holes else "max_tokens",
         )
     for name, text in (("prompt", prompt), ("suffix", suffix)):

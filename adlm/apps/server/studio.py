@@ -32,7 +32,6 @@ from adlm.apps.server.completion import CompletionPlan, Limits, check_size, chec
 from adlm.apps.server.responses import EventStream, RunningTask, client_of, respond_unless_gone
 from adlm.apps.trace.page import page_template, read_asset
 from adlm.apps.trace.recording import TraceInfo, pieces_to_dict, trace_events
-from adlm.apps.trace.token_text import token_bytes
 from adlm.canvas import num_masks
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
@@ -40,6 +39,7 @@ from adlm.likelihood.token_nats import TokenNats, TokenRow, draw_token_nats, mea
 from adlm.methods.inputs import check_sampler
 from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
 from adlm.sampling.frame import Frame
+from adlm.tokens import token_bytes
 
 Work = Callable[[], Iterator[Any]]
 """Results for the client, then None at the end."""

@@ -9,13 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from adlm import __version__
-from adlm.apps.trace.predictions import Guesses, predict
-from adlm.apps.trace.steps import MAX_STEPS, AnchorHistory, StepThinning, TraceStep, make_step
-from adlm.apps.trace.token_text import decode_complete, decode_escaped, text_of, token_bytes
+from adlm.apps.trace.steps import MAX_STEPS, AnchorHistory, Guesses, StepThinning, TraceStep, make_step, predict
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
-from adlm.tokens import Tokenizer
+from adlm.tokens import Tokenizer, decode_complete, decode_escaped, text_of, token_bytes
 
 VERSION = 3
 

@@ -10,11 +10,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from adlm.apps.trace.predictions import anchors_of
-from adlm.apps.trace.token_text import decode_side_by_side, text_of, tokens_bytes
+from adlm.apps.trace.steps import anchors_of
 from adlm.errors import TEXT, printable
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
+from adlm.tokens import decode_side_by_side, text_of, tokens_bytes
 
 FRAMES_PER_SECOND = 12
 

@@ -20,7 +20,7 @@ from adlm.apps.server.batching import BatchWorker
 from adlm.apps.server.completion import Choice
 from adlm.apps.server.jobs import Job, RowUpdate
 from adlm.canvas import Canvas
-from adlm.sampling.joining import JoinedRows
+from adlm.sampling.events import JoinedRows
 from adlm.sampling.rng import RowRng
 from adlm.sampling.sample_request import SampleRequest
 

@@ -16,7 +16,7 @@ from running_server import PATIENCE, connected, get, metrics, running, wait_unti
 from adlm.apps.server.app import ServerSettings  # noqa: E402
 from adlm.apps.server.completion import Choice, Limits  # noqa: E402
 from adlm.apps.server.guard import JsonFormatter  # noqa: E402
-from adlm.sampling.joining import JoinedRows  # noqa: E402
+from adlm.sampling.events import JoinedRows  # noqa: E402
 from adlm.tokens import load_tokenizer, train_bpe  # noqa: E402
 
 LIMITS = Limits(rows=24, steps=64, body_bytes=10_000)

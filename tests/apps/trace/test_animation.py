@@ -8,8 +8,7 @@ import pytest
 from sampling_runs import fake_model_and_canvas, sampling_frames
 from test_recording import HOSTILE, INFO, hostile_trace
 
-from adlm.apps.trace.animation import COLUMNS, _history, _places, as_animation
-from adlm.apps.trace.page import write_trace
+from adlm.apps.trace.page import COLUMNS, _history, _places, as_animation, write_trace
 from adlm.apps.trace.recording import record_trace
 from adlm.errors import UserError
 

@@ -20,18 +20,16 @@ from small_models import mostly_slow
 from worlds import randomized
 
 from adlm.apps.trace.page import as_page, write_trace
-from adlm.apps.trace.predictions import NUM_GUESSES
 from adlm.apps.trace.recording import Trace, TraceInfo, TraceRecorder, record_trace
-from adlm.apps.trace.steps import MAX_OTHER_MASKS
+from adlm.apps.trace.steps import MAX_OTHER_MASKS, NUM_GUESSES
 from adlm.apps.trace.terminal import TerminalView, show_in_terminal
-from adlm.apps.trace.token_text import decode_side_by_side, text_of, tokens_bytes
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
 from adlm.sampling.rng import RowRng
-from adlm.tokens import load_tokenizer, train_bpe
+from adlm.tokens import decode_side_by_side, load_tokenizer, text_of, tokens_bytes, train_bpe
 
 INFO = TraceInfo("a model", "remdm-cap", 30, 0)
 HOSTILE = (
