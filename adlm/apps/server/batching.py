@@ -189,7 +189,7 @@ class BatchWorker:
                 return batch
         batch = Batch(item.key)
         if isinstance(item.job, Task):
-            batch.calls = _run_task(item.job)
+            batch.calls = map(item.job.notify, item.job.work())
         else:
             batch.calls = self._sample_joined(batch) if item.key.joins else self._sample_together(batch)
         self._running.append(batch)
@@ -282,12 +282,6 @@ class BatchWorker:
         if num_known > item.num_reported:
             item.num_reported = num_known
             job.notify(RowUpdate(item.row, text[:num_known].tolist()))
-
-
-def _run_task(task: Task) -> Iterator[None]:
-    for result in task.work():
-        task.notify(result)
-        yield
 
 
 def _complete(item: Item, ids: Tensor, chance: Tensor) -> None:
