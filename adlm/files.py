@@ -336,7 +336,8 @@ class Journal:
 
 
 def _json_line(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+    """UTF-8; a lone surrogate, of a file name that is not UTF-8, is written as its JSON escape."""
+    return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _parsed(line: bytes) -> Any:

@@ -139,7 +139,8 @@ class LanguageModel:
         number of replicates, each of which scores a short text at many noise levels; `estimator` is auto, nelbo,
         any-order or published.
         """
-        from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+        from adlm.likelihood.measurement import measure_nats
+        from adlm.likelihood.settings import PerplexitySettings
         from adlm.likelihood.standard_errors import perplexity_of, summarize  # here: sampling needs none of these
         from adlm.likelihood.text_sets import rows_of_texts
 

@@ -96,14 +96,14 @@ def option(
     commas: bool = False,
     forwarded: bool = False,
 ) -> Any:
-    """A field of a request, given by keyword; without a default it must be given.
+    """A field of a request; without a default it must be given, by keyword.
 
     The choices are those of a Literal, or given here, as a dict with their meanings. `remedy` ends the error message
     for a number out of bounds. A tuple takes all words after the option; with `repeated` one each time it is given,
     with `commas` one word with commas. With `forwarded` the field is the whole command line, for another program.
     """
     described = Option(help, metavar, group, choices, minimum, maximum, remedy, positional, repeated, commas, forwarded)
-    return field(default=default, metadata={"option": described}, kw_only=True)
+    return field(default=default, metadata={"option": described}, kw_only=default is MISSING)
 
 
 def options_of(request: type) -> list[Option]:

@@ -1,7 +1,8 @@
 """Small reasoning runs for the tests: files of short problems, tiny base models, and the command that trains."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from adlm.apps.reasoning.datasets import prontoqa, prosqa
 from adlm.apps.reasoning.datasets.prontoqa import Skeleton
 from adlm.apps.reasoning.datasets.prosqa import Shape
-from adlm.apps.reasoning.problems import Forbidden, Problem, series, write_problems
+from adlm.apps.reasoning.problems import Forbidden, Problem, series
 from adlm.cli.main import main
 from adlm.tokens import Tokenizer, train_bpe
 
@@ -59,6 +60,11 @@ def generate_prontoqa(
     num: int, seed: int, start: int = 0, forbidden: Forbidden | None = None, skeleton: Skeleton = prontoqa.REAL
 ) -> Iterator[Problem]:
     return series("prontoqa", partial(prontoqa.draw, skeleton=skeleton), num, seed, start, forbidden)
+
+
+def write_problems(path: Path, problems: Iterable[Problem]) -> None:
+    """A file in the format of the real ones, without the fields that describe a graph."""
+    path.write_text(json.dumps([asdict(problem) for problem in problems]))
 
 
 def prosqa_problems(num: int, start: int = 0) -> list[Problem]:

@@ -278,7 +278,7 @@ def test_text_from_files_cannot_control_a_terminal():
 # Journals
 
 
-HEADER = {"of": "é\u2028", "seed": 3}
+HEADER = {"of": "é\u2028 \udce9", "seed": 3}
 ENTRIES = [{"row": row, "text": f"line\n{row}"} for row in range(5)]
 
 

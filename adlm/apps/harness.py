@@ -20,7 +20,8 @@ from adlm.data.rows.packing import row_boundaries
 from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
 from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
-from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.methods.inputs import vocabulary_of

@@ -17,7 +17,8 @@ from adlm.config.load import validate
 from adlm.data.sources.text_files import files_at
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.likelihood.measurement import PerplexitySettings, chosen_rows, measure_nats
+from adlm.likelihood.measurement import chosen_rows, measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.likelihood.text_sets import ReportProgress, TextSet, text_sets
 from adlm.methods import method_of

@@ -126,6 +126,12 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def _print_lines(self) -> None:
         while self._bar is None and not self._closed.wait(PROGRESS_INTERVAL / 10):
             now = time.monotonic()

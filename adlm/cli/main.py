@@ -217,8 +217,7 @@ def run(argv: Sequence[str]) -> int:
         meant = f"; try adlm {MEANT[argv[0]]} {shlex.join(argv[1:])}".rstrip() if argv[0] in MEANT else ""
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
-    has_request = argv[0] in COMMANDS and argv[0] not in ("sample", "serve")  # these will have one
-    if has_request and "--json" in argv and {"--help", "-h"} & set(argv):
+    if argv[0] in COMMANDS and "--json" in argv and {"--help", "-h"} & set(argv):
         sys.stdout.write(f"{json.dumps(_schema(argv))}\n")
         return 0
     arguments, rest = parser.parse_known_args(argv)

@@ -17,57 +17,24 @@ from adlm.config.load import BOX
 from adlm.config.schema import PackingName
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
-from adlm.likelihood.names import (
-    AUTO,
-    BATCH_TOKENS,
-    BATCH_TOKENS_ON_GPU,
-    ESTIMATOR_LINES,
-    MAX_REPLICATES,
-    ZERO_SHOT,
-)
+from adlm.likelihood.settings import MEASURING, ZERO_SHOT, PerplexitySettings
 from adlm.likelihood.text_sets import check_names
-from adlm.request import Request, narrow, option
+from adlm.request import narrow, option
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from adlm.apps.perplexity import Difference, PerplexityResult
 
 WEIGHTS = ("model.safetensors", "model/model.safetensors")  # in a model folder, in a run folder
-MEASURING = "options for measuring a model"
 
 
 @dataclass(frozen=True)
-class MeasurementRequest(Request):
+class MeasurementRequest(PerplexitySettings):
     """How a model is measured: the options that `adlm perplexity` and `adlm reproduce` share."""
 
-    estimator: str = option(
-        "(default: auto; adlm reproduce measures with published too)",
-        AUTO,
-        group=MEASURING,
-        choices={AUTO: "any-order where it is valid, else nelbo", **ESTIMATOR_LINES},
-    )
     packing: PackingName | None = option(
         "(default: that of the text; of the paper for zero-shot and adlm reproduce)", None, group=MEASURING
     )
-    samples: int = option(
-        "independent Monte Carlo replicates",
-        4,
-        group=MEASURING,
-        minimum=1,
-        maximum=MAX_REPLICATES,
-        remedy="4 to 64 are usual",
-    )
-    max_tokens: int | None = option(
-        "measure about N tokens, spread evenly over each text", None, group=MEASURING, minimum=1
-    )
     tokenizer: str | None = option("tokenizer name, file or folder, for a model that has none", None, group=MEASURING)
-    seed: int = option("seed of the random numbers, the same for every model", 0, group=MEASURING, minimum=0)
-    batch: int | None = option(
-        f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
-        "does not change the results",
-        None,
-        group=MEASURING,
-        minimum=1,
-    )
     device: str = option("auto, cuda or cpu (default: auto)", "auto", group=MEASURING)
 
 
@@ -107,7 +74,7 @@ def run(request: PerplexityRequest) -> int:
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device, process_group
     from adlm.language_model import load
-    from adlm.likelihood.measurement import PerplexitySettings, delete_journal
+    from adlm.likelihood.measurement import delete_journal
 
     with process_group(write_error) as is_rank_zero:
         device = local_device(request.device)

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.cli.console import Console, Progress
-from adlm.cli.train import resolve_run, run_folder_of, train_and_report
-from adlm.config.schema import Config
+from adlm.cli.train import resolve_run, train_and_report
 from adlm.errors import UserError
 from adlm.files import check_output, file_sha256, replacing
 from adlm.request import Request, option
@@ -88,8 +87,7 @@ def _train(request: ReasonTrainRequest) -> int:
     steps = next((override for override in request.overrides if override.startswith("train.steps=")), None)
     if steps is not None:
         raise UserError(f"{steps}: reason.epochs and the number of problems decide the steps; give reason.epochs")
-    out = run_folder_of(request.overrides, request.out)
-    config = resolve_run(request.overrides, out)
+    out, config = resolve_run(request.overrides, request.out)
     from adlm.apps.reasoning.training import open_reasoning_task, with_steps
 
     return train_and_report(with_steps(config), out, open_reasoning_task, request.json)
@@ -109,7 +107,11 @@ def _evaluate(request: ReasonEvalRequest) -> int:
         if request.out is not None:
             file = stack.enter_context(stack.enter_context(replacing(request.out)).open("w", encoding="utf-8"))
         for num_slots in request.slots or [solver.last_stage.slots]:
-            solutions = _solve(solver, problems, num_slots, name)
+            solutions = []
+            with Progress(Console(stderr=True), "solving", len(problems)) as bar:
+                for solution in solver.solve(problems, num_slots, name):
+                    solutions.append(solution)
+                    bar.update(len(solutions))
             results.append(_result(solver, name, part, num_slots, score(solutions)))
             if file is not None:
                 file.writelines(f"{json.dumps(_line(solution, num_slots))}\n" for solution in solutions)
@@ -124,48 +126,34 @@ def _evaluate(request: ReasonEvalRequest) -> int:
     return 0
 
 
-def _solve(solver: "Solver", problems: Sequence["Problem"], num_slots: int, name: str) -> list["Solution"]:
-    bar = Progress(Console(stderr=True), "solving", len(problems), 0)
-    solutions = []
-    try:
-        for solution in solver.solve(problems, num_slots, name):
-            solutions.append(solution)
-            bar.update(len(solutions))
-    finally:
-        bar.close()
-    return solutions
-
-
 def _open(request: ProblemsRequest) -> tuple["Solver", str, "Problems", Sequence["Problem"]]:
     """The model, the name of the corpus, where the problems are from, and the problems."""
+    from adlm.apps.reasoning.problems import ProblemFile, problem_parts, problem_set, problem_sets
     from adlm.apps.reasoning.solve import load_solver
     from adlm.distributed import device_of
 
     solver = load_solver(request.model, device_of(request.device))
-    name, part = _problems(solver.config, request.data or solver.config.data.name, request)
-    problems = list(part.problems())
-    if not problems:
-        raise UserError(f"--data {request.data or name}: there is no problem in it")
-    return solver, name, part, problems
-
-
-def _problems(config: Config, data: str, request: ProblemsRequest) -> tuple[str, "Problems"]:
-    from adlm.apps.reasoning.problems import ProblemFile, problem_set, problem_sets
-    from adlm.apps.reasoning.training import problem_parts
-
+    config, name = solver.config, solver.config.data.name
+    part: Problems
+    data = request.data or name
     if data not in problem_sets():
-        file, readers = Path(data), problem_set(config.data.name).readers
+        file, readers = Path(data), problem_set(name).readers
         if file.suffix not in readers or not file.is_file():
             names, forms = ", ".join(problem_sets()), ", ".join(readers)
             raise UserError(f"--data {data} is not one of {names}, nor a file of problems ({forms})")
-        return config.data.name, ProblemFile(file, file.name, request.split, readers)
-    trained_on = config.data.root if Path(config.data.root).is_dir() else ""
-    num = config.data.problems if data == config.data.name else 0  # generated ones are those of the training
-    section = replace(config.data, name=data, problems=num, root=request.root or trained_on)
-    parts = problem_parts(replace(config, data=section))
-    if request.split not in parts:
-        raise UserError(f"--split {request.split}: {data} has {', '.join(parts)} only")
-    return data, parts[request.split]
+        part = ProblemFile(file, file.name, request.split, readers)
+    else:
+        trained_on = config.data.root if Path(config.data.root).is_dir() else ""
+        num = config.data.problems if data == name else 0  # generated ones are those of the training
+        section = replace(config.data, name=data, problems=num, root=request.root or trained_on)
+        parts = problem_parts(section)
+        if request.split not in parts:
+            raise UserError(f"--split {request.split}: {data} has {', '.join(parts)} only")
+        name, part = data, parts[request.split]
+    problems = list(part.problems())
+    if not problems:
+        raise UserError(f"--data {data}: there is no problem in it")
+    return solver, name, part, problems
 
 
 def _result(solver: "Solver", name: str, part: "Problems", num_slots: int, found: "Score") -> dict[str, Any]:

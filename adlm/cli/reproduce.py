@@ -17,10 +17,11 @@ from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_r
 from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
-from adlm.cli.perplexity import MEASURING, MeasurementRequest
+from adlm.cli.perplexity import MeasurementRequest
 from adlm.cli.streams import write_error
 from adlm.errors import UserError, printable
 from adlm.files import check_output, write_file
+from adlm.likelihood.settings import MEASURING, PerplexitySettings
 from adlm.likelihood.text_sets import check_names
 from adlm.request import narrow, option
 
@@ -135,7 +136,6 @@ def _measure(
     from adlm.apps.perplexity import TextSelection, measure_models, with_tokenizer
     from adlm.distributed import local_device
     from adlm.language_model import load
-    from adlm.likelihood.measurement import PerplexitySettings
 
     protocol, device = table.protocol, local_device(request.device)
     assert protocol is not None

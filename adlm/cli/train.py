@@ -79,8 +79,7 @@ def run(request: TrainRequest) -> int:
         files = [str(file) for file in plot_runs(request.plot, lambda line: console.print(line, soft_wrap=True))]
         sys.stdout.write(f"{json.dumps(files)}\n" if request.json else "".join(f"{file}\n" for file in files))
         return 0
-    out = run_folder_of(request.overrides, request.out)
-    config = resolve_run(request.overrides, out)
+    out, config = resolve_run(request.overrides, request.out)
     if config.reason is not None:
         raise UserError(f"reason.method {config.reason.method} is trained by `adlm reason train`")
     from adlm.training.task import open_text_task
@@ -112,19 +111,18 @@ def train_and_report(config: Config, out: Path, open_task: "OpenTask", as_json: 
     return 128 + outcome.signal if outcome.signal else 0
 
 
-def run_folder_of(overrides: Sequence[str], out: Path | None) -> Path:
-    """--out, or runs/PRESET with / replaced by -, since runs/quickstart/adlm is a model folder of the quickstart."""
+def resolve_run(overrides: Sequence[str], out: Path | None) -> tuple[Path, Config]:
+    """The folder of a run and its config; overrides without a preset apply to the existing run in `out`.
+
+    The default is runs/PRESET with / replaced by -, since runs/quickstart/adlm is a model folder of the quickstart.
+    """
     preset = next(filter(is_run_preset, overrides), None)
     if out is None and preset is None:
         resolve(overrides)  # report a misspelt preset first
         if not overrides:
             raise UserError("no preset is given; try `adlm train own init=box data.path=FILE`, or --out RUN to resume")
         raise UserError("--out is not given, and there is no preset to name the run after; add --out runs/NAME")
-    return out or Path("runs", str(preset).replace("/", "-"))
-
-
-def resolve_run(overrides: Sequence[str], out: Path) -> Config:
-    """The config of the run; overrides without a preset apply to the existing run in `out`."""
+    out = out or Path("runs", str(preset).replace("/", "-"))
     with reporting_os_errors(out):
         existing = load_config(out / "config.yaml") if (out / "config.yaml").is_file() else None
     if existing is None and not overrides:
@@ -139,7 +137,7 @@ def resolve_run(overrides: Sequence[str], out: Path) -> Config:
             f"{out} holds no run to extend, and no training text is given; give a preset, data=NAME, "
             "data.path=FILE or data.prepared=FOLDER"
         )
-    return config
+    return out, config
 
 
 def _report(outcome: "TrainOutcome") -> dict[str, Any]:
@@ -176,17 +174,16 @@ def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
         text += f"\n{quantity} of {tokens}: {measured.nats:.4f}{error} nats per token"
         if measured.accuracy is not None:
             text += f"\nsolved {measured.accuracy:.1%} of {measured.rows} held-out problems"
-    commands = [f"adlm reason eval {outcome.folder}"] if config.reason is not None else _next_commands(outcome, config)
+    folder = shlex.quote(str(outcome.folder))
+    if config.reason is not None:
+        commands = [f"adlm reason eval {outcome.folder}"]
+    else:
+        commands = [f'adlm sample {folder} --prompt "The" --watch']
+        if measured is not None and not config.data.streaming:
+            data = shlex.quote(config.data.prepared or str(outcome.folder / "data"))
+            commands.append(f"adlm perplexity {folder} --data {data}")  # all held-out rows
+        commands.append(f"adlm train --out {folder} train.steps={2 * config.train.steps}")
     return "\n".join([text, "next:", *(f"  {command}" for command in commands)])
-
-
-def _next_commands(outcome: "TrainOutcome", config: Config) -> list[str]:
-    """What one types after training on text: a text, the bound on all held-out rows, a longer run."""
-    run, data = shlex.quote(str(outcome.folder)), config.data.prepared or str(outcome.folder / "data")
-    commands = [f'adlm sample {run} --prompt "The" --watch']
-    if outcome.measured is not None and not config.data.streaming:
-        commands.append(f"adlm perplexity {run} --data {shlex.quote(data)}")
-    return [*commands, f"adlm train --out {run} train.steps={2 * config.train.steps}"]
 
 
 class TrainReporter:

@@ -93,4 +93,4 @@ def default_estimator(method: Method) -> str:
 
 
 ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {"nelbo": nelbo, "any-order": any_order, "published": published}
-"""By name; `names.ESTIMATOR_LINES` says what each is."""
+"""By name; `settings.ESTIMATOR_LINES` says what each is."""

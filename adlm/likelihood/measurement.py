@@ -11,7 +11,7 @@ Shapes: R rows of L ids, K replicates; `pad` is True at padding.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from glob import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +24,8 @@ from adlm import distributed
 from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, reporting_os_errors
-from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.likelihood.names import AUTO, BATCH_TOKENS, BATCH_TOKENS_ON_GPU, MAX_REPLICATES
+from adlm.likelihood.estimators import ESTIMATORS
+from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU, PerplexitySettings
 from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of
 from adlm.limits import format_bytes, memory_of
 from adlm.methods.inputs import check_clean
@@ -56,62 +56,23 @@ class TextRows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PerplexitySettings:
-    """The options of a measurement."""
-
-    estimator: str = AUTO
-    """A key of ESTIMATORS; auto is any-order where it is valid, else nelbo: the same bound."""
-    samples: int = 4
-    """Number K of independent replicates; one for exact methods."""
-    seed: int = 0
-    batch: int | None = None
-    """Rows per forward pass; affects speed and memory only. By default about 8,192 tokens, on a GPU 32,768."""
-    max_tokens: int | None = None
-    """Approximate limit on the number of tokens; rows are then taken evenly spaced over the whole text."""
-    repeats: int | None = None
-    """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
-
-    def __post_init__(self) -> None:
-        if self.estimator not in (AUTO, *ESTIMATORS):
-            raise UserError(f"estimator {self.estimator!r} is not one of {', '.join((AUTO, *ESTIMATORS))}")
-        for name in ("samples", "batch", "max_tokens", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value} must be at least 1")
-        for name in ("samples", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value > MAX_REPLICATES:
-                raise UserError(f"{name} {value} must be at most {MAX_REPLICATES:,}; 4 to 64 are usual")
-        if self.seed < 0:
-            raise UserError(f"seed {self.seed} must be 0 or more")
-
-    def estimator_of(self, method: Method) -> str:
-        """The name of the estimator used for this method."""
-        if method.exact:
-            return "exact"
-        return default_estimator(method) if self.estimator == AUTO else self.estimator
-
-    def replicates(self, method: Method) -> int:
-        return 1 if method.exact else self.samples
-
-    def repeats_of(self, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
-        """How often each row is scored in a replicate: a short text is scored at many noise levels."""
-        if method.exact:
-            return 1
-        if self.repeats is not None:
-            return self.repeats
-        num_tokens = MIN_TOKENS
-        if len(chosen) < MIN_TOKENS:
-            x, pad = rows.read(chosen)
-            num_tokens = int(x.size if pad is None else (~pad).sum())
-        return math.ceil(max(1, MIN_ROWS / len(chosen), MIN_TOKENS / num_tokens))
-
-
 def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
     """The rows to measure: all, or evenly spaced ones with about `max_tokens` tokens."""
     num = len(rows) if max_tokens is None else min(len(rows), max(1, max_tokens // rows.length))
     return np.arange(num, dtype=np.int64) * len(rows) // num
+
+
+def _repeats(settings: PerplexitySettings, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
+    """How often each row is scored in a replicate: a short text is scored at many noise levels."""
+    if method.exact:
+        return 1
+    if settings.repeats is not None:
+        return settings.repeats
+    num_tokens = MIN_TOKENS
+    if len(chosen) < MIN_TOKENS:
+        x, pad = rows.read(chosen)
+        num_tokens = int(x.size if pad is None else (~pad).sum())
+    return math.ceil(max(1, MIN_ROWS / len(chosen), MIN_TOKENS / num_tokens))
 
 
 def measure_nats(
@@ -129,7 +90,7 @@ def measure_nats(
     estimator = method.bound if method.exact else ESTIMATORS[settings.estimator_of(method)](method)
     replicates, device = settings.replicates(method), next(network.parameters()).device
     chosen = chosen_rows(rows, settings.max_tokens)
-    repeats = settings.repeats_of(method, rows, chosen)
+    repeats = _repeats(settings, method, rows, chosen)
     numbers = np.tile(chosen, repeats)
     size = max(1, TOKENS_A_GROUP // rows.length)
     groups = [numbers[start : start + size] for start in range(0, len(numbers), size)]

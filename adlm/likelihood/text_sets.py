@@ -30,7 +30,7 @@ from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.decoding import REPLACE_HINT
 from adlm.errors import UserError
-from adlm.likelihood.names import ZERO_SHOT
+from adlm.likelihood.settings import ZERO_SHOT
 from adlm.tokens import Tokenizer
 
 STAND_IN = "-standin"

@@ -15,7 +15,7 @@ from torch import Tensor
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
-from adlm.likelihood.names import BATCH_TOKENS, BATCH_TOKENS_ON_GPU
+from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU
 from adlm.likelihood.standard_errors import perplexity_of
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.methods.inputs import check_clean

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,8 +89,10 @@ MetricsLine = Mapping[str, float | int | None]
 TIMING_METRICS = ("seconds_per_step", "tokens_per_second", "mfu", "memory_gib")
 
 
-class MetricsSink(Protocol):
-    """A destination of metrics lines."""
+class MessageSink(Protocol):
+    """Takes metrics lines and messages."""
+
+    def info(self, message: str) -> None: ...
 
     def write(self, line: MetricsLine) -> None: ...
 
@@ -98,24 +100,37 @@ class MetricsSink(Protocol):
 
 
 class Metrics:
-    """Appends to metrics.jsonl. `sync` is called before a checkpoint, so the file is never behind it."""
+    """Writes lines to metrics.jsonl, the reporter and, if the config says so, TensorBoard and W&B.
 
-    def __init__(self, path: Path, step: int, report: Callable[[str], None]):
-        self.path = path
-        _truncate(path, step, report)
-        with reporting_os_errors(path):
-            self._file = path.open("a", encoding="utf-8")
+    `step` steps of the run are done. `sync` is called before a checkpoint, so the file is never behind it.
+    """
+
+    def __init__(self, folder: Path, config: Config, step: int, reporter: MessageSink):
+        self.path = folder / "metrics.jsonl"
+        self._sinks: list[MessageSink | TensorBoard | Wandb] = [reporter]
+        if config.train.tensorboard:
+            self._sinks.append(TensorBoard(folder / "tensorboard", step))
+        if config.train.wandb != "off":
+            self._sinks.append(Wandb(folder, config))
+        _truncate(self.path, step, reporter.info)
+        with reporting_os_errors(self.path):
+            self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
+        finite = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
         with reporting_os_errors(self.path):
-            self._file.write(json.dumps(_without_infinities(line), allow_nan=False) + "\n")
+            self._file.write(json.dumps(finite, allow_nan=False) + "\n")  # JSON has neither infinities nor NaN
             self._file.flush()
+        for sink in self._sinks:
+            sink.write(line)
 
     def sync(self) -> None:
         with reporting_os_errors(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
         with suppress(OSError):  # a full disk was reported by `write`
             self._file.close()
 
@@ -133,43 +148,6 @@ def _truncate(path: Path, step: int, report: Callable[[str], None]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
     if not path.exists() or read_bytes(path, METRICS_LIMIT) != text.encode():
         write_file(path, text)
-
-
-def _without_infinities(line: MetricsLine) -> dict[str, float | int | None]:
-    """Infinities and NaN as None: JSON has neither."""
-    return {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
-
-
-@dataclass(frozen=True)
-class MetricsLogger:
-    """Writes every line to metrics.jsonl and to all other sinks."""
-
-    metrics: Metrics
-    sinks: Sequence[MetricsSink]
-
-    def write(self, line: MetricsLine) -> None:
-        for sink in (self.metrics, *self.sinks):
-            sink.write(line)
-
-    def close(self) -> None:
-        for sink in (*self.sinks, self.metrics):
-            sink.close()
-
-
-class MessageSink(MetricsSink, Protocol):
-    """A sink that also takes messages."""
-
-    def info(self, message: str) -> None: ...
-
-
-def open_metrics(folder: Path, config: Config, step: int, reporter: MessageSink) -> MetricsLogger:
-    """The logger of a run that has done `step` steps."""
-    sinks: list[MetricsSink] = [reporter]
-    if config.train.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard", step))
-    if config.train.wandb != "off":
-        sinks.append(Wandb(folder, config))
-    return MetricsLogger(Metrics(folder / "metrics.jsonl", step, reporter.info), sinks)
 
 
 def _require_package(package: str, option: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from adlm.config.schema import Config, Train
-from adlm.data.rows.loader import Batch
+from adlm.data.rows.loader import TrainingBatch
 from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
@@ -24,13 +24,12 @@ from adlm.models.transformer import num_parameters
 from adlm.training import run_folder
 from adlm.training.metrics import (
     Counters,
+    Metrics,
     MetricsLine,
-    MetricsLogger,
     PendingReport,
     ValidationResult,
     add_report,
     metrics_line,
-    open_metrics,
 )
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.run_folder import Checkpoint, RunFolder
@@ -105,7 +104,7 @@ class TrainContext:
     run: RunFolder
     task: TrainingTask
     state: TrainState
-    logger: MetricsLogger | None
+    metrics: Metrics | None
     """None except in the main process."""
     reporter: Reporter | None
     """None except in the main process."""
@@ -144,15 +143,15 @@ def train(config: Config, out: Path, reporter: Reporter, open_task: OpenTask = o
                 if latest is not None:
                     run_folder.set_damaged_aside(latest)
                     run_folder.prune_checkpoints(run.checkpoints, config.train.keep)
-            logger = open_metrics(out, config, counters.step, reporter) if main else None
+            metrics = Metrics(out, config, counters.step, reporter) if main else None
             try:
                 with stop_on_signals(report) as stop:  # a signal before this ends the process: setup can be redone
                     main_reporter = reporter if main else None
-                    context = TrainContext(config, processes, run, task, state, logger, main_reporter, stop)
+                    context = TrainContext(config, processes, run, task, state, metrics, main_reporter, stop)
                     return _training_loop(context, counters)
             finally:
-                if logger is not None:
-                    logger.close()
+                if metrics is not None:
+                    metrics.close()
 
 
 def _with_saved_options(config: Config, run: RunFolder, processes: Processes) -> Config:
@@ -231,7 +230,7 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         )
         context.reporter.start(start)
     while counters.step < train.steps:
-        batch: Batch | UserError
+        batch: TrainingBatch | UserError
         try:
             batch = next(batches)
         except UserError as error:  # all processes must know of it before one of them exits
@@ -241,7 +240,7 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
         tokens, stopped, failed = processes.sum([num_tokens, context.stop.signal != 0, isinstance(batch, UserError)])
         if stopped or failed:
             return _stop_early(context, _add_pending(context, counters, pending), batch, failed > 0, first_step)
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, TrainingBatch)
         if batch.resets_optimizer:
             context.state.optimizer.state.clear()
         report = _step(context, counters, parts, int(tokens))
@@ -260,7 +259,7 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
     return TrainOutcome(context.run.path, counters, measured or _validate(context), context.state.method.exact)
 
 
-def _micro_batches(context: TrainContext, batch: Batch) -> list[MicroBatch]:
+def _micro_batches(context: TrainContext, batch: TrainingBatch) -> list[MicroBatch]:
     """This process's part of the global batch, split into micro-batches."""
     train, processes = context.config.train, context.processes
     num, size = micro_batch_shape(train, processes.num_ranks)
@@ -315,8 +314,8 @@ def _validate_and_checkpoint(
         measured = _validate(context)
         counters = _save_if_best(context, counters, measured)
     if is_last or measured is not None or _is_multiple(step, train.log_every):
-        if context.logger is not None:
-            context.logger.write(metrics_line(counters, context.config, measured, timings))
+        if context.metrics is not None:
+            context.metrics.write(metrics_line(counters, context.config, measured, timings))
         counters = replace(counters, window={})
     if (is_last and train.sample_every) or _is_multiple(step, train.sample_every):
         with state.with_ema():
@@ -357,8 +356,8 @@ def _save_if_best(context: TrainContext, counters: Counters, measured: Validatio
 def _save_checkpoint(context: TrainContext, counters: Counters, measured: ValidationResult | None) -> None:
     """Write a checkpoint and RUN/model of this step."""
     processes, checkpoints = context.processes, context.run.checkpoints
-    if context.logger is not None:
-        context.logger.metrics.sync()
+    if context.metrics is not None:
+        context.metrics.sync()
     nats, config = None if measured is None else measured.nats, run_folder.config_as_json(context.config)
     run_folder.save_checkpoint(checkpoints, context.state.named_tensors(), counters, nats, config, processes)
     if processes.is_main_process:
@@ -372,7 +371,7 @@ def _save_model(context: TrainContext, path: Path) -> None:
 
 
 def _stop_early(
-    context: TrainContext, counters: Counters, batch: Batch | UserError, failed: bool, first_step: int
+    context: TrainContext, counters: Counters, batch: TrainingBatch | UserError, failed: bool, first_step: int
 ) -> TrainOutcome:
     """Checkpoint and stop, after a signal or because the data cannot be read."""
     path = context.run.checkpoints / run_folder.checkpoint_name(counters.step)

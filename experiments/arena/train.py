@@ -19,7 +19,8 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepared import open_prepared
 from adlm.distributed import device_name, local_device
 from adlm.errors import UserError
-from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import text_sets
 from adlm.models.transformer import num_parameters

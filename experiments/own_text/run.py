@@ -22,7 +22,8 @@ import numpy as np
 
 import adlm
 from adlm.data.prepare.prepared import open_prepared
-from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
 from adlm.version import code_commit
 

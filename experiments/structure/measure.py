@@ -4,7 +4,8 @@
     python experiments/structure/measure.py --root DIR # another checkout, such as an earlier commit
 
 The ways are found by running: `adlm sample` of the model in the box, one training step, and `adlm judge`, each with a
-profile of the functions that are called. A module is on the way if one of its functions runs after import.
+profile of the functions that are called. A module is on the way if one of its functions runs after import; it is
+between the shell and the network if it is on the stack when the network is called.
 """
 
 import argparse
@@ -33,7 +34,7 @@ PROFILE = """
 import os, sys
 root = os.path.join(os.path.realpath(sys.argv[1]), "adlm") + os.sep
 sys.path.insert(0, os.path.dirname(os.path.dirname(root)))
-called, order = set(), []
+called, order, stack = set(), [], set()
 
 def note(frame, event, argument):
     if event != "call":
@@ -45,6 +46,11 @@ def note(frame, event, argument):
         called.add((code.co_filename[len(root):], code.co_firstlineno, code.co_qualname))
         if not order or order[-1] != code.co_filename[len(root):]:
             order.append(code.co_filename[len(root):])
+        if code.co_name in ("hidden", "score"):  # a network call, while sampling or training
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(root):
+                    stack.add(frame.f_code.co_filename[len(root):])
+                frame = frame.f_back
 
 def is_import(frame):
     while frame is not None:
@@ -61,7 +67,7 @@ code = main(sys.argv[2:])
 sys.setprofile(None)
 import json
 with open("way.json", "w") as file:
-    json.dump([sorted(called), len(order), code], file)
+    json.dump([sorted(called), len(order), sorted(stack), code], file)
 """
 
 
@@ -111,7 +117,7 @@ def way(root: Path, arguments: list[str]) -> dict[str, object]:
         )  # fmt: skip
         if ended.returncode or not (Path(folder) / "way.json").exists():
             raise SystemExit(f"adlm {' '.join(arguments)} failed:\n{ended.stdout}\n{ended.stderr}")
-        called, switches, code = json.loads((Path(folder) / "way.json").read_text())
+        called, switches, stack, code = json.loads((Path(folder) / "way.json").read_text())
     if code:
         raise SystemExit(f"adlm {' '.join(arguments)} ended with {code}:\n{ended.stderr}")
     modules = sorted({name for name, _, _ in called})
@@ -128,6 +134,8 @@ def way(root: Path, arguments: list[str]) -> dict[str, object]:
         "functions": len(called),
         "lines of these functions": sum(lengths.get((name, line), 0) for name, line, _ in called),
         "changes of file": switches,
+        "modules between the shell and the network": len(stack),
+        "between the shell and the network": stack,
         "outside the core": around,
     }
 

@@ -15,7 +15,8 @@ from adlm.config.load import resolve
 from adlm.data.prepare.prepare import prepare
 from adlm.diffusion.times import BatchRng
 from adlm.language_model import load
-from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.text_sets import rows_of_texts
 
 TEXT = "Fellow citizens of the Senate.\n\nThe state of the Union is strong.\n\nPeace, and order, and law.\n\n" * 6

@@ -15,13 +15,14 @@ from reasoning_runs import (
     prosqa_problems,
     prosqa_root,
     reason_train,
+    write_problems,
 )
 from small_models import small_model
 from small_runs import SMALL, corpus
 from torchrun import on_two
 
 from adlm.apps.reasoning.datasets import prosqa
-from adlm.apps.reasoning.problems import Problem, write_problems
+from adlm.apps.reasoning.problems import Problem
 from adlm.apps.reasoning.solve import parse_answer, wilson_interval
 from adlm.apps.reasoning.training import open_reasoning_task
 from adlm.cli.main import main

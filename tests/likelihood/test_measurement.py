@@ -16,7 +16,8 @@ from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.objectives import prior_nats
 from adlm.errors import UserError
 from adlm.likelihood import measurement as likelihood
-from adlm.likelihood.measurement import PerplexitySettings, chosen_rows, delete_journal, measure_nats
+from adlm.likelihood.measurement import chosen_rows, delete_journal, measure_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize, t_quantile
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch
@@ -33,7 +34,7 @@ def settings(name: str, **options) -> Config:
         vocabulary=Vocabulary(size=5, mask_id=MASK, bos_id=3),
         length=LENGTH,
         model=Model(8, heads=2, blocks=1, denoiser_blocks=1, condition=8, dropout=0.0, time_conditioning=conditioned),
-        schedule=Schedule(eps=1e-2 if conditioned else 0.0),
+        schedule=Schedule(eps=0.2 if conditioned else 0.0),
         time=Time(steps=6 if name == "d3pm" else 0),
         anchor=Anchor(gamma=0.0),
     )
@@ -410,7 +411,7 @@ def test_bits_and_perplexity_are_functions_of_the_nats():
         ({"samples": 0}, r"samples 0 must be at least 1"),
         ({"batch": 0}, r"batch 0 must be at least 1"),
         ({"seed": -1}, r"seed -1 must be 0 or more"),
-        ({"max_tokens": 0}, r"max_tokens 0 must be at least 1"),
+        ({"max_tokens": 0}, r"--max-tokens 0 must be at least 1"),
         ({"repeats": 0}, r"repeats 0 must be at least 1"),
     ],
 )

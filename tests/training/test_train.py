@@ -45,15 +45,16 @@ def unigram_nats(prepared: Path, name: str) -> float:
     return float(-np.log(np.maximum(counts, 1) / counts.sum())[x[predicted]].sum()) / rows["valid"].num_tokens
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm", "ar"))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adlm"))
 def test_every_method_learns_more_than_unigram_frequencies(name, prepared, tmp_path):
+    steps = 140 if name == "sedd" else 100  # the validation of sedd has the largest standard error
     words = (f"method={name}", *NEEDS.get(name, ()), "model.hidden=32", "model.blocks=1", "model.dropout=0.0")
-    pace = ("train.steps=100", "train.warm_up_steps=4", "train.learning_rate=1e-2", "train.ema=0.9")
-    watched = ("train.valid_every=0", "train.valid_rows=200", "train.samples=1", "train.sample_every=100")
+    pace = (f"train.steps={steps}", "train.warm_up_steps=4", "train.learning_rate=1e-2", "train.ema=0.9")
+    watched = ("train.valid_every=0", "train.valid_rows=200", "train.samples=1", f"train.sample_every={steps}")
     outcome = run(prepared, tmp_path, *words, "train.batch_size=16", *pace, *watched)
     assert outcome.measured is not None
     assert outcome.measured.nats + 2 * outcome.measured.stderr < unigram_nats(prepared, name)
-    assert (tmp_path / "samples" / "step-00000100.txt").read_text().startswith("--- 1 ---\n")
+    assert (tmp_path / "samples" / f"step-{steps:08}.txt").read_text().startswith("--- 1 ---\n")
     lm = load(tmp_path)  # the folder of a run is a model
     assert lm.config.method == name
     assert lm.tokenizer is not None
@@ -150,16 +151,16 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("file", "damage", "problem"),
-    [
-        ("tensors.safetensors", cut, "bytes instead of"),
-        ("tensors.safetensors", flip, "its checksum differs"),
-        ("tensors.safetensors", Path.unlink, "tensors.safetensors is missing"),
-        ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
-        ("checkpoint.json", cut, "checkpoint.json cannot be read"),
-    ],
-)
+DAMAGES = [
+    ("tensors.safetensors", flip, "its checksum differs"),
+    ("checkpoint.json", cut, "checkpoint.json cannot be read"),
+    ("tensors.safetensors", cut, "bytes instead of"),
+    ("tensors.safetensors", Path.unlink, "tensors.safetensors is missing"),
+    ("checkpoint.json", Path.unlink, "checkpoint.json is missing"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "problem"), mostly_slow(DAMAGES, *DAMAGES[:2]))
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     file, damage, problem, prepared, uninterrupted, tmp_path
 ):

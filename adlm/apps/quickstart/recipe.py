@@ -31,8 +31,9 @@ from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.files import check_output, reporting_os_errors, write_file
 from adlm.language_model import LanguageModel, load
-from adlm.likelihood.measurement import PerplexitySettings, measure_nats
+from adlm.likelihood.measurement import measure_nats
 from adlm.likelihood.ngrams import ngram_nats
+from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import Estimate, Nats, difference, summarize
 from adlm.models.transformer import num_parameters
 from adlm.tokens import Tokenizer

@@ -8,11 +8,10 @@ from itertools import islice
 import numpy as np
 
 from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
-from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, ProblemSet, problem_set
+from adlm.apps.reasoning.problems import Problem, ProblemSet, problem_parts, problem_set
 from adlm.apps.reasoning.rows import BOA, Encoder, collate, special_ids, with_reasoning_tokens
 from adlm.config.schema import Config, Reason
 from adlm.data.rows.statistics import QUANTILES
-from adlm.data.sources.source import resolve_source
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
 
@@ -92,13 +91,11 @@ def inspect_problems(config: Config, tokenizer: Tokenizer, splits: Sequence[str]
     num_slots = (config.reason or Reason()).slots
     tokenizer = with_reasoning_tokens(tokenizer)
     found = {}
-    for part in resolve_source(config.data).parts:
-        if not isinstance(part, (ProblemFile, GeneratedProblems)):
-            raise UserError(f"{part.name} is not a file of problems; give the folder with the files as data.root")
-        if part.split in splits:
+    for split, part in problem_parts(config.data).items():
+        if split in splits:
             problems = list(islice(part.problems(), MAX_PROBLEMS))
             try:
-                found[part.split] = inspected(problems, problem_set(config.data.name), tokenizer, num_slots)
+                found[split] = inspected(problems, problem_set(config.data.name), tokenizer, num_slots)
             except UserError as error:
                 raise UserError(f"{part.name}: {error}") from None
     return found

@@ -1,7 +1,6 @@
 """Reasoning problems: the record, sets of them, JSON files, and generated series. No tokens, no networks.
 
-A file is an array of {question, steps, answer}, the common format of these datasets; graph problems also have the
-fields idx_to_symbol, edges, root, target and neg_target.
+A file is an array of {question, steps, answer}, the common format of these datasets; other fields are ignored.
 
 A set of problems (`ProblemSet`) is a corpus: `adlm prepare` and `adlm train` read it as text, one document a problem.
 Each is one file of `datasets/` and one line of `data/sources/corpora.py`, which names it by "module:attribute"; the
@@ -10,7 +9,6 @@ So the library depends on no application.
 """
 
 import hashlib
-import json
 import os
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -25,27 +23,14 @@ from adlm.config.schema import Data, PackingName
 from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.corpora import CORPORA, Corpus
 from adlm.data.sources.decoding import decoding_errors
+from adlm.data.sources.source import how_to_add, resolve_source
 from adlm.data.sources.text_files import ignore_progress
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, replacing
+from adlm.files import parse_json, read_bytes
 
-GRAPH_FIELDS = ("idx_to_symbol", "edges", "root", "target", "neg_target")
 PER_PROCESS = 4_000  # problems that a process generates at a time, in about three seconds
 NUM_HELD_OUT, HELD_OUT_START = 200, 10**9  # of generated validation and test problems
 MOST_DRAWS = 10_000
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The graph of a question's sentences: an edge (a, b) means `symbols[a] is a symbols[b]`."""
-
-    symbols: tuple[str, ...]
-    edges: tuple[tuple[int, int], ...]
-    root: int
-    target: int
-    neg_target: int
-    chain_concepts: tuple[str, ...] = ()
-    """The concepts of the proof in order; only ProntoQA's files have them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,6 @@ class Problem:
     question: str
     steps: tuple[str, ...]
     answer: str
-    graph: Graph | None = None
 
     def as_text(self) -> str:
         """The document of a problem: the question, one line per step, and the answer after ###."""
@@ -71,19 +55,6 @@ def read_problems(path: Path) -> tuple[Problem, ...]:
     if not isinstance(entries, list):
         raise UserError(f"{path} holds a {type(entries).__name__}, not an array of {{question, steps, answer}}")
     return tuple(_problem(entry, f"{path}, entry {index}") for index, entry in enumerate(entries))
-
-
-def write_problems(path: Path, problems: Iterable[Problem]) -> None:
-    """Write the problems as a JSON array that `read_problems` reads, atomically.
-
-    They are written one per line as they are generated, without holding them in memory.
-    """
-    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
-        separator = "[\n"
-        for problem in problems:
-            file.write(separator + json.dumps(_entry(problem), ensure_ascii=False))
-            separator = ",\n"
-        file.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
 def read_text(path: Path) -> str:
@@ -105,59 +76,12 @@ def text_field(entry: object, key: str, where: str) -> str:
     return str(entry[key])
 
 
-def _problem(entry: object, where: str) -> Problem:
+def _problem(entry: Any, where: str) -> Problem:
     question, answer = text_field(entry, "question", where), text_field(entry, "answer", where)
-    assert isinstance(entry, dict)
-    steps = _texts(entry, "steps", where)
-    given = [key for key in GRAPH_FIELDS if key in entry]
-    if not given:
-        return Problem(question, tuple(filter(None, steps)), answer)
-    if len(given) < len(GRAPH_FIELDS):
-        raise UserError(f"{where} has {', '.join(given)} but not all of {', '.join(GRAPH_FIELDS)}; give all or none")
-    return Problem(question, tuple(filter(None, steps)), answer, _graph(entry, where))
-
-
-def _graph(entry: Mapping[str, Any], where: str) -> Graph:
-    symbols = _texts(entry, "idx_to_symbol", where)
-
-    def index(value: object, key: str) -> int:
-        if type(value) is not int or not 0 <= value < len(symbols):
-            shown = f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)
-            raise UserError(
-                f"{where}: {key} {shown} is not an index of idx_to_symbol, which has {len(symbols)} symbols"
-            )
-        return value
-
-    edges = entry["edges"]
-    if not isinstance(edges, list) or not all(isinstance(edge, list) and len(edge) == 2 for edge in edges):
-        raise UserError(f"{where}: 'edges' is not an array of pairs of indices")
-    return Graph(
-        symbols=symbols,
-        edges=tuple((index(a, "edges"), index(b, "edges")) for a, b in edges),
-        root=index(entry["root"], "root"),
-        target=index(entry["target"], "target"),
-        neg_target=index(entry["neg_target"], "neg_target"),
-        chain_concepts=_texts(entry, "chain_concepts", where) if "chain_concepts" in entry else (),
-    )
-
-
-def _texts(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    texts = entry.get(key)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where}: {key!r} is not an array of texts; give one, empty where there is nothing")
-    return tuple(texts)
-
-
-def _entry(problem: Problem) -> dict[str, Any]:
-    entry: dict[str, Any] = {"question": problem.question, "steps": problem.steps, "answer": problem.answer}
-    if problem.graph is None:
-        return entry
-    graph = problem.graph
-    values = (graph.symbols, graph.edges, graph.root, graph.target, graph.neg_target)
-    entry.update(zip(GRAPH_FIELDS, values, strict=True))
-    if graph.chain_concepts:
-        entry["chain_concepts"] = graph.chain_concepts
-    return entry
+    steps = entry.get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise UserError(f"{where}: 'steps' is not an array of texts; give one, empty where there is nothing")
+    return Problem(question, tuple(filter(None, steps)), answer)
 
 
 @dataclass(frozen=True)
@@ -396,3 +320,11 @@ class GeneratedProblems:
 
 
 Problems = ProblemFile | GeneratedProblems
+
+
+def problem_parts(data: Data) -> dict[str, Problems]:
+    """The splits of the set of problems that the data options name."""
+    source, parts = problem_set(data.name), {part.split: part for part in resolve_source(data).parts}
+    if not all(isinstance(part, Problems) for part in parts.values()):
+        raise UserError(f"data.name {data.name} is not here; {how_to_add(data, source)}")
+    return parts  # type: ignore[return-value]

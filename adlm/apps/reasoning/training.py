@@ -16,12 +16,11 @@ from torch import Tensor
 from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
 from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
 from adlm.apps.reasoning.network import ReasoningObjective
-from adlm.apps.reasoning.problems import GeneratedProblems, Problem, ProblemFile, Problems, problem_set
+from adlm.apps.reasoning.problems import Problem, problem_parts, problem_set
 from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
 from adlm.apps.reasoning.solve import Solver, score
 from adlm.config.schema import Config
-from adlm.data.rows.loader import START, Batch, Position, prefetch, shuffle
-from adlm.data.sources.source import how_to_add, resolve_source
+from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
 from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import eval_mode
@@ -36,20 +35,10 @@ BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on
 GROUP = 16  # batches whose problems are sorted by length
 
 
-def problem_parts(config: Config) -> dict[str, Problems]:
-    """The splits of the set of problems that the config names."""
-    source = problem_set(config.data.name)
-    parts = {part.split: part for part in resolve_source(config.data).parts}
-    for part in parts.values():
-        if not isinstance(part, (ProblemFile, GeneratedProblems)):
-            raise UserError(f"data.name {config.data.name} is not here; {how_to_add(config.data, source)}")
-    return parts  # type: ignore[return-value]
-
-
 def with_steps(config: Config) -> Config:
     """The config with `train.steps`: the epochs of all stages, in full batches."""
     epochs = sum(stage.epochs for stage in stages_of(config))
-    parts = problem_parts(config)
+    parts = problem_parts(config.data)
     if "train" not in parts:
         raise UserError(
             f"data.name {config.data.name} has no training problems in data.root; add them, or generate some with "
@@ -80,10 +69,10 @@ class ReasoningBatches:
     batch_size: int
     seed: int
 
-    def batches(self, start: Position = START) -> Iterator[Batch]:
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         return prefetch(self._batches(start))
 
-    def _batches(self, start: Position) -> Iterator[Batch]:
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         per_epoch = len(self.problems) // self.batch_size
         epoch, number = start.epoch, start.row // self.batch_size
         while True:
@@ -96,7 +85,7 @@ class ReasoningBatches:
                 resets = begins and number == 0 and stage.reset_optimizer
                 number += 1
                 after = Position(epoch, number * self.batch_size) if number < per_epoch else Position(epoch + 1, 0)
-                yield Batch(x, pad, after, resets)
+                yield TrainingBatch(x, pad, after, resets)
             if number == per_epoch:
                 epoch, number = epoch + 1, 0
 
@@ -192,7 +181,7 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     """Read or generate the problems, encode them for the model, and check that they fit."""
     if processes.num_ranks > 1:
         raise UserError("`adlm reason train` runs in one process; start it without torchrun")
-    parts = problem_parts(config)
+    parts = problem_parts(config.data)
     check_plain_causal(config, f"method {config.method}")
     if config.init:
         raise UserError(f"init {config.init} is for `adlm train`; a model to fine-tune goes by reason.base")

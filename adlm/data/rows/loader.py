@@ -46,7 +46,7 @@ class Position(NamedTuple):
 START = Position()
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     x: Tensor
     """(B, L), ids."""
     pad: Tensor | None
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 class Batches(Protocol):
     """A source of training batches: prepared rows or a stream."""
 
-    def batches(self, start: Position = START) -> Iterator[Batch]:
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         """An endless iterator of the batches from `start` on."""
         ...
 
@@ -83,10 +83,10 @@ class Loader:
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
 
-    def batches(self, start: Position = START) -> Iterator[Batch]:
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         return prefetch(self._batches(start))
 
-    def _batches(self, start: Position) -> Iterator[Batch]:
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         """The batches, each computed when it is requested."""
         position, share = start, self.batch_size // self.num_ranks
         while True:
@@ -95,7 +95,7 @@ class Loader:
             x, pad = self.rows.read(numbers, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
-            yield Batch(torch.from_numpy(x), None if pad is None else torch.from_numpy(pad), position)
+            yield TrainingBatch(torch.from_numpy(x), None if pad is None else torch.from_numpy(pad), position)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The numbers of the next `count` rows, and a uniform random number for each."""
@@ -127,10 +127,10 @@ class Stream:
         if self.source.packing not in ("packed", "padded"):
             raise UserError(f"data.packing {self.source.packing} needs prepared shards; stream by packed or padded")
 
-    def batches(self, start: Position = START) -> Iterator[Batch]:
+    def batches(self, start: Position = START) -> Iterator[TrainingBatch]:
         return prefetch(self._batches(start))
 
-    def _batches(self, start: Position) -> Iterator[Batch]:
+    def _batches(self, start: Position) -> Iterator[TrainingBatch]:
         rows = self._padded(start) if self.source.packing == "padded" else self._packed(start)
         share = self.batch_size // self.num_ranks
         vocabulary = self.tokenizer.vocabulary
@@ -146,7 +146,7 @@ class Stream:
                     row = [*bos, *ids, *eos]
                     x[index, : len(row)], used[index] = row, len(row)
             pad = np.arange(self.length) >= used[:, None] if self.source.packing == "padded" else None
-            yield Batch(torch.tensor(x), None if pad is None else torch.from_numpy(pad), after)
+            yield TrainingBatch(torch.tensor(x), None if pad is None else torch.from_numpy(pad), after)
 
     def _packed(self, start: Position) -> Iterator[tuple[list[int], Position]]:
         """Full rows of concatenated documents, and the position after each."""
@@ -254,13 +254,13 @@ def check_ranks(batch_size: int, rank: int, num_ranks: int) -> None:
         )
 
 
-def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
+def prefetch(batches: Iterator[TrainingBatch], depth: int = 4) -> Iterator[TrainingBatch]:
     """The same batches, with up to `depth` of them computed ahead in a background thread.
 
     The thread ends with the iterator, or at interpreter exit: a thread that is still inside torch while the interpreter
     shuts down would abort the process.
     """
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    ready: queue.Queue[TrainingBatch | BaseException] = queue.Queue(depth)
     stopped = threading.Event()
 
     def fill() -> None:
@@ -291,7 +291,9 @@ def prefetch(batches: Iterator[Batch], depth: int = 4) -> Iterator[Batch]:
         stop()
 
 
-def _put(ready: "queue.Queue[Batch | BaseException]", item: Batch | BaseException, stopped: threading.Event) -> bool:
+def _put(
+    ready: "queue.Queue[TrainingBatch | BaseException]", item: TrainingBatch | BaseException, stopped: threading.Event
+) -> bool:
     """Put an item in the queue when there is room; False if the consumer has stopped."""
     while not stopped.is_set():
         try:

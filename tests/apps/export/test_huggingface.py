@@ -440,7 +440,7 @@ def test_the_training_command_of_a_card_is_one_that_train_takes(run, tmp_path):
     [line] = re.findall(r"^adlm train .*", (tmp_path / "out" / "README.md").read_text(), re.MULTILINE)
     *overrides, option, out = shlex.split(line)[2:]
     assert (option, out) == ("--out", "runs/out")
-    config = resolve_run(overrides, tmp_path / "new")
+    _, config = resolve_run(overrides, tmp_path / "new")
     assert (config.method, config.data.path) == ("mdlm", "FILE")
 
 
@@ -578,6 +578,7 @@ def test_without_a_network_a_name_is_a_user_error(monkeypatch, capsys, tmp_path)
         raise ConnectionError("no network")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    (tmp_path / "x.txt").write_text("text")  # the text is looked for before the model
     for words in (["sample"], ["perplexity", "--data", "x.txt"], ["export", "--out", "out"]):
         error = one_line_error(capsys, words[0], "me/tiny", *words[1:])
         assert "me/tiny is neither a model folder nor a .ckpt file: there is nothing of that name" in error
@@ -587,7 +588,7 @@ def test_without_a_network_a_name_is_a_user_error(monkeypatch, capsys, tmp_path)
 def test_a_path_below_a_folder_that_exists_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("adlm.language_model.download_model", None)
+    monkeypatch.setattr("adlm.checkpoints.exported.download_model", None)
     with pytest.raises(adlm.errors.UserError, match="there is nothing of that name"):
         adlm.load("runs/typo")
 

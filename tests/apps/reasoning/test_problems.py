@@ -5,76 +5,34 @@ import random
 from itertools import pairwise
 
 import pytest
-from reasoning_runs import evaluated, generate_prontoqa, generate_prosqa, reason_train
+from reasoning_runs import evaluated, generate_prontoqa, generate_prosqa, reason_train, write_problems
 
 from adlm.apps.reasoning import problems
 from adlm.apps.reasoning.datasets import prontoqa, prosqa
 from adlm.apps.reasoning.problems import (
     GeneratedProblems,
-    Graph,
     Problem,
     canonical_form,
     forbidden_forms,
     read_problems,
-    write_problems,
 )
 from adlm.cli.main import main
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 
 PLAIN = Problem("How many is twice 4,000 – in “words”?\u2028", ("<<2*4000=8000>>",), "8,000")
-DRAWN = Problem("q", (), "a", Graph(("Ada", "wug", "blick"), ((0, 1), (1, 2)), root=0, target=2, neg_target=1))
 
 
 def good(**changes):
     return {"question": "q", "steps": ["s"], "answer": "a", **changes}
 
 
-def drawn(**changes):
-    return good(idx_to_symbol=["Ada", "wug"], edges=[[0, 1]], root=0, target=1, neg_target=1, **changes)
-
-
-@pytest.mark.parametrize(
-    "written",
-    [[], [PLAIN], [PLAIN, DRAWN], [*generate_prosqa(3, 0), *generate_prontoqa(3, 0)]],
-    ids=["none", "one", "two", "made"],
-)
-def test_written_problems_are_read_back(tmp_path, written):
-    path = tmp_path / "problems.json"
-    write_problems(path, iter(written))
-    assert read_problems(path) == tuple(written)
-    assert [file.name for file in tmp_path.iterdir()] == ["problems.json"]
-
-
-def test_a_file_is_written_atomically(tmp_path):
-    path = tmp_path / "problems.json"
-    write_problems(path, [PLAIN])
-
-    def breaks_off():
-        yield DRAWN
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError):
-        write_problems(path, breaks_off())
-    assert read_problems(path) == (PLAIN,)
-    assert [file.name for file in tmp_path.iterdir()] == ["problems.json"]
-
-
-def test_a_reader_of_the_old_file_reads_it_to_its_end(tmp_path):
-    path = tmp_path / "problems.json"
-    write_problems(path, [PLAIN])
-    before = path.read_text()
-    with path.open() as reader:
-        write_problems(path, [DRAWN])
-        assert reader.read() == before
-    assert read_problems(path) == (DRAWN,)
-
-
-def test_the_written_fields_are_those_of_the_real_files(tmp_path):
-    path = tmp_path / "problems.json"
-    write_problems(path, [*generate_prosqa(1, 0), *generate_prontoqa(1, 0)])
-    shared = ["question", "steps", "answer", "idx_to_symbol", "edges", "root", "target", "neg_target"]
-    assert [list(entry) for entry in json.loads(path.read_text())] == [shared, [*shared, "chain_concepts"]]
+def test_a_file_is_read_in_order_and_other_fields_are_ignored(tmp_path):
+    path, problem = tmp_path / "problems.json", Problem("q", ("s",), "a")
+    write_problems(path, [PLAIN, problem])
+    assert read_problems(path) == (PLAIN, problem)
+    path.write_text(json.dumps([good(idx_to_symbol=["Ada"], edges=[], root=0, target=0, neg_target=0)]))
+    assert read_problems(path) == (problem,)
 
 
 def test_empty_steps_are_dropped(tmp_path):
@@ -93,13 +51,6 @@ def test_empty_steps_are_dropped(tmp_path):
         (json.dumps([good(answer=18)]), "'answer' is a int"),
         (json.dumps([good(steps="s")]), "'steps' is not an array of texts"),
         (json.dumps([{"question": "q", "answer": "a"}]), "'steps' is not an array of texts"),
-        (json.dumps([good(root=0)]), "has root but not all of"),
-        (json.dumps([drawn() | {"target": 2}]), "target 2 is not an index"),
-        (json.dumps([drawn() | {"root": -1}]), "root -1 is not an index"),
-        (json.dumps([drawn() | {"root": [0]}]), "root a list is not an index"),
-        (json.dumps([drawn() | {"root": True}]), "root True is not an index"),
-        (json.dumps([drawn() | {"edges": [[0, 1, 1]]}]), "'edges' is not an array of pairs"),
-        (json.dumps([drawn() | {"edges": [[0, 2]]}]), "edges 2 is not an index"),
     ],
 )
 def test_a_damaged_file_is_a_user_error_that_names_it(tmp_path, text, says):
@@ -110,14 +61,12 @@ def test_a_damaged_file_is_a_user_error_that_names_it(tmp_path, text, says):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_a_binary_file_and_a_closed_folder_are_refused(tmp_path):
+def test_a_missing_file_and_a_binary_file_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="cannot be read"):
         read_problems(tmp_path / "missing.json")
     with pytest.raises(UserError, match="not UTF-8"):
         read_problems(tmp_path / "binary")
-    with pytest.raises(UserError, match="cannot be written"):
-        write_problems(tmp_path / "no folder" / "p.json", [PLAIN])
 
 
 def test_a_file_of_another_kind_cannot_be_forbidden(tmp_path):

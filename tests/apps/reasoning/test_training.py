@@ -14,6 +14,7 @@ from kills import contents, without_timings
 from reasoning_runs import (
     NUM_STEPS,
     STEPS_PER_STAGE,
+    TINY,
     evaluated,
     gsm8k_root,
     hugging_face_folder,
@@ -31,12 +32,15 @@ from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
 from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel
 from adlm.apps.reasoning.rows import Encoder, special_ids, with_reasoning_tokens
 from adlm.apps.reasoning.solve import load_solver
-from adlm.apps.reasoning.training import ReasoningBatches
+from adlm.apps.reasoning.training import ReasoningBatches, open_reasoning_task
+from adlm.config.load import resolve
 from adlm.config.schema import Model
 from adlm.data.rows.loader import START, Position
+from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.models.transformer import Transformer
 from adlm.training import train
+from adlm.training.run_folder import RunFolder
 
 transformers = pytest.importorskip("transformers")
 
@@ -183,6 +187,18 @@ def test_the_optimizer_is_reset_at_the_first_batch_of_the_stages_that_say_so(res
     fresh = [number for number, num in enumerate(moments) if num == 0]
     assert fresh == ([0, 3, 6, 9] if resets else [0]), "the first stage has no optimizer to reset"
     assert len(moments) == NUM_STEPS
+
+
+def test_rows_as_long_as_the_model_are_trained_on_though_padding_makes_batches_longer(root, tmp_path, monkeypatch):
+    widths, step = [], train.train_step
+    config = resolve([*TINY, f"data.root={root}"])
+    task = open_reasoning_task(config, RunFolder(tmp_path), Processes(0, 1, CPU, None), print)
+    problems = [*task.problems, *replace(task.encoder, misfits="keep").encode(task.held_out)]
+    longest = max(len(task.encoder.row(each, task.method, stage).ids) for each in problems for stage in task.stages)
+    monkeypatch.setattr(train, "train_step", lambda *values: widths.append(values[1][0].x.shape[1]) or step(*values))
+    assert reason_train(root, tmp_path / "run", f"length={longest}") == 0
+    assert max(widths) > longest
+    assert reason_train(root, tmp_path / "short", f"length={longest - 1}") == 2
 
 
 STAGES = [Stage(1), Stage(2, slots=1, left_out=1, reset_optimizer=True), Stage(1, slots=3, left_out=2)]

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from adlm.apps.reasoning.problems import Graph, Problem, ProblemSet, canonical_form
+from adlm.apps.reasoning.problems import Problem, ProblemSet, canonical_form
 from adlm.errors import UserError
 
 # Concepts are invented words, so that problems can be solved only from their sentences [Saparov and He, 2023].
@@ -257,27 +257,6 @@ def draw(rng: random.Random, skeleton: Skeleton = REAL) -> Problem:
         question=" ".join([*sentences.values(), *stated, CLAIM_PREFIX + sentence(claim)]),
         steps=(*steps, sentence(conclusion)),
         answer=str(claim == conclusion),
-        graph=_graph(name, chain, rules),
-    )
-
-
-def _graph(name: str, chain: list[str], rules: list[Fact]) -> Graph:
-    """The rules between concepts, with symbols in the order of the real files: name, chain, the rest alphabetically.
-
-    neg_target is the first symbol after the chain, as in the real files, and has no meaning. The real files omit
-    concepts that occur only in a single plural sentence, about one per problem; ours omit none.
-    """
-    edges = [(rule.subject, rule.predicate) for rule in rules if rule.kind]
-    concepts = {rule.subject for rule in rules} | {concept for _, concept in edges}
-    symbols = (name, *chain, *sorted(concepts - set(chain)))
-    index_of = {symbol: index for index, symbol in enumerate(symbols)}
-    return Graph(
-        symbols=symbols,
-        edges=tuple((index_of[x], index_of[y]) for x, y in edges),
-        root=0,
-        target=len(chain),
-        neg_target=len(chain) + 1,
-        chain_concepts=tuple(chain),
     )
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from adlm.apps.reasoning.problems import MOST_DRAWS, Graph, Problem, ProblemSet, canonical_form
+from adlm.apps.reasoning.problems import MOST_DRAWS, Problem, ProblemSet, canonical_form
 from adlm.errors import UserError
 
 # Concepts are invented words, so that problems can be solved only from their sentences; names and stems as published.
@@ -262,7 +262,6 @@ def _to_problem(rng: random.Random, parents: list[list[int]], path: list[int], w
     names = iter(rng.sample(NAMES, sum(not parents[v] for v in kept)))
     concepts = iter(rng.sample(CONCEPTS, sum(bool(parents[v]) for v in kept)))
     symbol = {v: next(concepts if parents[v] else names) for v in kept}
-    index_of = {v: index for index, v in enumerate(kept)}
     facts = [(symbol[u], symbol[v]) for v in kept for u in parents[v]]
     rng.shuffle(facts)
     entity, target = symbol[path[0]], symbol[path[-1]]
@@ -273,13 +272,6 @@ def _to_problem(rng: random.Random, parents: list[list[int]], path: list[int], w
         question=" ".join([*map(sentence, facts), choice(entity, options)]),
         steps=tuple(map(sentence, steps)),
         answer=sentence((entity, target)),
-        graph=Graph(
-            symbols=tuple(symbol.values()),
-            edges=tuple((index_of[u], index_of[v]) for v in kept for u in parents[v]),
-            root=index_of[path[0]],
-            target=index_of[path[-1]],
-            neg_target=index_of[wrong],
-        ),
     )
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from reasoning_runs import generate_prontoqa, generate_prosqa
+from reasoning_runs import generate_prontoqa, generate_prosqa, write_problems
 
 from adlm.apps.reasoning.datasets import prontoqa, prosqa
 from adlm.apps.reasoning.datasets.prontoqa import Skeleton
 from adlm.apps.reasoning.datasets.prosqa import Shape
-from adlm.apps.reasoning.problems import Forbidden, forbidden_forms, write_problems
+from adlm.apps.reasoning.problems import Forbidden, forbidden_forms
 from adlm.errors import UserError
 
 TASKS = {"prosqa": (prosqa, generate_prosqa), "prontoqa": (prontoqa, generate_prontoqa)}
@@ -65,7 +65,7 @@ def test_forbidden_problems_are_skipped_and_nothing_else_changes(task, tmp_path)
 
 def test_a_renamed_copy_is_forbidden_by_structure_and_not_by_content():
     problem = next(generate_prosqa(1, 0))
-    first, second, *_ = (symbol for symbol in problem.graph.symbols if symbol[0].islower())
+    first, second, *_ = dict.fromkeys(concept for _, concept in prosqa.parse(problem.question).facts)
     other = {first: second, second: first}
     swapped = re.sub(r"\w+", lambda word: other.get(word[0], word[0]), problem.question)
     copy = replace(problem, question=swapped)
@@ -79,31 +79,35 @@ def test_forbidding_everything_is_a_user_error():
         next(generate_prontoqa(1, 0, start=2, forbidden=everything))
 
 
-def test_generated_prosqa_graphs_match_their_sentences():
+def test_generated_prosqa_graphs_have_no_circle_and_two_leaves_as_options():
     for problem in generate_prosqa(200, 5):
-        graph, puzzle = problem.graph, prosqa.parse(problem.question)
-        assert sorted((graph.symbols[a], graph.symbols[b]) for a, b in graph.edges) == sorted(puzzle.facts)
+        puzzle = prosqa.parse(problem.question)
         assert len(set(puzzle.facts)) == len(puzzle.facts)
-        assert all(a < b for a, b in graph.edges)  # so there is no circle
-        children = {b for _, b in graph.edges}
-        assert all(symbol[0].islower() == (index in children) for index, symbol in enumerate(graph.symbols))
+        subjects, concepts = ({fact[i] for fact in puzzle.facts} for i in (0, 1))
+        assert all(concept[0].islower() for concept in concepts)
+        assert all(subject[0].islower() == (subject in concepts) for subject in subjects)
+        assert all(subject not in cycle_from(puzzle.facts, subject) for subject in subjects)
         # both options are leaves: an option that leads on would give itself away
-        assert not {a for a, _ in graph.edges} & {graph.target, graph.neg_target}
+        assert not subjects & set(puzzle.options)
         assert 3 <= len(problem.steps) <= 6
-        # the wrong option is proved of the other entity, so it is no stray node either
-        other = graph.symbols[1 - graph.root]
-        assert graph.symbols[graph.neg_target] in prosqa.distances(puzzle.facts, other)
+        # the wrong option is proved of another name, so it is no stray node either
+        [wrong] = set(puzzle.options) - {problem.answer.removesuffix(".").split()[-1]}
+        others = [name for name in subjects if name[0].isupper() and name != puzzle.entity]
+        assert any(wrong in prosqa.distances(puzzle.facts, other) for other in others)
 
 
-def test_generated_prontoqa_graphs_match_their_sentences():
+def cycle_from(facts, start):
+    """What can be proved of everything that `start` is: itself only if there is a circle."""
+    return {found for x, y in facts if x == start for found in prosqa.distances(facts, y)}
+
+
+def test_generated_prontoqa_proofs_follow_rules_of_the_question():
     for problem in generate_prontoqa(200, 5):
-        graph, puzzle = problem.graph, prontoqa.parse(problem.question)
-        kinds = [fact for fact in puzzle.facts if fact.kind and fact.subject[0].islower()]
-        assert [(graph.symbols[a], graph.symbols[b]) for a, b in graph.edges] == [
-            (fact.subject, fact.predicate) for fact in kinds
-        ]
-        assert set(pairwise(graph.chain_concepts)) <= {(fact.subject, fact.predicate) for fact in kinds}
-        assert prontoqa.anchor_labels(problem)[1:] == graph.chain_concepts == graph.symbols[1 : graph.target + 1]
+        puzzle, (name, *chain) = prontoqa.parse(problem.question), prontoqa.anchor_labels(problem)
+        rules = {(fact.subject, fact.predicate) for fact in puzzle.facts if fact.kind}
+        assert name == puzzle.claim.subject
+        assert set(pairwise([name, *chain])) <= rules
+        assert len(chain) == 5
 
 
 @pytest.mark.parametrize("hops", [1, 3, 6])

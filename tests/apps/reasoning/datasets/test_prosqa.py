@@ -1,5 +1,6 @@
 """ProsQA: provable options are found, and every flaw of a problem is detected."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -101,14 +102,16 @@ def test_parsing_a_sentence_inverts_writing_it():
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_every_real_problem_is_proved_by_a_shortest_chain(data_folder, split):
-    problems = read_problems(data_folder / "prosqa" / f"prosqa_{split}.json")
+    path = data_folder / "prosqa" / f"prosqa_{split}.json"
+    problems = read_problems(path)
     assert len(problems) == {"valid": 300, "test": 500}[split]
     assert [prosqa.proof_error(problem) for problem in problems] == [None] * len(problems)
-    for problem in problems:
-        graph, puzzle = problem.graph, prosqa.parse(problem.question)
-        assert {(graph.symbols[a], graph.symbols[b]) for a, b in graph.edges} == set(puzzle.facts)
-        assert problem.answer == prosqa.sentence((graph.symbols[graph.root], graph.symbols[graph.target]))
-        assert set(puzzle.options) == {graph.symbols[graph.target], graph.symbols[graph.neg_target]}
+    for problem, entry in zip(problems, json.loads(path.read_text()), strict=True):
+        puzzle, symbols = prosqa.parse(problem.question), entry["idx_to_symbol"]
+        root, target, wrong = (symbols[entry[key]] for key in ("root", "target", "neg_target"))
+        assert {(symbols[a], symbols[b]) for a, b in entry["edges"]} == set(puzzle.facts)
+        assert problem.answer == prosqa.sentence((root, target))
+        assert set(puzzle.options) == {target, wrong}
 
 
 def test_no_real_valid_problem_is_a_test_problem_renamed(data_folder):

@@ -1,0 +1,72 @@
+"""The settings of a measurement, with their help texts, and the names it knows. Imports no torch, for `adlm --help`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adlm.errors import UserError
+from adlm.request import Request, option
+
+if TYPE_CHECKING:
+    from adlm.methods.method import Method
+
+AUTO = "auto"
+ESTIMATOR_LINES = {
+    AUTO: "any-order where it is valid, else nelbo: the same bound",
+    "nelbo": "the method's own bound with the terms at t = 0 and 1; exact for ar and a2r",
+    "any-order": "the same bound, sampling how many tokens are masked: lower variance, where valid",
+    "published": "the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low",
+}
+"""What `auto` and each of ESTIMATORS (estimators.py) is."""
+ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
+"""The corpora of the paper's zero-shot table."""
+BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
+"""Tokens per batch of a measurement by default."""
+MAX_REPLICATES = 100_000
+MEASURING = "options for measuring a model"
+
+
+@dataclass(frozen=True)
+class PerplexitySettings(Request):
+    """Everything that the nats of a text under a model depend on."""
+
+    estimator: str = option(
+        "(default: auto; adlm reproduce measures with published too)", AUTO, group=MEASURING, choices=ESTIMATOR_LINES
+    )
+    samples: int = option(
+        "independent Monte Carlo replicates; one for exact methods",
+        4,
+        group=MEASURING,
+        minimum=1,
+        maximum=MAX_REPLICATES,
+        remedy="4 to 64 are usual",
+    )
+    seed: int = option("seed of the random numbers, the same for every model", 0, group=MEASURING, minimum=0)
+    batch: int | None = option(
+        f"rows per batch (default: {BATCH_TOKENS:,} tokens, {BATCH_TOKENS_ON_GPU:,} on a GPU);\n"
+        "does not change the results",
+        None,
+        group=MEASURING,
+        minimum=1,
+    )
+    max_tokens: int | None = option(
+        "measure about N tokens, spread evenly over each text", None, group=MEASURING, minimum=1
+    )
+    repeats: int | None = None
+    """How often a replicate scores each row, at stratified noise levels; by default more than once for short texts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeats is not None and not 1 <= self.repeats <= MAX_REPLICATES:
+            bound = "at least 1" if self.repeats < 1 else f"at most {MAX_REPLICATES:,}"
+            raise UserError(f"repeats {self.repeats} must be {bound}")
+
+    def estimator_of(self, method: "Method") -> str:
+        """The name of the estimator used for this method."""
+        from adlm.likelihood.estimators import default_estimator
+
+        if method.exact:
+            return "exact"
+        return default_estimator(method) if self.estimator == AUTO else self.estimator
+
+    def replicates(self, method: "Method") -> int:
+        return 1 if method.exact else self.samples
