@@ -259,7 +259,9 @@ class LanguageModel:
         """
         sampling = sampling_with(self.config.sampling, options)
         given: Any = {"texts": [canvas]} if isinstance(canvas, str) else {"canvas": _canvas_of_ids(canvas)}
-        return _copy_frames(self.plan(SampleRequest(sampling, **given, seed=seed)).frames())
+        frames = self.plan(SampleRequest(sampling, **given, seed=seed)).frames()
+        copies = ([None if each is None else each.clone() for each in vars(frame).values()] for frame in frames)
+        return (Frame(*each) for each in copies)  # type: ignore[arg-type]
 
     def plan(self, request: SampleRequest, rng: RowRng | None = None) -> "Run":
         """The sampling run of a request, after every check of it against this model; `Run.frames` trusts it.
@@ -437,26 +439,18 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
         raise UserError(f"path must be the path of a model folder or a .ckpt file, not a {type(path).__name__}")
     source, torch_device = model_source(path), device_of(device)
     with reporting_os_errors(source, f"{path} cannot be read"), _standard_mode():
-        if not source.is_dir():
-            return language_model(_read_elsewhere(source, str(path)), torch_device)
-        if not (source / ARCHITECTURE).exists():
+        is_folder, is_exported = source.is_dir(), (source / ARCHITECTURE).exists()
+        if is_folder and not is_exported:
             return language_model(load_model_folder(source), torch_device)
-        if (source / CONFIG).exists():
+        if is_exported and (source / CONFIG).exists():
             raise UserError(f"{path} is a model of transformers, fine-tuned for reasoning; use `adlm reason eval`")
-        from adlm.checkpoints.exported import load_exported
+        if not is_folder and source.suffix == ".ckpt":
+            from adlm.checkpoints.published import read_checkpoint, to_model_folder
 
-        return language_model(load_exported(source), torch_device)
+            return language_model(to_model_folder(read_checkpoint(source)), torch_device)
+        from adlm.checkpoints.exported import download_model, load_exported
 
-
-def _read_elsewhere(source: Path, name: str) -> ModelFolder:
-    """The model of a .ckpt file, or of a name on the hub."""
-    if source.suffix == ".ckpt":
-        from adlm.checkpoints.published import read_checkpoint, to_model_folder
-
-        return to_model_folder(read_checkpoint(source))
-    from adlm.checkpoints.exported import download_model, load_exported
-
-    return load_exported(download_model(name))
+        return language_model(load_exported(source if is_folder else download_model(str(path))), torch_device)
 
 
 def language_model(model: ModelFolder, device: torch.device | None = None) -> LanguageModel:
@@ -503,11 +497,6 @@ def _each_in_standard_mode(frames: Iterator[Frame]) -> Iterator[Frame]:
 def _canvas_of_ids(ids: Any) -> Canvas:
     """The canvas of ids (B, L) or (L,), copied: the caller may change them during the run."""
     return Canvas((ids[None] if ids.ndim == 1 else ids).clone() if isinstance(ids, Tensor) else ids)
-
-
-def _copy_frames(frames: Iterator[Frame]) -> Iterator[Frame]:
-    for frame in frames:
-        yield Frame(*(None if each is None else each.clone() for each in vars(frame).values()))  # type: ignore[arg-type]
 
 
 def _check_not_nan(values: Tensor) -> Tensor:

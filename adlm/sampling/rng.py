@@ -39,27 +39,22 @@ class RowRng:
         return RowRng(self.seed if isinstance(self.seed, int) else self.seed[rows], self.rows[rows])
 
     @cached_property
-    def _positions(self) -> list[np.random.Generator]:
-        return self._streams(0)
+    def _streams(self) -> list[tuple[np.random.Generator, np.random.Generator]]:
+        """Of each row, the streams for positions and for tokens."""
 
-    @cached_property
-    def _tokens(self) -> list[np.random.Generator]:
-        return self._streams(1)
+        def stream(seed: int, row: int, number: int) -> np.random.Generator:
+            return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, number))))
 
-    def _streams(self, stream: int) -> list[np.random.Generator]:
         seeds = [self.seed] * len(self.rows) if isinstance(self.seed, int) else self.seed
-        return [
-            np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(row, stream))))
-            for seed, row in zip(seeds, self.rows, strict=True)
-        ]
+        return [(stream(*key, 0), stream(*key, 1)) for key in zip(seeds, self.rows, strict=True)]
 
     def for_positions(self, row: int, num: int) -> NDArray[np.float64]:
         """The next `num` numbers of the row's position stream."""
-        return self._positions[row].random(num)
+        return self._streams[row][0].random(num)
 
     def for_tokens(self, row: int, num: int) -> NDArray[np.float64]:
         """The next `num` numbers of the row's token stream."""
-        return self._tokens[row].random(num)
+        return self._streams[row][1].random(num)
 
     def at_positions(self, where: Tensor) -> Tensor:
         """(B, L), the next numbers of the position streams where True, in order; 1 elsewhere, below no probability."""

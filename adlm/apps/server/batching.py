@@ -40,7 +40,7 @@ log = logging.getLogger("adlm.apps.server")
 
 
 @dataclass(eq=False)
-class Batch:
+class SharedBatch:
     """Items that share network calls."""
 
     key: BatchKey
@@ -83,7 +83,7 @@ class BatchWorker:
         self.name, self.lm, self.batch, self.max_waiting = name, lm.with_fixed_batch(batch), batch, max_waiting
         self._monitor = monitor
         self._waiting: list[Item] = []
-        self._running: list[Batch] = []  # changed by the thread only
+        self._running: list[SharedBatch] = []  # changed by the thread only
         self._used: dict[str, float] = {}  # seconds of network calls by client
         self._num_calls = 0
         self._changed = threading.Condition()
@@ -143,7 +143,7 @@ class BatchWorker:
         while batch := self._next_turn():
             self._advance(batch)
 
-    def _next_turn(self) -> Batch | None:
+    def _next_turn(self) -> SharedBatch | None:
         """The batch of the next network call. Waits for work; None at the end."""
         with self._changed:
             while not (items := self._items()) and not self._stopping:
@@ -182,14 +182,14 @@ class BatchWorker:
             if item.key.joins or (has_room and item.key not in busy and item.job not in busy)
         ]
 
-    def _batch_of(self, item: Item) -> Batch:
+    def _batch_of(self, item: Item) -> SharedBatch:
         """The batch that the item is in or can join, perhaps a new one."""
         for batch in self._running:
             if item in batch.items or (item.key.joins and item.key == batch.key):
                 return batch
-        batch = Batch(item.key)
+        batch = SharedBatch(item.key)
         if isinstance(item.job, Task):
-            batch.calls = _run_task(item.job)
+            batch.calls = map(item.job.notify, item.job.work())
         else:
             batch.calls = self._sample_joined(batch) if item.key.joins else self._sample_together(batch)
         self._running.append(batch)
@@ -210,7 +210,7 @@ class BatchWorker:
             used[turn[-1].job.client] += self._row_seconds
         return turn
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: SharedBatch) -> None:
         """One network call. An error ends the batch, not the thread."""
         started, turn, num_rows = time.monotonic(), batch.turn, len(batch.items)
         try:
@@ -241,7 +241,7 @@ class BatchWorker:
             rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
         return together(rows).frames()
 
-    def _sample_together(self, batch: Batch) -> Iterator[None]:
+    def _sample_together(self, batch: SharedBatch) -> Iterator[None]:
         """Rows with equal keys, from the first step to the last."""
         items = list(batch.items)
         for frame in self.frames([item.run for item in items]):
@@ -252,7 +252,7 @@ class BatchWorker:
         for item, ids, chance in zip(items, all_ids, frame.chance.cpu(), strict=False):
             _complete(item, ids, chance)
 
-    def _sample_joined(self, batch: Batch) -> Iterator[None]:
+    def _sample_joined(self, batch: SharedBatch) -> Iterator[None]:
         """Rows of one padded length, in each call those whose turn it is."""
         rows, joined = JoinedRows(self._joinable_run(batch.turn[0])), dict[Item, JoinedRow]()
         while True:
@@ -282,12 +282,6 @@ class BatchWorker:
         if num_known > item.num_reported:
             item.num_reported = num_known
             job.notify(RowUpdate(item.row, text[:num_known].tolist()))
-
-
-def _run_task(task: Task) -> Iterator[None]:
-    for result in task.work():
-        task.notify(result)
-        yield
 
 
 def _complete(item: Item, ids: Tensor, chance: Tensor) -> None:

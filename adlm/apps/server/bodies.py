@@ -4,6 +4,7 @@ Independent of models.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from json import JSONDecodeError
 from typing import Annotated, Any, Literal, TypeAlias
@@ -181,8 +182,12 @@ MAX_DIGITS = 40
 
 def parse_body(body: bytes, fields: Collection[str]) -> Any:
     """The value of a body whose object may have these fields. An unknown field is refused before others are read."""
+
+    def parse_int(digits: str) -> int:
+        return 10**MAX_DIGITS if len(digits) > MAX_DIGITS else int(digits)
+
     try:
-        value = json.loads(body, object_pairs_hook=_checked_object, parse_int=_capped)
+        value = json.loads(body, object_pairs_hook=_checked_object, parse_int=parse_int)
     except (JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise ApiError(400, "the body is not valid JSON") from None
     for name in value if isinstance(value, dict) else ():
@@ -190,10 +195,6 @@ def parse_body(body: bytes, fields: Collection[str]) -> Any:
             name = name[:60]
             raise ApiError(400, f"{name} is not a field of this request{suggestion(name, fields)}", name)
     return value
-
-
-def _capped(digits: str) -> int:
-    return 10**MAX_DIGITS if len(digits) > MAX_DIGITS else int(digits)
 
 
 def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -204,19 +205,12 @@ def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
             raise ApiError(400, f"{name[:60]} has more than {MAX_DIGITS} digits; give a smaller number", name[:60])
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and not text.isascii():
-                _check_unicode(name, text)
+            if isinstance(text, str) and (surrogate := re.search("[\ud800-\udfff]", text)):
+                found = f"{surrogate[0]!a}, a lone surrogate"
+                message = f"{name[:60]} contains {found}, which is not valid Unicode text; remove it"
+                raise ApiError(400, message, name[:60])
         checked[name] = value
     return checked
-
-
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        surrogate = ascii(text[error.start])
-        message = f"{name[:60]} contains {surrogate}, a lone surrogate, which is not valid Unicode text; remove it"
-        raise ApiError(400, message, name[:60]) from None
 
 
 class JsonRequest(Request):

@@ -4,6 +4,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from adlm.apps.server.bodies import CompletionRequest
@@ -58,7 +59,8 @@ class Choice:
         if complete or stopped:
             return text, "stop" if stopped else "length"
         text = text.rstrip("\ufffd")
-        return text[: len(text) - self._num_held_back(text)], None
+        begun = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
+        return text[: len(text) - max(begun, default=0)], None
 
     def logprobs(self, ids: Sequence[int], chance: Sequence[float]) -> dict[str, Any]:
         """OpenAI's `logprobs` of the tokens that begin in the returned text, which may end at eos or at a stop text.
@@ -69,7 +71,8 @@ class Choice:
         ids, _ = self._until_eos(ids)
         whole = self._decode(ids)
         positions = [i for i in range(self.first, min(len(ids), self.end)) if ids[i] not in self.tokenizer.special_ids]
-        offsets = {position: _num_equal(self._decode(ids[:position]), whole) for position in positions}
+        before = {position: self._decode(ids[:position]) for position in positions}
+        offsets = {position: len(commonprefix([part, whole])) for position, part in before.items()}  # noqa: RUF071
         if text != whole:  # cut at a stop text
             offsets = {position: offset for position, offset in offsets.items() if offset < len(text)}
         return {
@@ -99,17 +102,6 @@ class Choice:
             text, before = self.tokenizer.decode(ids[self.first : self.end], special_tokens=False), ""
         text = text[len(before) :]
         return text.removeprefix(" ") if self.drops_space else text
-
-    def _num_held_back(self, text: str) -> int:
-        """Length of the longest end of the text that a stop text may begin with."""
-        ends = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
-        return max(ends, default=0)
-
-
-def _num_equal(first: str, second: str) -> int:
-    """Length of the longest common prefix."""
-    shorter = min(len(first), len(second))
-    return next((i for i in range(shorter) if first[i] != second[i]), shorter)
 
 
 @dataclass(frozen=True)

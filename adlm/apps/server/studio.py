@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from adlm.tokens import token_bytes
 
 Work = Callable[[], Iterator[Any]]
 """Results for the client, then None at the end."""
-HTML, CSS, SCRIPT, SVG = "text/html", "text/css", "text/javascript", "image/svg+xml"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -57,54 +58,34 @@ class PageFile:
     content: bytes
     media_type: str
 
-    @property
-    def etag(self) -> str:
-        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
-
-    def respond(self, request: Request) -> Response:
-        headers = {"etag": self.etag, "cache-control": "no-cache", "content-security-policy": POLICY}
-        if request.headers.get("if-none-match") == self.etag:
+    async def respond(self, request: Request) -> Response:
+        etag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+        headers = {"etag": etag, "cache-control": "no-cache", "content-security-policy": POLICY}
+        if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.media_type, headers=headers)
-
-
-def _own(name: str, media_type: str) -> PageFile:
-    return PageFile(files("adlm.apps.server").joinpath("page", name).read_bytes(), media_type)
-
-
-def _shared(name: str, media_type: str) -> PageFile:
-    """A file that is also part of every trace page."""
-    return PageFile(read_asset(name).encode(), media_type)
 
 
 @cache
 def page_files() -> dict[str, PageFile]:
     """The files of the page by path."""
-    return {
-        "/": _own("studio.html", HTML),
-        "/studio/studio.css": _own("studio.css", CSS),
-        "/studio/theme.js": _own("theme.js", SCRIPT),
-        "/studio/studio.js": _own("studio.js", SCRIPT),
-        "/studio/connection.js": _own("connection.js", SCRIPT),
-        "/studio/heat.js": _own("heat.js", SCRIPT),
-        "/studio/icon.svg": _own("icon.svg", SVG),
-        "/studio/viewer.css": _shared("viewer.css", CSS),
-        "/studio/viewer.js": _shared("viewer.js", SCRIPT),
-        "/studio/trace-page.html": PageFile(page_template().encode(), "text/plain"),  # filled in by the page
+    folder = files("adlm.apps.server").joinpath("page")
+    own = {
+        name: PageFile(folder.joinpath(name).read_bytes(), TYPES[Path(name).suffix])
+        for name in ("studio.html", "studio.css", "theme.js", "studio.js", "connection.js", "heat.js", "icon.svg")
     }
+    shared = {  # with every trace page
+        name: PageFile(read_asset(name).encode(), TYPES[Path(name).suffix]) for name in ("viewer.css", "viewer.js")
+    }
+    template = PageFile(page_template().encode(), "text/plain")  # filled in by the page
+    found = {"/": own.pop("studio.html"), "/studio/trace-page.html": template}
+    return found | {f"/studio/{name}": file for name, file in (own | shared).items()}
 
 
 def add_page(app: FastAPI) -> None:
     """Add the files of the page, which need no key: they contain nothing of the models."""
     for path, file in page_files().items():
-        app.add_api_route(path, _responder(file), methods=["GET"], include_in_schema=False)
-
-
-def _responder(file: PageFile) -> Callable[[Request], Any]:
-    async def respond(request: Request) -> Response:
-        return file.respond(request)
-
-    return respond
+        app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
 
 
 def studio_router(

@@ -72,24 +72,21 @@ def as_page(trace: "Trace") -> str:
 
     The trace is in a data block that no character of the trace can end, and the script inserts it only as text.
     """
-    return page_template().replace(TRACE_PLACE, _escape_html(as_json(trace)), 1)
+    data = as_json(trace)  # `<`, `>` and `&` occur only in strings, where the escapes mean the same
+    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return page_template().replace(TRACE_PLACE, data, 1)
 
 
 def page_template() -> str:
     """The page without its trace, which replaces TRACE_PLACE. The studio fills it in too."""
-    style, script = read_asset("viewer.css") + read_asset("page.css"), _bundled_script()
+    own = [line for line in read_asset("page.js").splitlines(keepends=True) if not line.startswith("import ")]
+    script = re.sub(r"^export ", "", read_asset("viewer.js"), flags=re.MULTILINE) + "".join(own)  # as one module
+    style = read_asset("viewer.css") + read_asset("page.css")
     policy = f"default-src 'none'; style-src {_policy_hash(style)}; script-src {_policy_hash(script)}; base-uri 'none'"
     page = read_asset("page.html")
     for name, content in {"POLICY": policy, "STYLE": style, "SCRIPT": script}.items():
         page = page.replace(f"@@{name}@@", content, 1)
     return page
-
-
-def _bundled_script() -> str:
-    """page.js and the module that it imports as one module."""
-    viewer, page = read_asset("viewer.js"), read_asset("page.js")
-    own = [line for line in page.splitlines(keepends=True) if not line.startswith("import ")]
-    return re.sub(r"^export ", "", viewer, flags=re.MULTILINE) + "".join(own)
 
 
 def read_asset(name: str) -> str:
@@ -99,11 +96,6 @@ def read_asset(name: str) -> str:
 
 def _policy_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _escape_html(data: str) -> str:
-    """JSON without `<`, `>` and `&`: they occur only in strings, where the escapes mean the same."""
-    return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,17 @@ def show_in_terminal(
 ) -> Iterator[Frame]:
     """Pass the frames through and draw one row of them on the console; the last frame stays there.
 
-    Positions before `start` are context and are not shown (`LanguageModel.opening`). If the console is not a terminal,
+    Positions before `start` are context and are not shown (`Canvas.starts`). If the console is not a terminal,
     only the final text is printed. A token is marked as an anchor if it was the anchor network's top prediction when it
     was drawn, which costs one anchor network call per frame. bos, eos and pad are shown only with `special_tokens`.
     """
     view = TerminalView(lm, row, start, special_tokens)
     if not console.is_terminal:
-        yield from _print_final_text(view, frames, console)
+        last = None
+        for last in frames:
+            yield last
+        if last is not None:
+            console.file.write(printable(view.plain_text(last), keep=TEXT) + "\n")
         return
     with Live(view, console=console, auto_refresh=False, transient=True) as live:
         drawn_at = 0.0
@@ -56,14 +60,6 @@ def show_in_terminal(
             yield frame
     console.print(view.text(final=True))
     console.print(view.status_line(final=True), no_wrap=True, overflow="ellipsis")
-
-
-def _print_final_text(view: "TerminalView", frames: Iterable[Frame], console: Console) -> Iterator[Frame]:
-    last = None
-    for last in frames:
-        yield last
-    if last is not None:
-        console.file.write(printable(view.plain_text(last), keep=TEXT) + "\n")
 
 
 class TerminalView:
