@@ -1,4 +1,4 @@
-"""The Hugging Face hub: names of its models, and offline mode where it is unreachable, instead of long retries.
+"""The Hugging Face hub: its models, and offline mode where it is unreachable, instead of long retries.
 
 The hub's own package is imported when it is used: it takes as long as a small model.
 """
@@ -7,8 +7,15 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+from adlm.files import read_json
 
 TIMEOUT_SECONDS = 5.0
+MODEL_TYPE = "adlm"
+"""The model_type in the config.json of exported models."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def is_hub_name(name: str) -> bool:
@@ -38,3 +45,36 @@ def why_unreachable() -> str:
     except Exception as error:  # noqa: BLE001  (whatever the error, only the local cache is left)
         return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return ""
+
+
+def check_model_type(path: Path, model: str) -> dict[str, Any]:
+    """The content of a config.json; a user error unless it is that of an exported model."""
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.get("model_type") != MODEL_TYPE:
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        raise UserError(
+            f"{model} is not a model of adlm: its config.json has model_type {kind!r:.60}, not {MODEL_TYPE!r}; give a "
+            "model folder, a run, or a model exported by `adlm export`"
+        )
+    return raw
+
+
+def download_model(name: str) -> Path:
+    """The local copy of a model on the hub; without a network, the one in the cache. No code is downloaded."""
+    skip_unreachable_hub()
+    import huggingface_hub
+
+    try:
+        check_model_type(Path(huggingface_hub.hf_hub_download(name, "config.json")), name)
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=["config.json", "model.safetensors", *TOKENIZER_FILES]
+            )
+        )
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
+        raise UserError(
+            f"{name} is neither a model folder nor a .ckpt file: there is nothing of that name, and it could not be "
+            f"downloaded from the Hugging Face hub ({type(error).__name__}); check the name and the network"
+        ) from None

@@ -27,6 +27,7 @@ from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError, whole_number
 from adlm.files import reporting_os_errors
+from adlm.hub import download_model
 from adlm.inference.frozen import FrozenCopy, FrozenNetwork
 from adlm.limits import check_sampling
 from adlm.methods import method_of
@@ -448,7 +449,7 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
             from adlm.checkpoints.published import read_checkpoint, to_model_folder
 
             return language_model(to_model_folder(read_checkpoint(source)), torch_device)
-        from adlm.checkpoints.exported import download_model, load_exported
+        from adlm.checkpoints.exported import load_exported
 
         return language_model(load_exported(source if is_folder else download_model(str(path))), torch_device)
 

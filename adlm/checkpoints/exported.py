@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
-
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -21,15 +19,13 @@ from adlm.config.load import from_mapping
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import read_json
-from adlm.hub import is_hub_name, skip_unreachable_hub
+from adlm.hub import MODEL_TYPE, check_model_type, is_hub_name
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
 
-MODEL_TYPE = "adlm"
 PREFIX = "network."  # the attribute of the exported model that holds the network
 SECTIONS = ("model", "schedule", "time", "anchor", "sampling")  # the same in both configs
 PUBLIC_DATA = ("name", "hub", "packing", "pad")  # options of `data` that name no path of a machine
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def is_exported(folder: Path) -> bool:
 
 def load_exported(folder: Path) -> ModelFolder:
     """The content of an exported folder; also after fine-tuning and `save_pretrained` by transformers."""
-    raw = _check_type(folder / ARCHITECTURE, str(folder))
+    raw = check_model_type(folder / ARCHITECTURE, str(folder))
     if not (folder / WEIGHTS).exists():
         raise UserError(f"{folder} has no {WEIGHTS}; save the model in one file of safetensors")
     try:
@@ -86,36 +82,3 @@ def load_exported(folder: Path) -> ModelFolder:
         raise UserError(f"{folder / WEIGHTS}: weight {foreign} is unexpected; those of exported models begin {PREFIX}")
     named = {name.removeprefix(PREFIX): value for name, value in weights.items()}
     return ModelFolder(config, named, read_tokenizer(folder, config))
-
-
-def _check_type(path: Path, model: str) -> dict[str, Any]:
-    """The content of a config.json; a user error unless it is that of an exported model."""
-    raw = read_json(path)
-    if not isinstance(raw, dict) or raw.get("model_type") != MODEL_TYPE:
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
-        raise UserError(
-            f"{model} is not a model of adlm: its config.json has model_type {kind!r:.60}, not {MODEL_TYPE!r}; give a "
-            "model folder, a run, or a model exported by `adlm export`"
-        )
-    return raw
-
-
-def download_model(name: str) -> Path:
-    """The local copy of a model on the hub; without a network, the one in the cache. No code is downloaded."""
-    skip_unreachable_hub()
-    try:
-        config = huggingface_hub.hf_hub_download(name, ARCHITECTURE)
-    except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
-        raise UserError(_not_downloaded(name, error)) from None
-    _check_type(Path(config), name)
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[ARCHITECTURE, WEIGHTS, *TOKENIZER_FILES]))
-    except Exception as error:  # noqa: BLE001  (as above)
-        raise UserError(_not_downloaded(name, error)) from None
-
-
-def _not_downloaded(name: str, error: Exception) -> str:
-    return (
-        f"{name} is neither a model folder nor a .ckpt file: there is nothing of that name, and it could not be "
-        f"downloaded from the Hugging Face hub ({type(error).__name__}); check the name and the network"
-    )

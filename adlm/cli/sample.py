@@ -14,6 +14,7 @@ from adlm.cli.streams import write_error
 from adlm.config.load import BOX, load_config, model_source
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
+from adlm.hub import download_model
 from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
 from adlm.request import Request, option
 from adlm.sampling.sample_request import SampleRequest, parse_sampling, sampling_with
@@ -88,10 +89,11 @@ def run(request: SampleOptions) -> int:
     model, overrides = _model_and_overrides([request.model, *request.overrides])
     options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
     _check_outputs(request, model)
-    saved = model_source(model) / "config.yaml"
-    lm = (
-        None if saved.is_file() else _load(model, request.device)
-    )  # a .ckpt or a name on the hub: its options are there
+    source = model_source(model)
+    if not source.exists() and source.suffix != ".ckpt":  # a name on the hub
+        source = download_model(model)
+    saved = source / "config.yaml"
+    lm = None if saved.is_file() else _load(source, request.device)  # a .ckpt or exported: its options are inside
     defaults = lm.config.sampling if lm else load_config(saved).sampling
     asked = SampleRequest(  # checked before torch is imported
         sampling_with(defaults, options),
@@ -126,7 +128,7 @@ def run(request: SampleOptions) -> int:
     return 0
 
 
-def _load(model: str, device: str) -> "LanguageModel":
+def _load(model: str | Path, device: str) -> "LanguageModel":
     from adlm.language_model import load  # imports torch, which takes seconds
 
     return load(model, device)

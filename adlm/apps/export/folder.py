@@ -16,13 +16,14 @@ import huggingface_hub
 
 from adlm import __version__
 from adlm.apps.export.bundle import bundle
-from adlm.checkpoints.exported import PREFIX, TOKENIZER_FILES, is_exported, public_name, to_json
+from adlm.checkpoints.exported import PREFIX, is_exported, public_name, to_json
 from adlm.checkpoints.model_folder import ARCHITECTURE, WEIGHTS, write_tensors
 from adlm.config.load import differences, to_mapping
 from adlm.config.schema import SOURCES, Config
 from adlm.data.rows.anchor_rules import describe_rule
 from adlm.errors import UserError
 from adlm.files import refuse_taken, replacing_folder, reporting_os_errors, write_file
+from adlm.hub import TOKENIZER_FILES
 from adlm.language_model import NO_TOKENIZER, LanguageModel
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters

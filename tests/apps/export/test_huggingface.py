@@ -553,7 +553,7 @@ def test_what_cannot_be_exported_is_a_user_error(tmp_path, capsys):
 def test_a_model_on_the_hub_loads_by_its_name(folders, monkeypatch, capsys, tmp_path):
     local, asked = folders / "exported" / "mdlm", []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("adlm.checkpoints.exported.skip_unreachable_hub", lambda: None)
+    monkeypatch.setattr("adlm.hub.skip_unreachable_hub", lambda: None)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(local / file))
 
     def snapshot_download(name, *, allow_patterns):
@@ -572,7 +572,7 @@ def test_a_model_on_the_hub_loads_by_its_name(folders, monkeypatch, capsys, tmp_
 
 def test_without_a_network_a_name_is_a_user_error(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("adlm.checkpoints.exported.skip_unreachable_hub", lambda: None)
+    monkeypatch.setattr("adlm.hub.skip_unreachable_hub", lambda: None)
 
     def offline(*arguments, **options):
         raise ConnectionError("no network")
@@ -588,7 +588,7 @@ def test_without_a_network_a_name_is_a_user_error(monkeypatch, capsys, tmp_path)
 def test_a_path_below_a_folder_that_exists_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("adlm.checkpoints.exported.download_model", None)
+    monkeypatch.setattr("adlm.language_model.download_model", None)
     with pytest.raises(adlm.errors.UserError, match="there is nothing of that name"):
         adlm.load("runs/typo")
 
