@@ -23,7 +23,6 @@ from adlm.checkpoints.model_folder import (
 )
 from adlm.config.load import BOX, model_source, validate_sampling
 from adlm.config.schema import Config, SamplerName, Sampling
-from adlm.data.rows.packing import padding_id, row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
 from adlm.errors import UserError, whole_number
@@ -313,7 +312,7 @@ class LanguageModel:
         """
         if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
             raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
-        bos, _ = row_boundaries(vocabulary_of(self.config))
+        bos, _ = vocabulary_of(self.config).row_boundaries
         begins_with_token = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
         return bos if begins_with_token and (fits or self.method.causal) else []
@@ -351,7 +350,7 @@ class LanguageModel:
     @property
     def fill_id(self) -> int:
         """The id at padding positions of a canvas; attention ignores them."""
-        return padding_id(vocabulary_of(self.config))
+        return vocabulary_of(self.config).padding_id
 
     def _alpha_per_row(self, alpha: float | Tensor | None, rows: int) -> Tensor | None:
         """(B,) in float64. Time-conditioned networks read sigma = -log alpha, so for them alpha must be above 0."""

@@ -63,8 +63,9 @@ def test_errors_name_the_option_as_it_is_written(words, message):
 
 
 def test_a_record_made_in_python_is_checked_too():
-    with pytest.raises(UserError, match="N 0 must be at least 1"):
+    with pytest.raises(UserError, match="N 0 must be at least 1") as error:
         Baking(loaves=0)
+    assert error.value.option == "loaves"
 
 
 def test_the_help_names_defaults_and_choices():

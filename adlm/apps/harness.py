@@ -16,7 +16,6 @@ from zlib import crc32
 from adlm.canvas import HOLE, encode_canvas, make_canvas
 from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
-from adlm.data.rows.packing import row_boundaries
 from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
 from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
@@ -115,7 +114,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         options: dict[str, Any] = {"sampler": sampler, "steps": steps}
         self.sampling_options = {name: value for name, value in options.items() if value is not None}
         self.model.sampling(**self.sampling_options)  # checked now, not at the first generation
-        self.bos = row_boundaries(vocabulary_of(self.model.config))[0]
+        self.bos = vocabulary_of(self.model.config).row_boundaries[0]
         longest = self.model.config.length
         self.length = whole_number("length", longest if length is None else length, len(self.bos) + 2, longest)
         self._device = self.model.device

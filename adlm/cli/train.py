@@ -233,22 +233,22 @@ def describe_start(start: "RunStart", config: Config) -> str:
     """One line about a run that starts: device, parameters, text and held-out rows."""
     threads = "" if start.threads is None else f", {start.threads} thread{'s' if start.threads > 1 else ''}"
     text, train = "streamed text", config.train
-    if start.num_rows is not None:
-        passes = train.steps * train.batch_size / start.num_rows
+    if start.size.num_rows is not None:
+        passes = train.steps * train.batch_size / start.size.num_rows
         rows = f"rows of {config.length} tokens" if config.reason is None else "problems"
         text = (
-            f"{start.num_rows:,} {rows} from {start.num_tokens:,} tokens of text, "
+            f"{start.size.num_rows:,} {rows} from {start.size.num_tokens:,} tokens of text, "
             f"{passes:.2g} epochs in {train.steps:,} steps of {train.batch_size} rows"
         )
-    held_out = f"validation on {describe_held_out(start)}" if start.num_held_out else "no rows held out"
+    held_out = f"validation on {describe_held_out(start)}" if start.size.num_held_out else "no rows held out"
     return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
 
 
 def describe_held_out(start: "RunStart") -> str:
     """Which rows the held-out bounds of a run are of; `adlm perplexity` measures all of them."""
-    if start.num_held_out == start.num_held_out_in_all:
-        return f"all {start.num_held_out:,} held-out rows"
-    return f"{start.num_held_out:,} of {start.num_held_out_in_all:,} held-out rows"
+    if start.size.num_held_out == start.size.num_held_out_in_all:
+        return f"all {start.size.num_held_out:,} held-out rows"
+    return f"{start.size.num_held_out:,} of {start.size.num_held_out_in_all:,} held-out rows"
 
 
 def format_metrics(line: "MetricsLine", steps: int, exact: bool, left: str = "") -> str:

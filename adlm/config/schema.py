@@ -79,6 +79,20 @@ class Vocabulary:
         """Number of symbols that occur in clean text: all except the mask."""
         return self.size - 1
 
+    @property
+    def row_boundaries(self) -> tuple[list[int], list[int]]:
+        """The ids before and after the text of a row: [bos] and [eos], or none if one of them is missing."""
+        if self.bos_id is None or self.eos_id is None:
+            return [], []
+        return [self.bos_id], [self.eos_id]
+
+    @property
+    def padding_id(self) -> int:
+        """The id at padded positions: pad_id, or any id other than the mask if there is none."""
+        if self.pad_id is not None:
+            return self.pad_id
+        return 0 if self.mask_id != 0 else 1
+
 
 @dataclass(frozen=True)
 class Data:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adlm.data.rows.packing import padding_id
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
@@ -100,7 +99,7 @@ def conditional_nats(
     if method.exact:
         return _causal_nats(method, frozen, rows, settings, report_progress)
     model, mask_id = noise_model(method), vocabulary_of(method.config).mask_id
-    filling, device = padding_id(vocabulary_of(method.config)), next(network.parameters()).device
+    filling, device = vocabulary_of(method.config).padding_id, next(network.parameters()).device
     draw = cache(lambda num_tokens: model.draw(num_tokens, settings.samples, settings.seed))
     noises = {index: draw(len(row.continuation)) for index, row in enumerate(rows) if row.continuation}
     nats = {index: torch.zeros(len(noise.masked), dtype=torch.float64) for index, noise in noises.items()}
@@ -130,7 +129,7 @@ def is_greedy(
 
     This is the sampler `confidence` at temperature 0 with one token a step. A row ends at its first other token.
     """
-    mask_id, filling = vocabulary_of(method.config).mask_id, padding_id(vocabulary_of(method.config))
+    mask_id, filling = vocabulary_of(method.config).mask_id, vocabulary_of(method.config).padding_id
     device = frozen.embedding.device
     denoise = as_denoiser(frozen, mask_id, method.conditioning_sigma)
     greedy = [True] * len(rows)
@@ -173,7 +172,7 @@ def _causal_nats(
     results = [ConditionalNats(0.0, True, 0)] * len(rows)
     num_parts = [1 if row.continuation and len(row.ids) > 1 else 0 for row in rows]
     for parts in _parts(rows, num_parts, lambda width: settings.rows_at_once(width, device)):
-        batch = _row_batch([rows[part.row] for part in parts], padding_id(vocabulary), device)
+        batch = _row_batch([rows[part.row] for part in parts], vocabulary.padding_id, device)
         inputs, targets, scored = batch.x[:, :-1], batch.x[:, 1:], batch.scored[:, 1:]
         hidden = frozen.hidden(inputs).last.flatten(0, 1)  # padding is last, where a causal network never looks
         nats = torch.zeros(targets.shape, dtype=torch.float64, device=device)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.special import betainc, comb, xlog1py, xlogy
 from torch import Tensor
 
-from adlm.data.rows.packing import padding_id
 from adlm.diffusion.objectives import prior_nats
 from adlm.diffusion.times import BatchRng, draw_times, keyed_generator
 from adlm.methods.inputs import vocabulary_of
@@ -128,7 +127,7 @@ class TimeNoise:
     method: MaskedDiffusion
 
     def draw(self, num_tokens: int, samples: int, seed: int) -> Noise:
-        clean = torch.full((samples // 2, num_tokens), padding_id(vocabulary_of(self.method.config)))
+        clean = torch.full((samples // 2, num_tokens), vocabulary_of(self.method.config).padding_id)
         draws: list[BoundNoise] = []
         for replicate in range(2):
             noise = self.method.noise_for_bound(

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from adlm.config.schema import Config, Sampling
-from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion import schedules
 from adlm.diffusion.beliefs import clean_log_beliefs, subs
 from adlm.diffusion.masking import mask_counted, mask_tokens
@@ -237,7 +236,7 @@ class MaskedDiffusion:
 
     @property
     def _row(self) -> Row:
-        bos, eos = row_boundaries(vocabulary_of(self.config))
+        bos, eos = vocabulary_of(self.config).row_boundaries
         return Row(self.config.length, tuple(bos), tuple(eos))
 
 

@@ -17,9 +17,9 @@ from adlm.sampling.shaping import draw_tokens
 
 
 def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tensor:
-    """sigma (B, L) = sigma_max * softmax(-chance) over the positions with drawn tokens, 0 elsewhere.
+    """remask (B, L) = ceiling * softmax(-chance) over the positions with drawn tokens, 0 elsewhere.
 
-    `chance` (B, L) is the probability each token was drawn with. A row without drawn tokens has sigma 0.
+    `chance` (B, L) is the probability each token was drawn with. A row without drawn tokens has remask 0.
     """
     weights = torch.where(drawn, -chance.double(), -torch.inf).softmax(dim=-1)
     return torch.where(drawn, weights, 0.0) * ceiling.to(weights)

@@ -53,20 +53,20 @@ def ancestral_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> S
 
 
 def cap_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
-    """sigma = min(eta, sigma_max).  [ReMDM]"""
+    """remask = min(eta, ceiling).  [ReMDM]"""
     eta = sampling.strength
     return _remasking_steps(schedule, t, lambda alpha_s, alpha_t: remasking_ceiling(alpha_s, alpha_t).clamp(max=eta))
 
 
 def rescale_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
-    """sigma = eta * sigma_max.  [ReMDM]"""
+    """remask = eta * ceiling.  [ReMDM]"""
     return _remasking_steps(
         schedule, t, lambda alpha_s, alpha_t: sampling.strength * remasking_ceiling(alpha_s, alpha_t)
     )
 
 
 def forward_backward_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
-    """sigma = (alpha_s - alpha_t) / alpha_t, at most 1."""
+    """remask = (alpha_s - alpha_t) / alpha_t, at most 1."""
     return _remasking_steps(
         schedule,
         t,
@@ -88,8 +88,8 @@ def loop_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
         masked = schedule.mask_chance(time) / schedule.mask_chance(torch.tensor(t_off, dtype=time.dtype))
         return torch.where(before, rising, torch.where(after, 1 - masked * (1 - alpha_on), alpha_on))
 
-    sigma = torch.where(before | after, 0.0, sampling.strength).to(t)
-    return _steps(t, alpha(start), alpha(end), sigma)
+    remask = torch.where(before | after, 0.0, sampling.strength).to(t)
+    return _steps(t, alpha(start), alpha(end), remask)
 
 
 def corrector_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> Steps:
@@ -116,13 +116,13 @@ def corrector_steps(schedule: NoiseSchedule, t: Tensor, sampling: Sampling) -> S
     return Steps(grid_times, alpha_t, alpha_s, reveal.clamp(0, 1), remask.clamp(0, 1))
 
 
-def _remasking_steps(schedule: NoiseSchedule, t: Tensor, sigma: Callable[[Tensor, Tensor], Tensor]) -> Steps:
-    """Steps with the remasking probability sigma(alpha_s, alpha_t)."""
+def _remasking_steps(schedule: NoiseSchedule, t: Tensor, remask: Callable[[Tensor, Tensor], Tensor]) -> Steps:
+    """Steps with the remasking probability remask(alpha_s, alpha_t)."""
     alpha = schedule.alpha(t)
-    return _steps(t, alpha[:-1], alpha[1:], sigma(alpha[1:], alpha[:-1]))
+    return _steps(t, alpha[:-1], alpha[1:], remask(alpha[1:], alpha[:-1]))
 
 
-def _steps(t: Tensor, alpha_t: Tensor, alpha_s: Tensor, sigma: Tensor) -> Steps:
+def _steps(t: Tensor, alpha_t: Tensor, alpha_s: Tensor, remask: Tensor) -> Steps:
     """Probabilities above 1 become 1: the published code clips the other outcome's negative mass and normalises."""
-    reveal = reveal_chance(alpha_s, alpha_t, sigma)
-    return Steps(t, alpha_t, alpha_s, reveal.clamp(0, 1), sigma.clamp(0, 1))
+    reveal = reveal_chance(alpha_s, alpha_t, remask)
+    return Steps(t, alpha_t, alpha_s, reveal.clamp(0, 1), remask.clamp(0, 1))

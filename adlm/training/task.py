@@ -56,6 +56,20 @@ PREPARED_TOKENIZER = "tokenizer.json"  # the option `tokenizer` of a run whose p
 Report = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class DataSize:
+    """How much data a run has."""
+
+    num_rows: int | None
+    """Of the training data; None for a stream."""
+    num_tokens: int | None
+    """Of the training data, before it is cut into rows; None for a stream."""
+    num_held_out: int
+    """Rows used for validation; 0 if nothing is held out."""
+    num_held_out_in_all: int
+    """Rows held out; for a stream those that are read, at most `train.valid_rows`."""
+
+
 class TrainingTask(Protocol):
     """The data of a run, opened, and what is done with it outside the training step."""
 
@@ -73,22 +87,7 @@ class TrainingTask(Protocol):
         ...
 
     @property
-    def num_rows(self) -> int | None:
-        """Of the training data; None for a stream."""
-        ...
-
-    @property
-    def num_tokens(self) -> int | None: ...
-
-    @property
-    def num_held_out(self) -> int:
-        """Rows used for validation; 0 if nothing is held out."""
-        ...
-
-    @property
-    def num_held_out_in_all(self) -> int:
-        """Rows held out, of which `train.valid_rows` are used at most."""
-        ...
+    def size(self) -> DataSize: ...
 
     def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
         """The state before the first step; of a run that `resumes`, its weights are replaced by the checkpoint's."""
@@ -130,22 +129,15 @@ class TextTask:
     training: Batches
     fingerprint: str
     """A checksum of the training text."""
-    num_rows: int | None
-    """Of the training text; None for a stream."""
-    num_tokens: int | None
-    """Of the training text, before it is cut into rows; None for a stream."""
-    num_held_out: int
-    """Rows used for validation; 0 if nothing is held out."""
-    num_held_out_in_all: int
-    """Rows held out; for a stream those that are read, at most `train.valid_rows`."""
+    size: DataSize
     read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
     """x and pad of the held-out rows [start, stop)."""
 
     def held_out_batches(self, size: int) -> Iterator[HeldOutBatch]:
         """All held-out rows in order, at most `size` at a time and never across two groups."""
         group_size, vocabulary = self.config.train.batch_size, self.tokenizer.vocabulary
-        for start in range(0, self.num_held_out, group_size):
-            stop = min(start + group_size, self.num_held_out)
+        for start in range(0, self.size.num_held_out, group_size):
+            stop = min(start + group_size, self.size.num_held_out)
             for first in range(start, stop, size):
                 x, pad = self.read_held_out(first, min(first + size, stop))
                 padding = None if pad is None else pad.numpy()
@@ -167,7 +159,7 @@ class TextTask:
         """Counted in the first training batches of all processes."""
         train, num_symbols = self.config.train, self.tokenizer.vocabulary.size
         sampled = SAMPLED_TOKENS // self.config.length + 1
-        num_batches = -(-min(sampled, self.num_rows or sampled) // train.batch_size)  # at most one epoch
+        num_batches = -(-min(sampled, self.size.num_rows or sampled) // train.batch_size)  # at most one epoch
         batches = ((batch.x, batch.pad) for batch in islice(self.training.batches(), num_batches))
         *numbers, num_rows = count_symbols(batches, num_symbols)
         counts, rows = (torch.tensor(processes.sum(found.tolist())) for found in numbers)
@@ -218,7 +210,7 @@ class TextTask:
     def samples(self, state: TrainState, step: int, processes: Processes) -> str:
         config, vocabulary, train = self.config, self.tokenizer.vocabulary, self.config.train
         canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
-        if vocabulary.bos_id is None and self.num_held_out:
+        if vocabulary.bos_id is None and self.size.num_held_out:
             canvas[:, 0] = self.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
         rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
         method = method_of(config)
@@ -293,10 +285,7 @@ def _open_rows(config: Config, run: RunFolder, processes: Processes, report: Rep
         prepared.tokenizer,
         loader,
         _checksum(prepared.manifest["splits"]["train"]),  # over the checksums of the training shards
-        len(rows),
-        num_tokens,
-        num_held_out,
-        0 if held_out is None else len(held_out),
+        DataSize(len(rows), num_tokens, num_held_out, 0 if held_out is None else len(held_out)),
         read_held_out,
     )
 
@@ -378,5 +367,5 @@ def _open_stream(config: Config, processes: Processes) -> TextTask:
         return torch.cat([row.x for row in rows]), torch.cat(pads) if pads else None
 
     fingerprint = _checksum(source_recipe(source))
-    num_held_out = len(held_out)
-    return TextTask(resolved, tokenizer, stream, fingerprint, None, None, num_held_out, num_held_out, read_held_out)
+    size = DataSize(None, None, len(held_out), len(held_out))
+    return TextTask(resolved, tokenizer, stream, fingerprint, size, read_held_out)

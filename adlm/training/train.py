@@ -37,7 +37,7 @@ from adlm.training.seeds import generator_of, reseed_dropout
 from adlm.training.sharding import training_processes
 from adlm.training.step import MicroBatch, TrainState, count_tokens, micro_batch_shape, train_step
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
-from adlm.training.task import OpenTask, TrainingTask, open_text_task
+from adlm.training.task import DataSize, OpenTask, TrainingTask, open_text_task
 from adlm.training.throughput import ThroughputMeter
 
 
@@ -49,12 +49,7 @@ class RunStart:
     threads: int | None
     """CPU threads; None on a GPU."""
     num_parameters: int
-    num_rows: int | None
-    """Of the training text; None for a stream."""
-    num_tokens: int | None
-    num_held_out: int
-    """Rows used for validation."""
-    num_held_out_in_all: int
+    size: DataSize
     step: int
     """Steps already done: 0 for a new run."""
     exact: bool
@@ -221,10 +216,7 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
             device=device_name(processes.device),
             threads=train.threads if processes.device.type == "cpu" else None,
             num_parameters=num_parameters(context.state.network),
-            num_rows=task.num_rows,
-            num_tokens=task.num_tokens,
-            num_held_out=task.num_held_out,
-            num_held_out_in_all=task.num_held_out_in_all,
+            size=task.size,
             step=first_step,
             exact=context.state.method.exact,
         )
@@ -332,7 +324,7 @@ def _validate_and_checkpoint(
 
 def _validate(context: TrainContext) -> ValidationResult | None:
     """The bound on the held-out rows, with the EMA weights."""
-    if not context.task.num_held_out:
+    if not context.task.size.num_held_out:
         return None
     with context.state.with_ema():
         return context.task.validate(context.state, context.processes)

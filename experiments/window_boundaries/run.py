@@ -15,7 +15,6 @@ import torch
 
 import adlm
 from adlm.data.prepare.prepared import open_prepared
-from adlm.data.rows.packing import row_boundaries
 from adlm.language_model import LanguageModel
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import as_denoiser
@@ -37,7 +36,7 @@ def main() -> None:
     print(f"held out: {per_thousand(held_out, sorted(prepared.tokenizer.special_ids))} special tokens of 1000")
     for name in ("adlm", "mdlm"):
         lm = adlm.load(folder / name)
-        bos, eos = row_boundaries(vocabulary_of(lm.config))
+        bos, eos = vocabulary_of(lm.config).row_boundaries
         length = lm.config.length
         rows = sampled(lm, length - 2, bos, eos, texts=4 * TEXTS)
         print(f"{name} one row between bos and eos: {per_thousand(rows, bos + eos)} of 1000")

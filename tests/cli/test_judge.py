@@ -21,8 +21,10 @@ from adlm.apps.judge.generative_perplexity import (
     window_layout,
 )
 from adlm.apps.judge.judges import HuggingFaceFeaturiser, OwnJudge
+from adlm.apps.judge.settings import JudgeSettings
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
+from adlm.request import options_of
 from adlm.samples_file import Provenance, Sample, open_samples, read_samples
 from adlm.tokens import load_tokenizer
 
@@ -137,6 +139,9 @@ def test_the_card_records_every_option(place, capsys, tmp_path):
         9,
         NUM,
     )
+    settings = card["settings"]
+    assert list(settings) == [option.name for option in options_of(JudgeSettings)]
+    assert (settings["model"], settings["eos"], settings["max_tokens"]) == (str(place / "a2r"), "first", 9)
     assert perplexity["judge"]["weights"]
     assert perplexity["label"].startswith("not comparable with published perplexities: the judge is")
     assert perplexity["num_tokens"] <= 9 * NUM

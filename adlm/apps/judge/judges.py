@@ -22,7 +22,6 @@ from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
 from adlm.config.load import BOX
 from adlm.config.schema import Config
-from adlm.data.rows.packing import row_boundaries
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.language_model import load
@@ -70,7 +69,7 @@ class OwnJudge:
             eos_id=vocabulary.eos_id,
             device=weight.device.type,
             dtype=str(weight.dtype).removeprefix("torch."),
-            bos_eos_in_rows=bool(row_boundaries(vocabulary)[0]),
+            bos_eos_in_rows=bool(vocabulary.row_boundaries[0]),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

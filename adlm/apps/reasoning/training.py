@@ -29,7 +29,7 @@ from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
 from adlm.training.seeds import seed_of
 from adlm.training.step import TrainState, new_train_state
-from adlm.training.task import Report
+from adlm.training.task import DataSize, Report
 
 BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on
 GROUP = 16  # batches whose problems are sorted by length
@@ -135,20 +135,9 @@ class ReasoningTask:
         return ReasoningBatches(self.problems, self.encoder, self.method, self.stages, train.batch_size, seed)
 
     @property
-    def num_rows(self) -> int:
-        return len(self.problems)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(p.question) + sum(map(len, p.steps)) + len(p.answer) for p in self.problems)
-
-    @property
-    def num_held_out(self) -> int:
-        return len(self.held_out)
-
-    @property
-    def num_held_out_in_all(self) -> int:
-        return len(self.held_out)
+    def size(self) -> DataSize:
+        num_tokens = sum(len(p.question) + sum(map(len, p.steps)) + len(p.answer) for p in self.problems)
+        return DataSize(len(self.problems), num_tokens, len(self.held_out), len(self.held_out))
 
     def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
         train = self.config.train

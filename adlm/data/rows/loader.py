@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.data.rows.packing import Rows, padding_id, row_boundaries, text_width
+from adlm.data.rows.packing import Rows, text_width
 from adlm.data.sources.source import Source
 from adlm.errors import UserError
 from adlm.tokens import Tokenizer
@@ -134,11 +134,11 @@ class Stream:
         rows = self._padded(start) if self.source.packing == "padded" else self._packed(start)
         share = self.batch_size // self.num_ranks
         vocabulary = self.tokenizer.vocabulary
-        bos, eos = row_boundaries(vocabulary)
-        x = np.full((share, self.length), padding_id(vocabulary), np.int64)
+        bos, eos = vocabulary.row_boundaries
+        x = np.full((share, self.length), vocabulary.padding_id, np.int64)
         used = np.zeros(share, np.int64)
         while True:
-            x[:] = padding_id(vocabulary)
+            x[:] = vocabulary.padding_id
             for number in range(self.batch_size):
                 ids, after = next(rows)
                 index = number - self.rank * share

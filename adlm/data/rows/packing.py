@@ -154,9 +154,9 @@ class Rows:
         self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[float] | NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """ids (n, L) and pad (n, L); pad is None if no row is padded."""
-        bos, eos = row_boundaries(self.vocabulary)
+        bos, eos = self.vocabulary.row_boundaries
         first = len(bos)
-        x = np.full((len(rows), self.length), padding_id(self.vocabulary), np.int64)
+        x = np.full((len(rows), self.length), self.vocabulary.padding_id, np.int64)
         used = np.empty(len(rows), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0 if draws is None else float(draws[index]))
@@ -184,20 +184,13 @@ class Rows:
 
         bos, eos and padding of a row belong to the adjacent document.
         """
-        first = len(row_boundaries(self.vocabulary)[0])
+        first = len(self.vocabulary.row_boundaries[0])
         found = np.empty((len(rows), self.length), np.int64)
         for index, row in enumerate(rows):
             start, stop = self.layout.span(int(row), 0.0)
             positions = np.clip(np.arange(self.length) - first + start, start, max(start, stop - 1))
             found[index] = np.searchsorted(self.tokens.ends, positions, side="right")
         return found if self.clusters is None else self.clusters[found]
-
-
-def row_boundaries(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-    """The ids before and after the text of a row: [bos] and [eos], or none if the vocabulary lacks one of them."""
-    if vocabulary.bos_id is None or vocabulary.eos_id is None:
-        return [], []
-    return [vocabulary.bos_id], [vocabulary.eos_id]
 
 
 def counted_positions(
@@ -209,14 +202,14 @@ def counted_positions(
     as tokens. `packed-published` and `padded-published` count them, as the released code does.
     """
     used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
-    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else row_boundaries(vocabulary)
+    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else vocabulary.row_boundaries
     positions = np.arange(x.shape[1])
     return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
 
 
 def text_width(vocabulary: Vocabulary, length: int) -> int:
     """Number of document ids in a row of this length."""
-    bos, eos = row_boundaries(vocabulary)
+    bos, eos = vocabulary.row_boundaries
     width = length - len(bos) - len(eos)
     if width < 1:
         raise UserError(f"length {length} leaves no room for text between bos and eos; try length=16")
@@ -238,10 +231,3 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
             "a smaller length"
         )
     return Rows(tokens, vocabulary, length, layout, packing)
-
-
-def padding_id(vocabulary: Vocabulary) -> int:
-    """The id at padded positions: pad_id, or any id other than the mask if there is none."""
-    if vocabulary.pad_id is not None:
-        return vocabulary.pad_id
-    return 0 if vocabulary.mask_id != 0 else 1
