@@ -145,7 +145,11 @@ class LanguageModel:
         from adlm.likelihood.text_sets import rows_of_texts
 
         documents = check_texts("texts", [texts] if isinstance(texts, str) else texts)
-        settings = PerplexitySettings(estimator, whole_number("samples", samples, 1), seed=whole_number("seed", seed))
+        if not isinstance(estimator, str):
+            raise UserError(f"estimator must be the name of one, such as auto, not a {type(estimator).__name__}")
+        settings = PerplexitySettings(
+            estimator=estimator, samples=whole_number("samples", samples, 1), seed=whole_number("seed", seed)
+        )
         with _standard_mode():
             rows = rows_of_texts(documents, self.require_tokenizer(), self.config.length)
             estimate = summarize(measure_nats(self.method, self.network, rows, settings))

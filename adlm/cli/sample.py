@@ -104,6 +104,7 @@ def run(request: SampleOptions) -> int:
         num=request.num,
         seed=request.seed,
         batch=request.batch,
+        num_option="--num",
     )
     lm = lm or _load(model, request.device)
     batch = request.batch or (GPU_BATCH if lm.device.type == "cuda" else BATCH)

@@ -15,7 +15,7 @@ from running_server import running
 
 from adlm.apps.server.app import ServerSettings
 
-RUN = Path(__file__).parents[2] / "experiments" / "serve_load" / "run.py"
+RUN = Path(__file__).parents[3] / "experiments" / "serve_load" / "run.py"
 
 
 @pytest.fixture(scope="module")
