@@ -277,13 +277,16 @@ class LanguageModel:
         with _standard_mode():
             texts = self._texts_of(request)
             canvas = self.canvas(texts) if request.canvas is None else request.canvas
-            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad, request.batch == 1)
+            one_text_a_batch = request.batch is not None and request.num % request.batch == 0
+            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad, one_text_a_batch)
             num_rows, length = len(canvas.ids) * request.num, canvas.ids.shape[1]
-            check_sampling(self.config, num_rows, length, self.device, request.num_option, request.batch)
+            at_once = min(num_rows, request.batch or num_rows)
+            held, option = (at_once, "batch") if request.streamed else (num_rows, request.num_option)
+            check_sampling(self.config, held, length, self.device, option, at_once)
             rng = RowRng(request.seed, range(num_rows)) if rng is None else rng
             if len(rng) != num_rows:
                 raise UserError(f"rng has {len(rng)} rows, and the canvas {num_rows}; give one for each", "rng")
-            at_once, fixed = min(num_rows, request.batch or num_rows), self._frozen.batch
+            fixed = self._frozen.batch
             if fixed is not None and at_once > fixed:
                 raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {fixed}; split it")
             return Run(self, canvas, request.sampling, rng, request.num, tuple(texts))

@@ -108,7 +108,7 @@ def run(request: SampleOptions) -> int:
     )
     lm = lm or _load(model, request.device)
     batch = request.batch or (GPU_BATCH if lm.device.type == "cuda" else BATCH)
-    planned = lm.plan(replace(asked, batch=batch))
+    planned = lm.plan(replace(asked, batch=batch, streamed=True))
     if request.trace is not None and (length := planned.canvas.take([0]).ids.shape[1]) > lm.config.length:
         raise UserError(
             f"--trace runs the network on all {length} tokens at every step, and the model's length is "

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.ma  # np.unique would import it during the first run, where Ctrl-C must find no import
 import torch
 from numpy.typing import NDArray
 from torch import Tensor

@@ -33,6 +33,8 @@ class SampleRequest:
     seed: int = 0
     batch: int | None = None
     """Rows sampled at once; None is all of them."""
+    streamed: bool = False
+    """Whether samples are used batch by batch, so that not all of them are in memory."""
     num_option: str = "num"
     """The name of `num` in messages."""
 
