@@ -81,13 +81,13 @@ def encode_canvas(text: str, tokenizer: "Tokenizer") -> list[int]:
     return ids + _encode_known(text[start:], tokenizer)
 
 
-def check_holes(text: str) -> None:
+def check_holes(text: str, option: str = "texts") -> None:
     """UserError for an empty or too large hole, and for what looks like one and is none, such as `[MASK*4 was`."""
     for hole in HOLE.finditer(text):
-        _checked_num_masks(hole)
+        _checked_num_masks(hole, option)
     for found in LIKE_A_HOLE.finditer(text):
         if not HOLE.match(text, found.start()):
-            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve", "texts")
+            raise UserError(f"{found[0]} is not a hole; write [MASK] for one token, [MASK*12] for twelve", option)
 
 
 def num_masks(text: str) -> int:
@@ -101,14 +101,14 @@ def _num_masks(hole: re.Match[str]) -> int:
     return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 
-def _checked_num_masks(hole: re.Match[str]) -> int:
+def _checked_num_masks(hole: re.Match[str], option: str = "texts") -> int:
     """Number of masks in a hole, from 1 to MAX_HOLE."""
     num = _num_masks(hole)
     if num < 1:
-        raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1", "texts")
+        raise UserError(f"{hole[0]} has no masks; write [MASK*N] with N at least 1", option)
     if num > MAX_HOLE:
         raise UserError(
-            f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N", "texts"
+            f"{hole[0][:20]}... asks for more than {MAX_HOLE:,} masks; write [MASK*N] with a smaller N", option
         )
     return num
 

@@ -36,7 +36,7 @@ from adlm.methods.method import Method
 from adlm.models.transformer import num_parameters
 from adlm.sampling.frame import Frame, last_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.sample_request import SampleRequest, check_texts, sampling_with
+from adlm.sampling.settings import SampleSettings, check_texts, sampling_with
 from adlm.tokens import Tokenizer
 
 ROWS_AT_ONCE = 32
@@ -172,11 +172,11 @@ class LanguageModel:
         The options are the fields of `adlm.config.schema.Sampling`; they default to the model's config.
         """
         sampling = sampling_with(self.config.sampling, options)
-        request = SampleRequest(
+        settings = SampleSettings(
             sampling, canvas=_canvas_of_ids(canvas), num=num_samples, seed=seed, num_option="num_samples"
         )
         with _standard_mode():
-            return last_frame(self.plan(request).frames()).ids.to(canvas.device)
+            return last_frame(self.plan(settings).frames()).ids.to(canvas.device)
 
     def sample(
         self,
@@ -195,10 +195,10 @@ class LanguageModel:
         tokens, but are removed from the text unless `special_tokens` is True.
         """
         sampling = sampling_with(self.config.sampling, options)
-        request = SampleRequest(
+        settings = SampleSettings(
             sampling, prompt=prompt, suffix=suffix, length=length, num=num, seed=seed, batch=ROWS_AT_ONCE
         )
-        return self._write(request, special_tokens)
+        return self._write(settings, special_tokens)
 
     @overload
     def fill(
@@ -245,16 +245,16 @@ class LanguageModel:
         if not texts:
             return []
         sampling, num_each = sampling_with(self.config.sampling, options), 1 if num is None else num
-        request = SampleRequest(sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE)
-        filled = self._write(request, special_tokens)
+        settings = SampleSettings(sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE)
+        filled = self._write(settings, special_tokens)
         return filled[0] if isinstance(text, str) and num is None else filled
 
-    def _write(self, request: SampleRequest, special_tokens: bool) -> list[str]:
-        """The texts of a request, some rows at a time. All are checked before any is sampled."""
+    def _write(self, settings: SampleSettings, special_tokens: bool) -> list[str]:
+        """The texts that settings ask for, some rows at a time. All are checked before any is sampled."""
         if not isinstance(special_tokens, bool):
             raise UserError(f"special_tokens must be True or False, not {special_tokens!r:.60}")
         tokenizer = self.require_tokenizer()
-        batches = self.plan(request).batches(request.batch)
+        batches = self.plan(settings).batches(settings.batch)
         return [tokenizer.decode(ids, special_tokens) for batch in batches for ids in batch.filled()]
 
     def watch(self, canvas: str | Tensor, seed: int = 0, **options: Unpack[SamplingOptions]) -> Iterator[Frame]:
@@ -264,41 +264,41 @@ class LanguageModel:
         """
         sampling = sampling_with(self.config.sampling, options)
         given: Any = {"texts": [canvas]} if isinstance(canvas, str) else {"canvas": _canvas_of_ids(canvas)}
-        frames = self.plan(SampleRequest(sampling, **given, seed=seed)).frames()
+        frames = self.plan(SampleSettings(sampling, **given, seed=seed)).frames()
         copies = ([None if each is None else each.clone() for each in vars(frame).values()] for frame in frames)
         return (Frame(*each) for each in copies)  # type: ignore[arg-type]
 
-    def plan(self, request: SampleRequest, rng: RowRng | None = None) -> "Run":
-        """The sampling run of a request, after every check of it against this model; `Run.frames` trusts it.
+    def plan(self, settings: SampleSettings, rng: RowRng | None = None) -> "Run":
+        """The sampling run of settings, after every check of them against this model; `Run.frames` trusts them.
 
         `sample`, `fill`, `complete`, `watch`, `adlm sample` and `adlm serve` all begin here. `rng` replaces the RNG of
         (seed, row number) by others, one for each row.
         """
         with _standard_mode():
-            texts = self._texts_of(request)
-            canvas = self.canvas(texts) if request.canvas is None else request.canvas
-            one_text_a_batch = request.batch is not None and request.num % request.batch == 0
-            check_canvas(self.method, canvas.ids, request.sampling, canvas.pad, one_text_a_batch)
-            num_rows, length = len(canvas.ids) * request.num, canvas.ids.shape[1]
-            at_once = min(num_rows, request.batch or num_rows)
-            held, option = (at_once, "batch") if request.streamed else (num_rows, request.num_option)
+            texts = self._texts_of(settings)
+            canvas = self.canvas(texts) if settings.canvas is None else settings.canvas
+            one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
+            check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
+            num_rows, length = len(canvas.ids) * settings.num, canvas.ids.shape[1]
+            at_once = min(num_rows, settings.batch or num_rows)
+            held, option = (at_once, "batch") if settings.streamed else (num_rows, settings.num_option)
             check_sampling(self.config, held, length, self.device, option, at_once)
-            rng = RowRng(request.seed, range(num_rows)) if rng is None else rng
+            rng = RowRng(settings.seed, range(num_rows)) if rng is None else rng
             if len(rng) != num_rows:
                 raise UserError(f"rng has {len(rng)} rows, and the canvas {num_rows}; give one for each", "rng")
             fixed = self._frozen.batch
             if fixed is not None and at_once > fixed:
                 raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {fixed}; split it")
-            return Run(self, canvas, request.sampling, rng, request.num, tuple(texts))
+            return Run(self, canvas, settings.sampling, rng, settings.num, tuple(texts))
 
-    def _texts_of(self, request: SampleRequest) -> Sequence[str]:
-        """The texts with holes that a request is for; none if it is for ids."""
-        if request.texts is not None or request.canvas is not None:
-            return request.texts or ()
-        length, tokenizer = request.length, self.require_tokenizer()
+    def _texts_of(self, settings: SampleSettings) -> Sequence[str]:
+        """The texts with holes that settings ask for; none if they ask for ids."""
+        if settings.texts is not None or settings.canvas is not None:
+            return settings.texts or ()
+        length, tokenizer = settings.length, self.require_tokenizer()
         if length is None:
-            length = self.max_text_length(encode_canvas(request.prompt, tokenizer))
-        return [hole_between(request.prompt, request.suffix, length, tokenizer)]
+            length = self.max_text_length(encode_canvas(settings.prompt, tokenizer))
+        return [hole_between(settings.prompt, settings.suffix, length, tokenizer)]
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""

@@ -15,7 +15,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.language_model import LanguageModel, Run, load
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 from adlm.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -466,7 +466,7 @@ def test_requests_beyond_memory_are_refused_before_sampling():
 
 
 def test_a_planned_run_is_the_same_every_time_as_a_whole_and_in_batches():
-    request = SampleRequest(LM.sampling(steps=6), ["a[MASK*5]", "We [MASK*9] of"], num=3, seed=4)
+    request = SampleSettings(LM.sampling(steps=6), ["a[MASK*5]", "We [MASK*9] of"], num=3, seed=4)
     run = LM.plan(request)
     whole = run.filled()
     assert run.filled() == whole

@@ -13,7 +13,7 @@ import adlm
 from adlm.canvas import Canvas
 from adlm.errors import UserError
 from adlm.sampling.rng import RowRng
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 
 
 @pytest.fixture(scope="module")
@@ -161,26 +161,26 @@ CALLS = {
         lambda lm, wrong: lm.max_text_length(wrong), ["abc", 5, None, ["a"], [1.5], object()], "ids"
     ),
     "plan canvas": (
-        lambda lm, wrong: lm.plan(SampleRequest(lm.sampling(), canvas=wrong)),
+        lambda lm, wrong: lm.plan(SampleSettings(lm.sampling(), canvas=wrong)),
         ["a[MASK]", CANVAS, Canvas("a")],
         "canvas",
     ),
     "plan sampling": (
-        lambda lm, wrong: lm.plan(SampleRequest(wrong, canvas=Canvas(CANVAS))), [None, {}, "ancestral"], "sampling"
+        lambda lm, wrong: lm.plan(SampleSettings(wrong, canvas=Canvas(CANVAS))), [None, {}, "ancestral"], "sampling"
     ),
-    "plan seed": (lambda lm, wrong: SampleRequest(lm.sampling(), seed=wrong), NOT_SEEDS, "seed"),
+    "plan seed": (lambda lm, wrong: SampleSettings(lm.sampling(), seed=wrong), NOT_SEEDS, "seed"),
     "plan batch": (
-        lambda lm, wrong: SampleRequest(lm.sampling(), batch=wrong),
+        lambda lm, wrong: SampleSettings(lm.sampling(), batch=wrong),
         [wrong for wrong in [*NOT_INTEGERS, 0, -1] if wrong is not None],
         "batch",
     ),
     "plan rng": (
-        lambda lm, wrong: lm.plan(SampleRequest(lm.sampling(), canvas=Canvas(CANVAS)), RowRng(*wrong)),
+        lambda lm, wrong: lm.plan(SampleSettings(lm.sampling(), canvas=Canvas(CANVAS)), RowRng(*wrong)),
         [(0, []), (-1, [0]), ([0, -1], [0, 1]), (0, [0, 1])],
         "",
     ),
     "canvas of more rows than a fixed batch": (
-        lambda lm, z: lm.with_fixed_batch(2).plan(SampleRequest(lm.sampling(), canvas=Canvas(z))),
+        lambda lm, z: lm.with_fixed_batch(2).plan(SampleSettings(lm.sampling(), canvas=Canvas(z))),
         [CANVAS.expand(3, 4)],
         "rows",
     ),

@@ -26,7 +26,7 @@ from adlm.likelihood.text_sets import rows_of_texts
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
 from adlm.sampling.rng import RowRng
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -372,7 +372,7 @@ class HarnessModel(LM):  # type: ignore[misc]
     def _generate(self, rows: Sequence[Generation]) -> list[str]:
         starts = [len(self.bos)] * len(rows)
         canvas = make_canvas([row.ids for row in rows], self.model.fill_id, starts)
-        request = SampleRequest(rows[0].sampling, canvas=canvas)
+        request = SampleSettings(rows[0].sampling, canvas=canvas)
         run = self.model.plan(request, RowRng(self.seed, [row.rng_row for row in rows]))
         return [self._text(row, ids) for row, ids in zip(rows, run.filled(), strict=True)]
 

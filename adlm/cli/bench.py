@@ -13,7 +13,7 @@ from adlm.config.schema import Config, Vocabulary
 from adlm.errors import UserError
 from adlm.hub import is_hub_name
 from adlm.request import Request, option
-from adlm.sampling.sample_request import parse_sampling
+from adlm.sampling.settings import parse_sampling
 
 if TYPE_CHECKING:  # importing torch takes seconds
     import torch

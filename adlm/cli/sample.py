@@ -17,7 +17,7 @@ from adlm.files import check_output
 from adlm.hub import download_model
 from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
 from adlm.request import Request, option
-from adlm.sampling.sample_request import SampleRequest, parse_sampling, sampling_with
+from adlm.sampling.settings import SampleSettings, parse_sampling, sampling_with
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,7 +31,7 @@ SAMPLER_LINES = "\n".join(f"  {name:20} {SAMPLER_SUMMARIES.get(name, 'of another
 
 
 @dataclass(frozen=True)
-class SampleOptions(Request):
+class SampleRequest(Request):
     """The options of `adlm sample`."""
 
     example = f"""adlm sample --prompt "The old man looked at the sea"
@@ -69,7 +69,7 @@ samplers (details: docs/sampling.md):
     )
     num: int = option("number of samples per --fill", 1, minimum=1)
     sampler: str | None = option("short for sampling.sampler=NAME; the samplers are listed below", None)
-    steps: int | None = option("short for sampling.steps=T", None, metavar="T")
+    steps: int | None = option("short for sampling.steps=T", None, metavar="T", minimum=1)
     seed: int = option("seed; sample i uses the RNG of (S, i)", 0, metavar="S", minimum=0)
     batch: int | None = option("samples per batch (default: 16, on a GPU 64)", None, metavar="B", minimum=1)
     device: str = option("auto, cuda or cpu (default: auto, a GPU if available)", "auto", metavar="D")
@@ -85,7 +85,7 @@ samplers (details: docs/sampling.md):
     json: bool = option("print JSON: one line per sample, or one line with --out", False)
 
 
-def run(request: SampleOptions) -> int:
+def run(request: SampleRequest) -> int:
     model, overrides = _model_and_overrides([request.model, *request.overrides])
     options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
     _check_outputs(request, model)
@@ -95,7 +95,7 @@ def run(request: SampleOptions) -> int:
     saved = source / "config.yaml"
     lm = None if saved.is_file() else _load(source, request.device)  # a .ckpt or exported: its options are inside
     defaults = lm.config.sampling if lm else load_config(saved).sampling
-    asked = SampleRequest(  # checked before torch is imported
+    asked = SampleSettings(  # checked before torch is imported
         sampling_with(defaults, options),
         texts=request.fill or None,
         prompt=request.prompt or "",
@@ -151,7 +151,7 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     return model, overrides
 
 
-def _check_outputs(request: SampleOptions, model: str) -> None:
+def _check_outputs(request: SampleRequest, model: str) -> None:
     """User errors for options that exclude each other, and for files that cannot be written."""
     for name in ("prompt", "suffix", "length"):
         if request.fill and getattr(request, name) is not None:
@@ -168,7 +168,7 @@ def _check_outputs(request: SampleOptions, model: str) -> None:
         check_output(request.out, force=True, inputs=[Path(model)])
 
 
-def _sample_first(planned: "Run", output: "SampleOutput | None", request: SampleOptions, model: str) -> "list[Sample]":
+def _sample_first(planned: "Run", output: "SampleOutput | None", request: SampleRequest, model: str) -> "list[Sample]":
     """Generate the first sample alone, shown in the terminal or recorded as a trace."""
     from adlm.apps.trace.page import write_trace
     from adlm.apps.trace.recording import TraceInfo, TraceRecorder
@@ -220,7 +220,7 @@ def _sample_batches(planned: "Run", batch: int, first: int) -> "Iterator[list[Sa
         progress.close()
 
 
-def _write_samples(planned: "Run", batch: int, out: Path, request: SampleOptions, model: str) -> None:
+def _write_samples(planned: "Run", batch: int, out: Path, request: SampleRequest, model: str) -> None:
     from adlm.samples_file import open_samples, provenance_of
 
     with open_samples(out, provenance_of(planned, model, batch), request.force) as file:

@@ -2,7 +2,8 @@
 
 Shapes: B sequences, L tokens each; weights broadcast over (B, L).
 
-Every bound here is a sum over positions of weight * cross-entropy: this module gives the weights, the methods multiply.
+Every bound here is a sum over positions of weight * cross-entropy: this module gives the weights,
+and `network.score` multiplies.
 The mean is over all L tokens, masked or not.
 """
 

@@ -134,7 +134,7 @@ def test_a_sliding_window_makes_texts_longer_than_the_model(models, capsys):
         (["text8", "--num", "0"], "--num 0 must be at least 1"),
         (["text8", "--batch", "0"], "--batch 0 must be at least 1"),
         (["text8", "--seed", "-1"], "seed -1 must be 0 or more"),
-        (["text8", "--steps", "0"], "sampling.steps 0 must be at least 1"),
+        (["text8", "--steps", "0"], "--steps 0 must be at least 1"),
         (["text8", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
         (["text8", "sampling.top_p=0"], "sampling.top_p 0 must be more than 0"),
         (["text8", "sampling.topp=0.5"], "there is no sampling option 'topp'; did you mean 'top_p'?"),

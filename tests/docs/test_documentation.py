@@ -122,6 +122,23 @@ def test_links_to_files_lead_somewhere(page):
         assert target in generated or (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_files_that_are_named_exist(page):
+    roots = [ROOT, ROOT / "adlm", ROOT / "tests", ROOT / "experiments", page.parent]
+    for name in re.findall(r"`((?:[\w.-]+/)+\w+\.py)(?:::[^`]*)?`", page.read_text()):
+        elsewhere = name.startswith("preprocessing/")  # of the released code of another paper
+        assert elsewhere or any((root / name).is_file() for root in roots), f"{name_of(page)} names {name}"
+
+
+def test_the_map_names_every_module_of_the_library_and_every_application():
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## The map")[2].partition("```")[2]
+    named = set(re.findall(r"(?<![\w/])(\w+(?:\.py|/))", page.partition("```")[0]))
+    folders = [ROOT / "adlm", ROOT / "adlm" / "apps"]
+    files = {path.name for folder in folders for path in folder.glob("*.py") if not path.name.startswith("__m")}
+    packages = {f"{path.parent.name}/" for folder in folders for path in folder.glob("*/__init__.py")}
+    assert (files - {"__init__.py"}) | packages <= named
+
+
 TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0"]
 TEXT = "\n\n".join(
     f"The captain of ship {n} said that the sea was very calm. He wept, and the crew sang." for n in range(99)

@@ -21,7 +21,7 @@ from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.transformer import TimeCondition
 from adlm.registry import METHODS, SAMPLERS
 from adlm.sampling.rng import RowRng
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 from adlm.training.step import MicroBatch, new_train_state, train_step
 
 MASK, BOS = 7, 3
@@ -573,7 +573,7 @@ def test_invalid_text_is_refused(name, x, sentence):
 )
 def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, canvas, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).plan(SampleRequest(Sampling(), canvas=Canvas(canvas)))
+        model(name).plan(SampleSettings(Sampling(), canvas=Canvas(canvas)))
 
 
 @every_method
@@ -593,7 +593,7 @@ def test_a_canvas_that_cannot_be_filled_is_refused_before_the_first_frame(name, 
 )
 def test_sampling_options_made_in_python_are_validated(name, sampling, sentence):
     with pytest.raises(UserError, match=sentence):
-        model(name).plan(SampleRequest(sampling, canvas=Canvas(torch.full((1, 8), MASK))))
+        model(name).plan(SampleSettings(sampling, canvas=Canvas(torch.full((1, 8), MASK))))
 
 
 @every_method

@@ -95,15 +95,18 @@ class Forbidden:
         return self.form(problem) in self.forms
 
 
-def forbidden_forms(paths: Iterable[Path], form: Callable[[Problem], str]) -> Forbidden:
+def forbidden_forms(
+    paths: Iterable[Path], form: Callable[[Problem], str], readers: "Mapping[str, Reader] | None" = None
+) -> Forbidden:
     """Forbids the problems of the files, and all problems of the same form.
 
-    `form` is `content` (the same facts and question in any order; the minimum to keep sets disjoint) or `structure`
-    (the same up to renaming) of `datasets.prosqa` or `datasets.prontoqa`.
+    `form` is, for example, `content` (the same facts and question in any order; the minimum to keep sets disjoint) or
+    `structure` (the same up to renaming) of `datasets.prosqa`. `readers` are those of the set, by default of JSON.
     """
     forms = set()
     for path in paths:
-        for index, problem in enumerate(read_problems(path)):
+        read = read_problems if readers is None else readers[path.suffix]
+        for index, problem in enumerate(read(path)):
             try:
                 forms.add(form(problem))
             except UserError as error:
@@ -307,7 +310,7 @@ class GeneratedProblems:
 
     def _generate(self, numbers: range) -> list[Problem]:
         assert self.problem_set.draw is not None
-        forbidden = forbidden_forms(self.exclude, self.problem_set.form)
+        forbidden = forbidden_forms(self.exclude, self.problem_set.form, self.problem_set.readers)
         start = self.start + numbers.start
         return list(series(self.set_name, self.problem_set.draw, len(numbers), self.seed, start, forbidden))
 

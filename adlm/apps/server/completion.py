@@ -11,8 +11,8 @@ from adlm.apps.server.bodies import CompletionRequest
 from adlm.canvas import MAX_HOLE, check_holes, num_masks
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run, SamplingOptions
-from adlm.sampling.sample_request import SampleRequest
 from adlm.sampling.samplers import sampler_of
+from adlm.sampling.settings import SampleSettings
 from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
@@ -144,7 +144,7 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
                 "shorten the prompt or lower max_tokens",
                 "prompt" if any(map(num_masks, request.prompts)) else "",
             )
-        run = lm.plan(SampleRequest(sampling, canvas=canvas, num=request.n, seed=seed, batch=1))
+        run = lm.plan(SampleSettings(sampling, canvas=canvas, num=request.n, seed=seed, batch=1))
     except UserError as error:
         raise UserError(str(error).replace("sampling.", ""), _field_of(error, request)) from None
     rows = list(run.batches(1))
@@ -175,10 +175,7 @@ def checked_num_masks(field: str, text: str) -> int:
     """Number of masks in the holes of a field; UserError if something in it looks like a hole and is none."""
     num = num_masks(text)
     if num <= MAX_HOLE:  # more are refused by their number
-        try:
-            check_holes(text)
-        except UserError as error:
-            raise UserError(error, field) from None
+        check_holes(text, field)
     return num
 
 

@@ -131,11 +131,17 @@ def labels(problem):
     return (problem.answer,)
 
 def draw(rng):
-    a, b = rng.randrange(9), rng.randrange(9)
+    return problem(rng.randrange(9), rng.randrange(9))
+
+def problem(a, b):
     return Problem(f"What is {a} and {b}?", (f"{a}+{b}={a + b}",), str(a + b))
 
+def read(path):
+    return tuple(problem(*map(int, line.split(","))) for line in path.read_text().splitlines())
+
 SUMS = ProblemSet(
-    title="sums of two digits", folders=("sums",), files={"valid": ("sums.json",)}, labels=labels, draw=draw
+    title="sums of two digits", folders=("sums",), files={"valid": ("sums.csv",)}, labels=labels, draw=draw,
+    readers={".csv": read},
 )
 """
 
@@ -146,13 +152,12 @@ def test_a_new_set_of_problems_is_one_file_and_one_line_of_the_registry(tmp_path
     monkeypatch.setitem(CORPORA.built_in, "sums", "sums:SUMS")
     root, run = tmp_path / "data", tmp_path / "run"
     (root / "sums").mkdir(parents=True)
-    held_out = [Problem(f"What is 4 and {b}?", (f"4+{b}={4 + b}",), str(4 + b)) for b in range(3)]
-    write_problems(root / "sums" / "sums.json", held_out)
+    (root / "sums" / "sums.csv").write_text("4,0\n4,1\n4,2\n")
     assert reason_train(root, run, "data.name=sums", "data.problems=16", "reason.epochs=1", "reason.slots=1") == 0
     assert evaluated(run, root, capsys, "--data", "sums", "--split", "valid")["num"] == 3
     text = tmp_path / "prepared"
     options = ["data=sums", "data.problems=16", f"data.root={root}", "tokenizer=bytes", "length=32"]
     assert main(["prepare", *options, "--out", str(text), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["documents"] == 16
-    trained_on = GeneratedProblems(CORPORA["sums"], "sums", 16, 0, (root / "sums" / "sums.json",)).problems()
-    assert not {problem.question for problem in trained_on} & {problem.question for problem in held_out}
+    trained_on = GeneratedProblems(CORPORA["sums"], "sums", 16, 0, (root / "sums" / "sums.csv",)).problems()
+    assert not {problem.question for problem in trained_on} & {f"What is 4 and {b}?" for b in range(3)}

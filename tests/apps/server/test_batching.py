@@ -22,7 +22,7 @@ from adlm.apps.server.jobs import Job, RowUpdate
 from adlm.canvas import Canvas
 from adlm.sampling.events import JoinedRows
 from adlm.sampling.rng import RowRng
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 
 
 class NoMonitor:
@@ -38,7 +38,7 @@ class NoMonitor:
 
 def planned(lm, ids, sampling, seed, number=0):
     """A run of one row."""
-    return lm.plan(SampleRequest(sampling, canvas=Canvas(torch.tensor([ids]))), RowRng(seed, [number]))
+    return lm.plan(SampleSettings(sampling, canvas=Canvas(torch.tensor([ids]))), RowRng(seed, [number]))
 
 
 def sample(worker, rows):

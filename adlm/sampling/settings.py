@@ -1,4 +1,4 @@
-"""A request to sample, and all checks of it that need no model. Imports no PyTorch, so that these take no time."""
+"""What is to be sampled, and all checks of it that need no model. Imports no PyTorch, so that these take no time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +13,10 @@ from adlm.errors import UserError, whole_number
 
 
 @dataclass(frozen=True)
-class SampleRequest:
+class SampleSettings:
     """What to fill in, how often and how: `texts`, or a `canvas` of ids, or one text from `prompt` to `suffix`.
 
-    A request that could be made is valid in itself; `LanguageModel.plan` checks it against a model.
+    Settings that could be made are valid in themselves; `LanguageModel.plan` checks them against a model.
     """
 
     sampling: Sampling
@@ -58,9 +58,9 @@ class SampleRequest:
                 raise UserError(
                     f"{name} {text!r} contains a mask; pass the complete text with its masks to fill instead", name
                 )
-        for text in (*(self.texts or ()), self.prompt, self.suffix):
-            check_holes(text)
+            check_holes(text, name)
         for text in self.texts or ():
+            check_holes(text)
             if not num_masks(text):
                 raise UserError(
                     f"the canvas {text!r:.200} has no masks to fill in; write [MASK] for one token, [MASK*12] for "
