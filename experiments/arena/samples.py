@@ -26,7 +26,7 @@ from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.samples_file import draw_samples, open_samples, provenance_of
-from adlm.sampling.sample_request import SampleRequest
+from adlm.sampling.settings import SampleSettings
 
 SAMPLERS = ("ancestral", "remdm-loop")
 TOP_P = 0.9
@@ -83,7 +83,7 @@ def time_sampling(
 
 def write_samples(lm: LanguageModel, key: str, sampler: str, steps: int, arguments: argparse.Namespace) -> None:
     """The samples of `adlm sample --num N --batch B --sampler S --steps T sampling.top_p=0.9`."""
-    run = lm.plan(SampleRequest(sampling_of(lm, sampler, steps), num=arguments.num, batch=arguments.batch))
+    run = lm.plan(SampleSettings(sampling_of(lm, sampler, steps), num=arguments.num, batch=arguments.batch))
     path = arguments.out / "samples" / f"{key}-{sampler}-{steps}.jsonl"
     with open_samples(path, provenance_of(run, str(arguments.out / key), arguments.batch)) as file:
         for batch in run.batches(arguments.batch, file.first_to_sample(arguments.batch)):
