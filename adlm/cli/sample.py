@@ -89,9 +89,8 @@ def run(request: SampleOptions) -> int:
     options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
     _check_outputs(request, model)
     saved = model_source(model) / "config.yaml"
-    lm = (
-        None if saved.is_file() else _load(model, request.device)
-    )  # a .ckpt or a name on the hub: its options are there
+    # the default options of a .ckpt, or of a name on the hub, are known once it is loaded
+    lm = None if saved.is_file() else _load(model, request.device)
     defaults = lm.config.sampling if lm else load_config(saved).sampling
     asked = SampleRequest(  # checked before torch is imported
         sampling_with(defaults, options),
