@@ -122,6 +122,14 @@ def test_links_to_files_lead_somewhere(page):
         assert target in generated or (page.parent / target).exists(), f"{name_of(page)} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_that_a_page_names_exist(page):
+    for folder, rest in re.findall(r"`([a-z_]+)/((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b", page.read_text()):
+        near = [home / folder for home in (ROOT, ROOT / "adlm", ROOT / "tests", page.parent)]
+        homes = [home for home in near if home.is_dir()]  # none: a file of another project
+        assert not homes or any((home / rest).exists() for home in homes), f"{name_of(page)} names {folder}/{rest}"
+
+
 TINY = ["train.batch_size=4", "train.warm_up_steps=1", "train.valid_rows=4", "train.valid_every=0"]
 TEXT = "\n\n".join(
     f"The captain of ship {n} said that the sea was very calm. He wept, and the crew sang." for n in range(99)
