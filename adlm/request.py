@@ -75,13 +75,13 @@ class Option:
         if self.choices and value not in self.choices:
             from adlm.config.options import unknown_choice_error
 
-            raise UserError(unknown_choice_error(self.flag, value, self.choices))
+            raise UserError(unknown_choice_error(self.flag, value, self.choices), self.name)
         remedy = f"; {self.remedy}" if self.remedy else ""
         if self.minimum is not None and not value >= self.minimum:
             least = f"at least {self.minimum:,}" if self.minimum else "0 or more"
-            raise UserError(f"{self.flag} {value} must be {least}{remedy}")
+            raise UserError(f"{self.flag} {value} must be {least}{remedy}", self.name)
         if self.maximum is not None and not value <= self.maximum:
-            raise UserError(f"{self.flag} {value} must be at most {self.maximum:,}{remedy}")
+            raise UserError(f"{self.flag} {value} must be at most {self.maximum:,}{remedy}", self.name)
 
 
 def option(

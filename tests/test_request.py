@@ -73,8 +73,9 @@ def test_an_error_names_a_positional_argument_with_choices():
 
 
 def test_a_record_made_in_python_is_checked_too():
-    with pytest.raises(UserError, match="N 0 must be at least 1"):
+    with pytest.raises(UserError, match="N 0 must be at least 1") as error:
         Baking(loaves=0)
+    assert error.value.option == "loaves"
 
 
 def test_the_help_names_defaults_and_choices():
