@@ -287,6 +287,9 @@ class Journal:
             self._file = path.open("a+b", buffering=0)
         try:
             lock_file(self._file, busy)
+            if self.is_empty:
+                with reporting_os_errors(path):
+                    _sync(path.resolve().parent)  # else a power failure may take the name of a new file
             if header is not None:
                 self._file.seek(0)
                 first = self._file.readline(len(self._header) + 2**20)

@@ -22,6 +22,7 @@ from adlm.checkpoints.model_folder import (
     network_of,
 )
 from adlm.config.load import BOX, model_source, validate_sampling
+from adlm.config.options import unknown_choice_error
 from adlm.config.schema import Config, SamplerName, Sampling
 from adlm.diffusion.times import BatchRng
 from adlm.distributed import device_of
@@ -140,16 +141,15 @@ class LanguageModel:
         any-order or published.
         """
         from adlm.likelihood.measurement import measure_nats
-        from adlm.likelihood.settings import PerplexitySettings
+        from adlm.likelihood.settings import ESTIMATOR_LINES, MAX_REPLICATES, PerplexitySettings
         from adlm.likelihood.standard_errors import perplexity_of, summarize  # here: sampling needs none of these
         from adlm.likelihood.text_sets import rows_of_texts
 
         documents = check_texts("texts", [texts] if isinstance(texts, str) else texts)
-        if not isinstance(estimator, str):
-            raise UserError(f"estimator must be the name of one, such as auto, not a {type(estimator).__name__}")
-        settings = PerplexitySettings(
-            estimator=estimator, samples=whole_number("samples", samples, 1), seed=whole_number("seed", seed)
-        )
+        if estimator not in tuple(ESTIMATOR_LINES):  # checked here too: a message without the dashes of an option
+            raise UserError(unknown_choice_error("estimator", estimator, ESTIMATOR_LINES), "estimator")
+        num_samples = whole_number("samples", samples, 1, MAX_REPLICATES)
+        settings = PerplexitySettings(estimator, num_samples, seed=whole_number("seed", seed))
         with _standard_mode():
             rows = rows_of_texts(documents, self.require_tokenizer(), self.config.length)
             estimate = summarize(measure_nats(self.method, self.network, rows, settings))
@@ -242,9 +242,9 @@ class LanguageModel:
         pad are removed from the text unless `special_tokens` is True.
         """
         texts = check_texts("text", [text] if isinstance(text, str) else text)
+        sampling, num_each = self.sampling(**options), 1 if num is None else num
         if not texts:
             return []
-        sampling, num_each = sampling_with(self.config.sampling, options), 1 if num is None else num
         settings = SampleSettings(sampling, texts, num=num_each, seed=seed, batch=ROWS_AT_ONCE)
         filled = self._write(settings, special_tokens)
         return filled[0] if isinstance(text, str) and num is None else filled

@@ -46,7 +46,9 @@ class Option:
     @property
     def flag(self) -> str:
         """The option as it is written on the command line."""
-        return str(self.value_name) if self.positional else f"--{self.name.replace('_', '-')}"
+        if self.positional:
+            return str(self.value_name or self.name.upper())
+        return f"--{self.name.replace('_', '-')}"
 
     @property
     def value_name(self) -> str | tuple[str, ...] | None:
@@ -65,7 +67,8 @@ class Option:
             meanings = "\n".join(f"{name}: {meaning}" for name, meaning in self.choices.items())
             text = f"{meanings}\n{text}".rstrip()
         is_shown = isinstance(default, (int, float, str, Path)) and default is not False and default != ""
-        return f"{text} (default: {default})" if is_shown and "(default" not in text else text
+        shown = f"{default:g}" if isinstance(default, float) else default
+        return f"{text} (default: {shown})" if is_shown and "(default" not in text else text
 
     def check(self, value: Any) -> None:
         """A user error for a value that is not one of the choices, or out of bounds."""

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -355,15 +356,16 @@ def test_an_append_to_a_journal_is_synced_or_leaves_it_as_it_was(tmp_path, monke
     path, synced = tmp_path / "journal", []
 
     def fsync(descriptor):
-        synced.append(os.fstat(descriptor).st_size)
-        if len(synced) == 2:
+        status = os.fstat(descriptor)
+        synced.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
+        if len(synced) == 3:
             raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr("os.fsync", fsync)
     with closing(Journal(path, "in use", HEADER)) as journal:
         journal.append(ENTRIES[0])
         before = path.read_bytes()
-        assert synced == [len(before)]
+        assert synced == ["folder", len(before)]
         with pytest.raises(OSError, match="full"):
             journal.append(ENTRIES[1])
         assert path.read_bytes() == before

@@ -65,6 +65,8 @@ def test_several_samples_of_a_text_are_a_list_that_begins_with_the_single_one():
     assert both[:3] == several
     assert [each[0] for each in both[3:]] == ["b"] * 3
     assert LM.fill([], num=2) == LM.fill([]) == []
+    with pytest.raises(UserError, match=r"sampling.top_p 9 must be at most 1"):
+        LM.fill([], top_p=9)
 
 
 @pytest.mark.parametrize(

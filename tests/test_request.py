@@ -24,6 +24,7 @@ class Baking(Request):
     size: tuple[int, int] | None = option("of a loaf", None, metavar=("W", "H"))
     note: tuple[str, ...] = option("to the baker", (), repeated=True)
     out: Path = option("where it goes", Path("shelf"))
+    minutes: float = option("in the oven", 40.0)
     crust: bool | None = option("whether it has one", None)
     quiet: bool = option("print nothing", False)
 
@@ -62,6 +63,15 @@ def test_errors_name_the_option_as_it_is_written(words, message):
     assert str(error.value) == message
 
 
+def test_an_error_names_a_positional_argument_with_choices():
+    @dataclass(frozen=True)
+    class Slicing(Request):
+        knife: Literal["long", "short"] = option("the knife", positional=True)
+
+    with pytest.raises(UserError, match=r"^KNIFE 'blunt' is not one of long, short$"):
+        Slicing(knife="blunt")
+
+
 def test_a_record_made_in_python_is_checked_too():
     with pytest.raises(UserError, match="N 0 must be at least 1") as error:
         Baking(loaves=0)
@@ -72,7 +82,14 @@ def test_the_help_names_defaults_and_choices():
     parser = Parser(prog="adlm bake")
     add_options(parser, Baking)
     text = parser.format_help()
-    for part in ("--flour {rye,wheat}", "kind of flour (default: rye)", "(default: shelf)", "--no-crust", "100% by"):
+    for part in (
+        "--flour {rye,wheat}",
+        "kind of flour (default: rye)",
+        "(default: shelf)",
+        "(default: 40)",
+        "--no-crust",
+        "100% by",
+    ):
         assert part in text
     assert "default: False" not in text
 

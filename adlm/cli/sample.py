@@ -93,7 +93,8 @@ def run(request: SampleRequest) -> int:
     if not source.exists() and source.suffix != ".ckpt":  # a name on the hub
         source = download_model(model)
     saved = source / "config.yaml"
-    lm = None if saved.is_file() else _load(source, request.device)  # a .ckpt or exported: its options are inside
+    # the default options of a .ckpt, or of an exported model, are known once it is loaded
+    lm = None if saved.is_file() else _load(source, request.device)
     defaults = lm.config.sampling if lm else load_config(saved).sampling
     asked = SampleSettings(  # checked before torch is imported
         sampling_with(defaults, options),

@@ -165,7 +165,11 @@ def _own_journal(journal: Path | None, process: str) -> Iterator[Journal | None]
     with closing(Journal(path, f"{path} is being written by another process; wait for it, or stop it")) as own:
         for _ in own.entries():
             pass  # new groups are appended after those of an interrupted run
-        yield own
+        try:
+            yield own
+        finally:
+            if own.is_empty:
+                path.unlink(missing_ok=True)
 
 
 def delete_journal(journal: Path) -> None:

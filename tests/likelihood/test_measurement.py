@@ -351,13 +351,14 @@ def test_a_measurement_resumes_with_another_number_of_processes(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nan_nats_are_an_error():
+def test_nan_nats_are_an_error(tmp_path):
     config = settings("mdlm")
     network = method_of(config).build()
     with torch.no_grad():
         network.head.bias.fill_(torch.nan)
     with pytest.raises(UserError, match=r"nats are not finite"):
-        measure_nats(method_of(config), network, random_texts(), Once())
+        measure_nats(method_of(config), network, random_texts(), Once(), tmp_path / "journal")
+    assert list(tmp_path.iterdir()) == []  # no journal without entries is left behind
 
 
 @pytest.mark.parametrize("freedom", [1, 1.3, 1.5, 2, 2.5, 3, 7, 30, 1e6])

@@ -92,7 +92,7 @@ class JudgeSettings(Request):
         group=MAUVE,
         minimum=1,
         maximum=1_000,
-        remedy="a clustering takes seconds or more",
+        remedy="5 are usual, and each takes seconds or more",
     )
     clusters: int | None = option("clusters per clustering (default: a tenth of the samples)", None, group=MAUVE)
 
