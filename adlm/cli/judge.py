@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adlm.apps.judge.card import Card, read_card, table_rows, write_card
-from adlm.apps.judge.inputs import read_inputs
-from adlm.apps.judge.settings import JudgeSettings
+from adlm.apps.judge.inputs import JudgeSettings, read_inputs
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.errors import UserError, printable

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.apps.judge.generative_perplexity import Judge, JudgeInfo
+from adlm.apps.judge.inputs import Pooling
 from adlm.apps.judge.mauve import FeaturiserInfo, check_finite
-from adlm.apps.judge.settings import Pooling
 from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
 from adlm.config.load import BOX

@@ -30,10 +30,9 @@ from adlm.apps.judge.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.apps.judge.inputs import FeaturePair, JudgeInputs, TextCollection
+from adlm.apps.judge.inputs import EOS, START, FeaturePair, IdsOf, JudgeInputs, JudgeSettings, TextCollection
 from adlm.apps.judge.judges import HuggingFaceFeaturiser, judge_of
 from adlm.apps.judge.mauve import PUBLISHED_SEED, Features, mauve_of
-from adlm.apps.judge.settings import EOS, START, IdsOf, JudgeSettings
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.files import opened, replacing, reporting_os_errors, write_file
