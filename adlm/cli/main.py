@@ -229,7 +229,9 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     if argv[0] in COMMANDS and "--json" in argv and {"--help", "-h"} & set(argv):
-        sys.stdout.write(f"{json.dumps(_schema(argv))}\n")
+        schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
+        schema = schemas.get("") or schemas.get(argv[1], schemas)  # of the command, else of its subcommands by name
+        sys.stdout.write(f"{json.dumps(schema)}\n")
         return 0
     arguments, rest = parser.parse_known_args(argv)
     takes_overrides = hasattr(arguments, "overrides")
@@ -240,12 +242,6 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] not in WITHOUT_TORCH:
         _check_virtual_memory()
     return int(_import(argv[0]).run(request_of(arguments, argv[1:])))
-
-
-def _schema(argv: Sequence[str]) -> Any:
-    """The JSON schema of the request of a command, or those of its subcommands by name."""
-    schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
-    return schemas.get("") or schemas.get(argv[1], schemas)
 
 
 def _requests(command: str) -> tuple[type[Request], ...]:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from adlm.apps.judge.card import FORMAT
+from adlm.apps.judge.pipeline import FORMAT
 from adlm.apps.paper.results import published_sampling
 from adlm.errors import UserError
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from adlm.apps.judge.card import GPT2_LARGE
+from adlm.apps.judge.pipeline import GPT2_LARGE
 from adlm.apps.paper.reproduction import command_for, compare_with_table, compared, row_for
 from adlm.apps.paper.results import DECIMALS, JUDGES, TABLES, Result, kind_of, published_sampling, results_of
 from adlm.config.load import resolve
