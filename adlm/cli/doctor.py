@@ -140,7 +140,7 @@ def check_environment() -> Iterator[Check]:
     for check in (check_device, check_attention, check_training, check_compile):
         yield check(device)
     yield check_memory()
-    yield check_disk(Path.cwd())
+    yield check_disk()
     yield check_corpora()
     yield hub()
     for feature in FEATURES:
@@ -305,10 +305,10 @@ def check_memory() -> Check:
     )
 
 
-def check_disk(folder: Path) -> Check:
+def check_disk() -> Check:
     from adlm.limits import format_bytes
 
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(Path.cwd()).free
     status: Literal["ok", "absent"] = "ok" if free >= LOW_DISK else "absent"
     return Check("machine", "disk", status, f"{format_bytes(free)} free in this folder", facts={"free_bytes": free})
 

@@ -196,7 +196,7 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
         if kind == "perplexity":
             results = list(_perplexities(content["figures"], table, name))
         elif kind == "card":
-            results = _card_results(content, table)
+            results = list(_card_results(content, table))
         else:
             results = list(_accuracies(content, table, name))
     _check_types(results, name)
@@ -294,11 +294,8 @@ def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
     return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
 
 
-def _card_results(card: Mapping[str, Any], table: PublishedTable) -> list[Result]:
-    return [*_sample_metrics(card, table), *_reference_metrics(card)]
-
-
-def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
+def _card_results(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
+    """Metrics of the samples, and of the reference texts where they were judged too."""
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
@@ -326,18 +323,14 @@ def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[
             tokens=_billions_trained(about, method),
             parameters=about["parameters"] / 1e6,
         )
-
-
-def _reference_metrics(card: Mapping[str, Any]) -> Iterator[Result]:
-    """Metrics of the reference texts, where they were judged too."""
     if not card.get("reference_judged"):
         return
-    about = card["reference"]
-    reasons = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
-    if about.get("row_length") != SAMPLE_LENGTH:
-        reasons.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
+    reference, source = card["reference"], card["reference"].get("source")
+    reasons = [] if source == "openwebtext" else [f"the text is {source}, not openwebtext"]
+    if reference.get("row_length") != SAMPLE_LENGTH:
+        reasons.append(f"rows of {reference.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
     for result in _metrics_of(card["reference_judged"], tuple(reasons)):
-        yield replace(result, model=str(about["place"]), method="data")
+        yield replace(result, model=str(reference["place"]), method="data")
 
 
 def _metrics_of(metrics: Mapping[str, Any], reasons: tuple[str, ...]) -> Iterator[Result]:
@@ -388,7 +381,7 @@ def card_points(cards: Mapping[str, Mapping[str, Any]]) -> CardPoints:
     points = CardPoints([], [], [], published, PAPER)
     for name, card in cards.items():
         with _damage_reported(name):
-            results = _card_results(card, table)
+            results = list(_card_results(card, table))
             _check_types(results, name)
             of_samples = {each.column: each for each in results if each.method != "data"}
             of_reference = {each.column: each for each in results if each.method == "data"}
