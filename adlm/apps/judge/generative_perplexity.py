@@ -179,7 +179,7 @@ def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, layout: 
 
 
 def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
-    """(n,), True at the tokens that are counted (see EOS and START of settings.py)."""
+    """(n,), True at the tokens that are counted (see EOS and START of inputs.py)."""
     x, position = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
     predicted = position >= (start == "given")
