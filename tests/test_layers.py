@@ -64,8 +64,8 @@ def test_a_wrong_import_would_be_seen(tmp_path):
     assert imported(climbing) == ["adlm.methods"]
     assert not may_import(("diffusion", "masking"), ("methods",))
     assert not may_import(("language_model",), ("apps", "trace", "page"))
-    assert not may_import(("apps", "judge", "card"), ("apps", "paper", "results"))
-    assert not may_import(("apps", "judge", "card"), ("cli", "console"))
+    assert not may_import(("apps", "judge", "pipeline"), ("apps", "paper", "results"))
+    assert not may_import(("apps", "judge", "pipeline"), ("cli", "console"))
     assert may_import(("apps", "server", "app"), ("apps", "trace", "page"))
 
 

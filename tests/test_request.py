@@ -7,8 +7,7 @@ from typing import Literal
 
 import pytest
 
-from adlm.cli.main import COMMANDS, main
-from adlm.cli.parser import Parser, add_options, request_of
+from adlm.cli.main import COMMANDS, Parser, add_options, main, request_of
 from adlm.errors import UserError
 from adlm.request import Request, json_schema, narrow, option, options_of, to_json
 

@@ -135,14 +135,11 @@ def _differences(models: list[str], measured: dict[tuple[str, str], tuple[Nats, 
     """The first model minus each later one, where both read the same rows."""
     for (model, data), (nats, text) in measured.items():
         first_nats, first_text = measured[models[0], data]
-        same_rows = _row_key(text) == _row_key(first_text) and len(first_nats.tokens) == len(nats.tokens)
+        of_text, of_first = ((each.digest, each.packing, each.rows.length) for each in (text, first_text))
+        same_rows = of_text == of_first and len(first_nats.tokens) == len(nats.tokens)
         if model != models[0] and same_rows:
             gap = difference(first_nats, nats)
             yield Difference(models[0], model, data, gap.nats, gap.monte_carlo, gap.over_documents)
-
-
-def _row_key(text: TextSet) -> tuple[str, str, int]:
-    return text.digest, text.packing, text.rows.length
 
 
 def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySettings, nats: Nats) -> PerplexityResult:

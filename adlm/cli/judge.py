@@ -3,19 +3,21 @@
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from adlm.apps.judge.card import Card, read_card, table_rows, write_card
-from adlm.apps.judge.inputs import read_inputs
-from adlm.apps.judge.settings import JudgeSettings
+from adlm.apps.judge.inputs import JudgeSettings, read_inputs
+from adlm.apps.paper.results import card_points, kind_of
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.errors import UserError, printable
-from adlm.files import check_output, reporting_os_errors
+from adlm.files import check_output, parse_json, read_bytes, reporting_os_errors, write_file
 from adlm.request import option
 
 
@@ -69,7 +71,7 @@ def run(request: JudgeRequest) -> int:
         if card is None:
             return 0
         if request.out is not None:
-            write_card(card, request.out)
+            write_file(request.out, json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         if request.json:
             sys.stdout.write(f"{json.dumps(card, allow_nan=False)}\n")
         else:
@@ -82,8 +84,7 @@ def _plot(request: JudgeRequest) -> int:
         raise UserError("--plot needs at least one card, and none is given")
     if request.out is None:
         raise UserError("--plot needs --out FILE for the plot")
-    cards = {str(path): read_card(path) for path in request.files}
-    from adlm.apps.paper.results import card_points
+    cards = {str(path): _read_card(path) for path in request.files}
     from adlm.apps.plots import check_plot_path, plot_cards
 
     check_plot_path(request.out, "--out", request.force, request.files)
@@ -92,14 +93,24 @@ def _plot(request: JudgeRequest) -> int:
     return 0
 
 
-def _print_card(card: Card, out: Path | None) -> None:
+def _read_card(path: Path) -> Any:
+    content, card = read_bytes(path), None
+    with suppress(ValueError):  # it is not JSON
+        card = parse_json(content)
+    if kind_of(card) != "card":
+        raise UserError(f"{path} is not a metric card of `adlm judge --out`")
+    return card
+
+
+def _print_card(card: Mapping[str, Any], out: Path | None) -> None:
     console = Console()
-    reference_column = ["reference"] if "reference_judged" in card else []
-    table = Table("", "samples", *reference_column, "", box=None, pad_edge=False)
+    has_reference = "reference_judged" in card
+    reference = {name: value for name, value, _ in _metric_rows(card.get("reference_judged", {}))}
+    table = Table("", "samples", *["reference"] * has_reference, "", box=None, pad_edge=False)
     for column in table.columns[1:-1]:
         column.no_wrap = True
-    for row in table_rows(card):
-        table.add_row(row.name, row.value, *([row.reference] if reference_column else []), Text(row.of, style="dim"))
+    for name, value, of in _metric_rows(card):
+        table.add_row(name, value, *[reference.get(name, "")] * has_reference, Text(of, style="dim"))
     console.print(table)
     for metric in ("perplexity", "mauve"):
         if card.get(metric, {}).get("label"):
@@ -108,3 +119,45 @@ def _print_card(card: Card, out: Path | None) -> None:
         console.print(note, style="dim", soft_wrap=True)
     if out is not None:
         console.print(f"card: {out}", soft_wrap=True)
+
+
+def _metric_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Name, value with its standard error, and what it is of, for each row of the table of a card."""
+    if "perplexity" in metrics:
+        perplexity = metrics["perplexity"]
+        of = f"{perplexity['num_samples']:,} samples, {perplexity['num_tokens']:,} tokens"
+        pooled, of_mean = (
+            _format(perplexity[key]["value"], perplexity[key]["stderr"]) for key in ("pooled", "of_mean_nats")
+        )
+        yield ("gen-PPL, pooled over tokens", pooled, of)
+        yield ("gen-PPL, samples weigh the same", of_mean, "exp of their mean nats")
+        yield _mean_row("gen-PPL, mean of the samples'", perplexity["mean_of_perplexities"], "{:.4g}")
+    if "mauve" in metrics:
+        mauve = metrics["mauve"]
+        sizes = f"{mauve['num_samples']:,} against {mauve['num_reference']:,} texts, {mauve['num_clusters']:,} clusters"
+        yield ("MAUVE", _format(mauve["value"], mauve["spread"], "{:.4f}"), sizes)
+        seeds = f"smoothed; {len(mauve['by_seed'])} seeds, ± their spread"
+        yield ("MAUVE*", _format(mauve["star"], None, "{:.4f}"), seeds)
+    if "entropy" in metrics:
+        yield _mean_row("unigram entropy, nats", metrics["entropy"], "{:.4f}")
+    if "diversity" in metrics:
+        diversity = metrics["diversity"]
+        for n, mean in diversity["distinct"].items():
+            in_all = _format(diversity["distinct_in_all"][n], None, "{:.4f}")
+            yield _mean_row(f"distinct-{n}", mean, "{:.4f}", f"{in_all} in all samples together")
+        yield _mean_row("rep-4", diversity["repeated"], "{:.4f}", "share of tokens in repeated 4-grams")
+        yield _mean_row("longest repeat, tokens", diversity["longest_repeat"], "{:.2f}")
+        for unit in ("tokens", "characters"):
+            lengths = diversity[unit]
+            of = f"{lengths['least']:,} to {lengths['most']:,}, median {lengths['median']:,.6g}"
+            yield _mean_row(f"length, {unit}", lengths["mean"], "{:.1f}", of)
+
+
+def _mean_row(name: str, mean: Mapping[str, Any], form: str, of: str = "") -> tuple[str, str, str]:
+    return name, _format(mean["value"], mean["stderr"], form), of or f"{mean['num']:,} samples"
+
+
+def _format(value: float | None, error: float | None, form: str = "{:.4g}") -> str:
+    if value is None:
+        return "none"
+    return form.format(value) + ("" if error is None else f" ± {error:.2g}")

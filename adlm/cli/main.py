@@ -15,15 +15,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import MISSING
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from adlm import __version__
-from adlm.cli.parser import Parser, add_command, is_forwarding, request_of
 from adlm.cli.streams import open_streams, silence, write_error
 from adlm.errors import UserError
 from adlm.files import reason
-from adlm.request import Request, json_schema
+from adlm.request import Option, Request, json_schema, options_of
 
 # Every command, by purpose. Its module in adlm.cli has run(request), whose annotation is the record of the options.
 # torch, which takes seconds, is imported inside run: help and wrong usage are quick.
@@ -92,6 +92,17 @@ OUT_OF_MEMORY = re.compile("allocate memory|not enough memory|out of memory|fail
 INTERRUPT_GRACE_PERIOD = 3.0
 """Seconds after the first Ctrl-C before another Ctrl-C ends the process immediately."""
 MODULES = {"import": "import_checkpoint", "lm-eval": "lm_eval"}  # commands whose name cannot name a module
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises UserError instead of printing usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction):  # the choices of options are checked by their request
+            super()._check_value(action, value)
 
 
 class MainParser(Parser):
@@ -218,23 +229,19 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"there is no command {argv[0]!r}{meant or suggestion(argv[0], COMMANDS)} (see adlm --help)")
     parser = build_parser(argv)
     if argv[0] in COMMANDS and "--json" in argv and {"--help", "-h"} & set(argv):
-        sys.stdout.write(f"{json.dumps(_schema(argv))}\n")
+        schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
+        schema = schemas.get("") or schemas.get(argv[1], schemas)  # of the command, else of its subcommands by name
+        sys.stdout.write(f"{json.dumps(schema)}\n")
         return 0
     arguments, rest = parser.parse_known_args(argv)
     takes_overrides = hasattr(arguments, "overrides")
     if rest and takes_overrides and not any(argument.startswith("-") for argument in rest):
         arguments.overrides = [*arguments.overrides, *rest]  # overrides may also follow options
-    elif rest and not is_forwarding(arguments):
+    elif rest and not any(option.forwarded for option in options_of(arguments.request)):
         _refuse_arguments(parser.commands.choices[argv[0]], rest, takes_overrides)
     if argv[0] not in WITHOUT_TORCH:
         _check_virtual_memory()
     return int(_import(argv[0]).run(request_of(arguments, argv[1:])))
-
-
-def _schema(argv: Sequence[str]) -> Any:
-    """The JSON schema of the request of a command, or those of its subcommands by name."""
-    schemas = {request.action: json_schema(request) for request in _requests(argv[0])}
-    return schemas.get("") or schemas.get(argv[1], schemas)
 
 
 def _requests(command: str) -> tuple[type[Request], ...]:
@@ -266,6 +273,72 @@ def build_parser(argv: Sequence[str]) -> MainParser:
         else:
             parser.commands.add_parser(name)
     return parser
+
+
+def add_command(
+    subparsers: "argparse._SubParsersAction[Any]", name: str, line: str, requests: Sequence[type[Request]]
+) -> None:
+    """The parser of a command, with its line in the list of commands, its options and its example."""
+    parser = subparsers.add_parser(
+        name,
+        help=line,
+        description=f"{line[0].upper()}{line[1:]}.",
+        epilog="example:\n  " + "\n  ".join(request.example for request in requests),
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    if len(requests) == 1:
+        add_options(parser, requests[0])
+        return
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for request in requests:
+        first_line = str(request.__doc__).partition("\n")[0].rstrip(".")
+        add_command(actions, request.action, f"{first_line[0].lower()}{first_line[1:]}", [request])
+
+
+def add_options(parser: argparse.ArgumentParser, request: type[Request]) -> None:
+    parser.set_defaults(request=request)
+    groups: dict[str, Any] = {"": parser}
+    for option in options_of(request):
+        if option.forwarded:
+            parser.usage = f"%(prog)s {option.flag}..."
+            continue
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        groups[option.group].add_argument(option.name if option.positional else option.flag, **_settings(option))
+
+
+def _settings(option: Option) -> dict[str, Any]:
+    """The keywords of add_argument for an option."""
+    default, is_required, help_text = option.default, option.default is MISSING, option.help.replace("%", "%%")
+    if option.kind is bool:
+        action = argparse.BooleanOptionalAction if default is None else "store_true"
+        return {"action": action, "default": default, "help": help_text}
+    settings: dict[str, Any] = {"metavar": option.value_name, "help": help_text, "type": option.kind}
+    if option.commas:
+        settings["type"] = lambda text: [word for word in text.split(",") if word]
+    elif option.choices:
+        settings["choices"] = tuple(option.choices)
+    if not is_required:
+        settings["default"] = [] if option.repeated else default
+    if option.repeated:
+        settings["action"] = "append"
+    elif option.num_values is not None and not option.commas:
+        settings["nargs"] = option.num_values or ("+" if is_required or not option.positional else "*")
+    elif option.positional and not is_required:
+        settings["nargs"] = "?"
+    if is_required and not option.positional:
+        settings["required"] = True
+    return settings
+
+
+def request_of(arguments: argparse.Namespace, words: Sequence[str]) -> Request:
+    """The record of the parsed arguments, checked; `words` are all words after the command."""
+    values = {}
+    for option in options_of(arguments.request):
+        value = words if option.forwarded else getattr(arguments, option.name)
+        values[option.name] = tuple(value) if isinstance(value, (list, tuple)) else value
+    request: Request = arguments.request(**values)
+    return request
 
 
 def _import(command: str) -> ModuleType:

@@ -32,7 +32,7 @@ class MeasurementRequest(PerplexitySettings):
     """How a model is measured: the options that `adlm perplexity` and `adlm reproduce` share."""
 
     packing: PackingName | None = option(
-        "(default: that of the text; of the paper for zero-shot and adlm reproduce)", None, group=MEASURING
+        "(default: that of the text; of the paper for zero-shot)", None, group=MEASURING
     )
     tokenizer: str | None = option("tokenizer name, file or folder, for a model that has none", None, group=MEASURING)
     device: str = option("auto, cuda or cpu (default: auto)", "auto", group=MEASURING)

@@ -12,16 +12,16 @@ from typing import Any
 from rich.table import Table
 
 from adlm import __version__
-from adlm.apps.paper.published_tables import DECIMALS, TABLES, PublishedTable
 from adlm.apps.paper.reproduction import Comparison, compare_with_table, named_row, plot_comparisons
-from adlm.apps.paper.results import ACCURACIES, Result, read_results, results_of
+from adlm.apps.paper.results import ACCURACIES, DECIMALS, TABLES, PublishedTable, Result, read_results, results_of
 from adlm.apps.plots import check_plot_path
 from adlm.cli.console import Console, Stages
 from adlm.cli.perplexity import MeasurementRequest
 from adlm.cli.streams import write_error
+from adlm.config.schema import PackingName
 from adlm.errors import UserError, printable
 from adlm.files import check_output, write_file
-from adlm.likelihood.settings import MEASURING, PerplexitySettings
+from adlm.likelihood.settings import AUTO, ESTIMATOR_LINES, MEASURING, PerplexitySettings
 from adlm.likelihood.text_sets import check_names
 from adlm.request import narrow, option
 
@@ -59,6 +59,10 @@ class ReproduceRequest(MeasurementRequest):
         group=MEASURING,
         metavar="DATA",
     )
+    estimator: str = option(
+        "used in addition to the published one (default: auto)", AUTO, group=MEASURING, choices=ESTIMATOR_LINES
+    )
+    packing: PackingName | None = option("(default: that of the table)", None, group=MEASURING)
 
 
 def run(request: ReproduceRequest) -> int:

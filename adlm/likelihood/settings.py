@@ -29,9 +29,7 @@ MEASURING = "options for measuring a model"
 class PerplexitySettings(Request):
     """Everything that the nats of a text under a model depend on."""
 
-    estimator: str = option(
-        "(default: auto; adlm reproduce measures with published too)", AUTO, group=MEASURING, choices=ESTIMATOR_LINES
-    )
+    estimator: str = option("(default: auto)", AUTO, group=MEASURING, choices=ESTIMATOR_LINES)
     samples: int = option(
         "independent Monte Carlo replicates; one for exact methods",
         4,

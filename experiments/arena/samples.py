@@ -17,10 +17,9 @@ from sweep import Results
 
 from adlm import load
 from adlm.apps.bench import measure_sampling
-from adlm.apps.judge.inputs import read_inputs
+from adlm.apps.judge.inputs import JudgeSettings, read_inputs
 from adlm.apps.judge.judges import judge_of
 from adlm.apps.judge.pipeline import make_card
-from adlm.apps.judge.settings import JudgeSettings
 from adlm.config.schema import Sampling
 from adlm.distributed import local_device
 from adlm.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 from sweep import Results, sweep_of
 
-from adlm.apps.paper.published_tables import TABLES
+from adlm.apps.paper.results import TABLES
 
 Result = Mapping[str, Any]
 METHODS = ("no-cot", "pause", "cot", "icot", "coconut", "coconut-pause", "acot")

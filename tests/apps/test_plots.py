@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from adlm.apps.judge.card import FORMAT
-from adlm.apps.paper.published_tables import published_sampling
+from adlm.apps.judge.pipeline import FORMAT
+from adlm.apps.paper.results import published_sampling
 from adlm.errors import UserError
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from adlm import hub
-from adlm.apps import doctor
-from adlm.apps.doctor import FEATURES, check_environment
+from adlm.cli import doctor
+from adlm.cli.doctor import FEATURES, check_environment
 from adlm.cli.main import main
 
 
@@ -121,8 +121,7 @@ def test_a_hub_that_never_answers_delays_the_report_for_a_limited_time(monkeypat
 def test_the_marks_are_ascii_where_the_encoding_is():
     script = """
 from adlm.cli.console import Console
-from adlm.cli.doctor import _print_check
-from adlm.apps.doctor import Check
+from adlm.cli.doctor import Check, _print_check
 _print_check(Console(), Check("core", "packages", "ok", "here"))
 _print_check(Console(), Check("core", "packages", "broken", "gone"))
 """

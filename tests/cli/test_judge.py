@@ -20,8 +20,8 @@ from adlm.apps.judge.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
+from adlm.apps.judge.inputs import JudgeSettings
 from adlm.apps.judge.judges import HuggingFaceFeaturiser, OwnJudge
-from adlm.apps.judge.settings import JudgeSettings
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 from adlm.request import options_of

@@ -8,7 +8,7 @@ from small_models import small_model
 from torchrun import close, on_two
 
 from adlm.apps import perplexity
-from adlm.apps.paper.published_tables import TABLES
+from adlm.apps.paper.results import TABLES
 from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
 from adlm.cli.main import main
 from adlm.config.load import resolve

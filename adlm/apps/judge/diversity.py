@@ -5,9 +5,8 @@ samples it is over.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -126,20 +125,16 @@ def lengths_of(lengths: Sequence[int]) -> Lengths:
 
 def diversity_of(samples: Sequence[Ids]) -> Diversity:
     return Diversity(
-        distinct={n: _mean(samples, lambda ids, n=n: distinct(ids, n)) for n in NGRAMS},  # type: ignore[misc]
+        distinct={n: mean_of(distinct(ids, n) for ids in samples) for n in NGRAMS},
         distinct_in_all={n: distinct_in_all(samples, n) for n in NGRAMS},
-        repeated=_mean(samples, repeated),
-        longest_repeat=_mean(samples, longest_repeat),
+        repeated=mean_of(map(repeated, samples)),
+        longest_repeat=mean_of(map(longest_repeat, samples)),
         tokens=lengths_of([len(ids) for ids in samples]),
     )
 
 
 def entropy_of(samples: Sequence[Ids]) -> Mean:
-    return _mean(samples, unigram_entropy)
-
-
-def _mean(samples: Sequence[Ids], metric: Callable[[Any], float | None]) -> Mean:
-    return mean_of(metric(ids) for ids in samples)
+    return mean_of(map(unigram_entropy, samples))
 
 
 def _ngrams(ids: Ids, n: int) -> list[bytes]:

@@ -1,6 +1,6 @@
 """Generative perplexity: the perplexity of samples under a judge, a causal language model. No files.
 
-There are two conventions for the start of a text (START in settings.py): its first token is given and not counted, as
+There are two conventions for the start of a text (START in inputs.py): its first token is given and not counted, as
 published for judges of the hub; or every window begins with the judge's bos, like the training rows of our own models.
 A text longer than the judge's context is read in windows that overlap by half, so that every token is predicted exactly
 once.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from adlm.apps.judge.diversity import Mean, mean_of
-from adlm.apps.judge.settings import Eos, Start
+from adlm.apps.judge.inputs import Eos, Start
 from adlm.errors import UserError
 from adlm.likelihood.standard_errors import Nats, summarize
 
@@ -179,7 +179,7 @@ def token_nats(judge: Judge, rows: Sequence[Sequence[int]], batch: int, layout: 
 
 
 def counted(ids: Sequence[int], eos_id: int | None, eos: Eos, start: Start) -> NDArray[np.bool_]:
-    """(n,), True at the tokens that are counted (see EOS and START of settings.py)."""
+    """(n,), True at the tokens that are counted (see EOS and START of inputs.py)."""
     x, position = np.asarray(ids, np.int64), np.arange(len(ids))
     is_eos = np.zeros(len(x), bool) if eos_id is None else x == eos_id
     predicted = position >= (start == "given")

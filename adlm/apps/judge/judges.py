@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.apps.judge.generative_perplexity import Judge, JudgeInfo
-from adlm.apps.judge.mauve import FeaturiserInfo, check_finite
-from adlm.apps.judge.settings import Pooling
+from adlm.apps.judge.inputs import Pooling
+from adlm.apps.judge.mauve import PUBLISHED_LONGEST, FeaturiserInfo, check_finite
 from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
 from adlm.config.load import BOX
@@ -129,19 +129,17 @@ class HuggingFaceJudge:
 class HuggingFaceFeaturiser:
     """The last hidden states of a text: at its last token, as in the MAUVE paper, or their mean over the tokens."""
 
-    def __init__(self, name: str, device: torch.device, pooling: Pooling | None = None, longest: int | None = None):
+    def __init__(self, name: str, device: torch.device, pooling: Pooling | None = None):
         source = _minilm_folder() if name == MINILM else name
         self.tokenizer, self.model = _load(source, "AutoModel", "a featuriser", device)
         self.device = device
         pooling = pooling or ("mean" if name == MINILM else "last")
-        max_tokens = (
-            MINILM_MAX_TOKENS if name == MINILM else min(1024, context_length(self.model, self.tokenizer, name))
-        )
+        context = MINILM_MAX_TOKENS if name == MINILM else context_length(self.model, self.tokenizer, name)
         self.about = FeaturiserInfo(
             name=name,
             weights=weights_sha256(self.model),
             pooling=pooling,
-            longest=max_tokens if longest is None else min(longest, max_tokens),
+            longest=min(PUBLISHED_LONGEST, context),
             device=device.type,
             dtype="float32",
         )

@@ -30,6 +30,7 @@ MIN_TEXTS = 20  # two clusters of ten: with fewer there is no meaningful histogr
 ENOUGH_TEXTS = 1000  # the authors recommend thousands: below, MAUVE depends more on the number of texts than on them
 PUBLISHED_SEED = 25  # the default of mauve-text
 PUBLISHED_LONGEST = 1024
+SCALING = 5.0  # as published
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,13 @@ def mauve_of(
     reference: Features,
     seeds: Sequence[int],
     num_clusters: int | None = None,
-    scaling: float = 5.0,
     report_done: Callable[[int], None] = lambda done: None,
 ) -> Mauve:
     """One score per seed; by default mauve-text uses a tenth of the smaller set as the number of clusters.
 
     `report_done` is called with the number of finished clusterings.
     """
-    check_enough(len(samples), len(reference), num_clusters)
-    if not seeds:
-        raise UserError("--seeds 0 leaves no clustering; give at least 1")
-    check_installed()
-    import mauve
+    import mauve  # check_installed sees to it
 
     features = np.concatenate([samples, reference])
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
@@ -94,7 +90,7 @@ def mauve_of(
                     p_features=reference,
                     q_features=samples,
                     num_buckets="auto" if num_clusters is None else num_clusters,
-                    mauve_scaling_factor=scaling,
+                    mauve_scaling_factor=SCALING,
                     seed=seed,
                     verbose=False,
                 )
@@ -108,7 +104,7 @@ def mauve_of(
         num_samples=len(samples),
         num_reference=len(reference),
         num_clusters=int(results[0].num_buckets),
-        scaling=scaling,
+        scaling=SCALING,
     )
 
 

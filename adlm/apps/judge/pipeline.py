@@ -1,15 +1,20 @@
 """Makes a metric card: runs the judge and the featuriser on the samples and the reference. No terminal output.
 
+A card is JSON: metrics and the settings they depend on. Metrics by another judge or featuriser than GPT-2 large, or by
+another protocol than the published one, carry a label that says so, in the card, in its table and in every plot.
 Under torchrun every process computes its share of nats and features, and rank 0 makes the card.
 """
 
 import hashlib
 import json
+import platform
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from adlm import __version__, distributed
-from adlm.apps.judge.card import FORMAT, Card, card_notes, mauve_label, perplexity_label, versions
 from adlm.apps.judge.diversity import diversity_of, entropy_of, lengths_of
 from adlm.apps.judge.generative_perplexity import (
     Judge,
@@ -30,17 +34,20 @@ from adlm.apps.judge.generative_perplexity import (
     truncate_texts,
     window_layout,
 )
-from adlm.apps.judge.inputs import FeaturePair, JudgeInputs, TextCollection
+from adlm.apps.judge.inputs import EOS, START, FeaturePair, IdsOf, JudgeInputs, JudgeSettings, TextCollection
 from adlm.apps.judge.judges import HuggingFaceFeaturiser, judge_of
-from adlm.apps.judge.mauve import PUBLISHED_SEED, Features, mauve_of
-from adlm.apps.judge.settings import EOS, START, IdsOf, JudgeSettings
+from adlm.apps.judge.mauve import ENOUGH_TEXTS, PUBLISHED_LONGEST, PUBLISHED_SEED, Features, mauve_of
 from adlm.distributed import local_device
 from adlm.errors import UserError
 from adlm.files import opened, replacing, reporting_os_errors, write_file
 from adlm.request import narrow, to_json
 
+FORMAT = 1
+GPT2_LARGE = ("gpt2-large", "openai-community/gpt2-large")
+PACKAGES = ("torch", "numpy", "transformers", "mauve-text", "faiss-cpu", "scikit-learn")
 TEXTS_PER_PART = 64  # texts in a cached file; an interruption loses at most this many
 
+Card = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
 ReportProgress = Callable[[str, int, int], None]
 """(stage, done, total), called as the work proceeds."""
@@ -217,6 +224,61 @@ def _id_metrics(settings: JudgeSettings, collection: TextCollection) -> dict[str
         lengths = lengths_of([len(text) for text in collection.texts])
         metrics["diversity"] = diversity | {"characters": asdict(lengths)}
     return metrics
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of the packages that computed the metrics; None where a package is not installed."""
+    found: dict[str, str | None] = {"adlm": __version__, "python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def perplexity_label(perplexity: Mapping[str, Any]) -> str | None:
+    """Why this perplexity is not comparable with published ones; None where it is."""
+    differences = []
+    if perplexity["judge"]["name"] not in GPT2_LARGE:
+        differences.append(f"the judge is {perplexity['judge']['name']}, not GPT-2 large")
+    for choice, published in (("eos", "published"), ("start", "given"), ("ids", "retokenised")):
+        if perplexity[choice] != published:
+            differences.append(f"{choice} {perplexity[choice]}, not {published}")
+    return f"not comparable with published perplexities: {'; '.join(differences)}" if differences else None
+
+
+def mauve_label(mauve: Mapping[str, Any]) -> str | None:
+    """Why this MAUVE is not comparable with published ones; None where it is."""
+    differences, featuriser = [], mauve["featuriser"]
+    if featuriser["name"] not in GPT2_LARGE:
+        differences.append(f"the features are of {featuriser['name']}, not GPT-2 large")
+    elif (featuriser["pooling"], featuriser["longest"]) != ("last", PUBLISHED_LONGEST):
+        differences.append(
+            f"pooling {featuriser['pooling']} of {featuriser['longest']} tokens, not last of {PUBLISHED_LONGEST}"
+        )
+    if min(mauve["num_samples"], mauve["num_reference"]) < ENOUGH_TEXTS:
+        differences.append(f"of fewer than {ENOUGH_TEXTS:,} texts, where it says more of their number than of them")
+    return f"not comparable with published MAUVE: {'; '.join(differences)}" if differences else None
+
+
+def card_notes(card: Card) -> Iterator[str]:
+    """Warnings for the reader of the card."""
+    samples, perplexity, mauve = card["samples"], card.get("perplexity"), card.get("mauve")
+    if samples["num"] < samples["of"]:
+        yield f"the file holds {samples['num']:,} of the {samples['of']:,} samples that were asked for"
+    if samples["num_empty"]:
+        yield f"{samples['num_empty']:,} samples are empty texts"
+    if perplexity is not None and perplexity["num_uncounted"]:
+        yield f"{perplexity['num_uncounted']:,} samples have no token that counts, so no perplexity"
+    if perplexity is not None and perplexity["num_in_windows"]:
+        yield f"{perplexity['num_in_windows']:,} samples: {perplexity['windows']}"
+    if mauve is not None and mauve["num_empty_samples"] + mauve["num_empty_reference"]:
+        yield f"MAUVE leaves out {mauve['num_empty_samples']} empty samples, {mauve['num_empty_reference']} empty texts"
+    if mauve is not None and mauve["num_samples"] != mauve["num_reference"]:
+        yield f"MAUVE of {mauve['num_samples']:,} samples against {mauve['num_reference']:,}: equal numbers are usual"
+    reference = card.get("reference", {})
+    if reference.get("tokenizer_of_samples") is False:
+        rows = f", and its rows are {reference['row_length']} tokens of its own" if "row_length" in reference else ""
+        yield f"the reference's tokenizer is not the samples', so its entropy and diversity are not computed{rows}"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from adlm.apps.paper.published_tables import BATCH, DECIMALS, PAPER, PublishedRow, PublishedTable, published_sampling
-from adlm.apps.paper.results import OTHER_SAMPLING, SAMPLE_LENGTH, SAMPLES, Result, is_causal
+from adlm.apps.paper.results import (
+    BATCH,
+    DECIMALS,
+    OTHER_SAMPLING,
+    PAPER,
+    SAMPLE_LENGTH,
+    SAMPLES,
+    PublishedRow,
+    PublishedTable,
+    Result,
+    is_causal,
+    published_sampling,
+)
 from adlm.apps.plots import ComparedResult, plot_reproduction
 from adlm.config.options import suggestion
 from adlm.config.schema import Anchor

@@ -1,6 +1,7 @@
-"""Results of models from JSON files: of `adlm perplexity`, of `adlm judge`, or accuracies. Measures nothing.
+"""The published tables of the paper, and results of models to compare with them, from JSON files. Measures nothing.
 
-A result that is not comparable with the published one has the reasons, whatever its value.
+The tables, with their protocols and caveats, are in published_tables.yaml; the files are of `adlm perplexity`, of
+`adlm judge`, or accuracies. A result that is not comparable with the published one has the reasons, whatever its value.
 """
 
 import math
@@ -9,23 +10,111 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from adlm.apps.paper.published_tables import (
-    JUDGES,
-    PAPER,
-    TABLES,
-    EvaluationProtocol,
-    PublishedTable,
-    ResultKind,
-    published_sampling,
-)
+import yaml
+
 from adlm.apps.plots import CardPoint, CardPoints, PublishedPoint
 from adlm.errors import UserError, printable
 from adlm.files import read_json
 from adlm.likelihood.text_sets import INCOMPARABLE
 from adlm.registry import METHODS
+
+PAPER = "arXiv 2505.18456"
+ResultKind = Literal["perplexity", "card", "accuracy"]
+
+
+@dataclass(frozen=True)
+class EvaluationProtocol:
+    """How the results of a table were measured, and the training data of its models."""
+
+    corpora: Mapping[str, list[str]]
+    """By column: its corpora, by the names of `adlm prepare --list`."""
+    splits: Mapping[str, str]
+    length: int
+    packing: str
+    symbols: int
+    """Vocabulary size, including the mask. Perplexities per token of different tokenizers are not comparable."""
+    tokenizer: str
+    trained_on: str
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of a table."""
+
+    name: str
+    """The name for --row."""
+    title: str
+    figures: Mapping[str, float]
+    """By column."""
+    method: str = ""
+    """Our name of the method; empty where we have none."""
+    tokens: float | None = None
+    """Training tokens in billions, as the paper counts them; None where it does not say."""
+    parameters: float | None = None
+    """In millions."""
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    """What distinguishes it from other rows of the method: gamma, tau, steps, and a prefix of the sampler's name."""
+    caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of the paper."""
+
+    name: str
+    title: str
+    source: str
+    kind: ResultKind
+    units: Mapping[str, str]
+    """By column."""
+    rows: tuple[PublishedRow, ...]
+    caveats: tuple[str, ...]
+    protocol: EvaluationProtocol | None = None
+
+
+_RAW: dict[str, Any] = yaml.safe_load(
+    files("adlm.apps.paper").joinpath("published_tables.yaml").read_text(encoding="utf-8")
+)
+
+
+def _caveats(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_RAW["caveats"][name] for name in entry.get("caveats", ()))
+
+
+def _table(name: str, entry: dict[str, Any]) -> PublishedTable:
+    """The record of a table; the figures of its rows are in the order of its columns."""
+    rows = tuple(
+        PublishedRow(
+            **row
+            | {"figures": dict(zip(entry["units"], row["figures"], strict=False)), "caveats": _caveats(row)}
+            | {"parameters": _RAW["parameters"].get(row.get("method"))}
+        )
+        for row in entry["rows"]
+    )
+    protocol = EvaluationProtocol(**_RAW["protocols"][entry["protocol"]]) if "protocol" in entry else None
+    record = {"name": name, "source": f"{PAPER}, {entry['source']}", "rows": rows, "caveats": _caveats(entry)}
+    return PublishedTable(**{**entry, **record, "protocol": protocol})
+
+
+TABLES = {name: _table(name, entry) for name, entry in _RAW["tables"].items()}
+DECIMALS: dict[str, int] = _RAW["decimals"]
+"""By unit, as published."""
+BATCH: int = _RAW["batch"]
+"""Sequences per step, in every run of the paper."""
+JUDGES: list[str] = _RAW["judges"]
+"""Names of the model behind published generative perplexities and MAUVE."""
+
+
+def published_sampling(sampler: str) -> dict[str, float | str]:
+    """The published `sampling` options of a sampler, except the number of steps."""
+    options = _RAW["sampling"]
+    diffusion = {} if sampler == "left-to-right" else options["diffusion"]
+    return {**options["every_row"], **diffusion, **options["samplers"].get(sampler, {})}
+
 
 SAMPLES, SAMPLE_LENGTH = 5_000, 1_024
 CARD_FORMAT = 1
@@ -107,7 +196,7 @@ def results_of(content: Mapping[str, Any], table: PublishedTable, name: str) -> 
         if kind == "perplexity":
             results = list(_perplexities(content["figures"], table, name))
         elif kind == "card":
-            results = _card_results(content, table)
+            results = list(_card_results(content, table))
         else:
             results = list(_accuracies(content, table, name))
     _check_types(results, name)
@@ -205,11 +294,8 @@ def _billions_trained(about: Mapping[str, Any], method: str) -> float | None:
     return None if trained is None else trained / (1 if is_causal(method) else 2) / 1e9
 
 
-def _card_results(card: Mapping[str, Any], table: PublishedTable) -> list[Result]:
-    return [*_sample_metrics(card, table), *_reference_metrics(card)]
-
-
-def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
+def _card_results(card: Mapping[str, Any], table: PublishedTable) -> Iterator[Result]:
+    """Metrics of the samples, and of the reference texts where they were judged too."""
     protocol, samples = table.protocol, card["samples"]
     assert protocol is not None
     made_by, sampling = samples["made_by"], samples["made_by"]["sampling"]
@@ -237,18 +323,14 @@ def _sample_metrics(card: Mapping[str, Any], table: PublishedTable) -> Iterator[
             tokens=_billions_trained(about, method),
             parameters=about["parameters"] / 1e6,
         )
-
-
-def _reference_metrics(card: Mapping[str, Any]) -> Iterator[Result]:
-    """Metrics of the reference texts, where they were judged too."""
     if not card.get("reference_judged"):
         return
-    about = card["reference"]
-    reasons = [] if about.get("source") == "openwebtext" else [f"the text is {about.get('source')}, not openwebtext"]
-    if about.get("row_length") != SAMPLE_LENGTH:
-        reasons.append(f"rows of {about.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
+    reference, source = card["reference"], card["reference"].get("source")
+    reasons = [] if source == "openwebtext" else [f"the text is {source}, not openwebtext"]
+    if reference.get("row_length") != SAMPLE_LENGTH:
+        reasons.append(f"rows of {reference.get('row_length')} tokens, not {SAMPLE_LENGTH:,}")
     for result in _metrics_of(card["reference_judged"], tuple(reasons)):
-        yield replace(result, model=str(about["place"]), method="data")
+        yield replace(result, model=str(reference["place"]), method="data")
 
 
 def _metrics_of(metrics: Mapping[str, Any], reasons: tuple[str, ...]) -> Iterator[Result]:
@@ -299,7 +381,7 @@ def card_points(cards: Mapping[str, Mapping[str, Any]]) -> CardPoints:
     points = CardPoints([], [], [], published, PAPER)
     for name, card in cards.items():
         with _damage_reported(name):
-            results = _card_results(card, table)
+            results = list(_card_results(card, table))
             _check_types(results, name)
             of_samples = {each.column: each for each in results if each.method != "data"}
             of_reference = {each.column: each for each in results if each.method == "data"}

@@ -5,8 +5,7 @@ import json
 import pytest
 from small_runs import corpus
 
-from adlm.apps.judge.inputs import read_reference
-from adlm.apps.judge.settings import JudgeSettings
+from adlm.apps.judge.inputs import JudgeSettings, read_reference
 from adlm.data.prepare.prepared import open_prepared
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer

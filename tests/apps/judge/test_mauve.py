@@ -9,7 +9,7 @@ from judges import tiny_gpt2
 from texts import prose
 
 from adlm.apps.judge.judges import HuggingFaceFeaturiser
-from adlm.apps.judge.mauve import check_enough, mauve_of, read_features
+from adlm.apps.judge.mauve import check_enough, check_installed, mauve_of, read_features
 from adlm.errors import UserError
 
 
@@ -101,12 +101,12 @@ def test_without_its_package_the_offline_featuriser_names_the_remedy(monkeypatch
         HuggingFaceFeaturiser("minilm", torch.device("cpu"))
 
 
-def test_a_missing_package_is_an_error_that_names_the_remedy(monkeypatch, clouds):
+def test_a_missing_package_is_an_error_that_names_the_remedy(monkeypatch):
     for package in ("transformers", "mauve"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'adlm\[eval\]'"):
-        mauve_of(*clouds, [25])
+        check_installed()
     with pytest.raises(UserError, match=r"pip install 'adlm\[eval\]'"):
         HuggingFaceFeaturiser("gpt2-large", torch.device("cpu"))
 

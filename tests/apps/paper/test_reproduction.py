@@ -4,10 +4,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from adlm.apps.judge.card import GPT2_LARGE
-from adlm.apps.paper.published_tables import DECIMALS, JUDGES, TABLES, published_sampling
+from adlm.apps.judge.pipeline import GPT2_LARGE
 from adlm.apps.paper.reproduction import command_for, compare_with_table, compared, row_for
-from adlm.apps.paper.results import Result, kind_of, results_of
+from adlm.apps.paper.results import DECIMALS, JUDGES, TABLES, Result, kind_of, published_sampling, results_of
 from adlm.config.load import resolve
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
