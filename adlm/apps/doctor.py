@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from adlm import __version__
+from adlm import __version__, code_commit
 from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
-from adlm.version import code_commit
 
 if TYPE_CHECKING:
     import torch

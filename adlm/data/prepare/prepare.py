@@ -19,25 +19,23 @@ import numpy as np
 from adlm.config.schema import Config
 from adlm.data.prepare.prepared import (
     FORMAT,
-    Prepared,
-    is_prepared,
-    open_prepared,
-    read_manifest,
-    tokenizer_recipe,
-    write_manifest,
-)
-from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
-from adlm.data.prepare.work_folder import (
     JournalEntry,
+    Prepared,
     append_entry,
     check_replaceable,
     check_work_folder,
+    is_prepared,
+    open_prepared,
     opened_journal,
     publish,
+    read_manifest,
     remove_leftovers,
     resolve_output,
+    tokenizer_recipe,
     work_folder,
+    write_manifest,
 )
+from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
 from adlm.data.rows.packing import rows_of, text_width
 from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
