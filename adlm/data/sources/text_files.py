@@ -24,7 +24,7 @@ from adlm.data.sources.decoding import (
     PLAIN,
     RECORDS,
     Record,
-    arrow_parquet,
+    arrow,
     check_text,
     decoding_errors,
     decompressed,
@@ -172,7 +172,7 @@ class TextFile:
     def num_documents(self) -> int:
         if self._form == ".parquet":
             with decoding_errors(self.name):
-                return int(arrow_parquet().ParquetFile(self.path).metadata.num_rows)
+                return int(arrow().parquet.ParquetFile(self.path).metadata.num_rows)
         return sum(chunk.ends for chunk in self.chunks())
 
     def has_crlf(self) -> bool:
