@@ -326,9 +326,23 @@ class Journal:
             self._end += len(data)
 
     def restart(self, header: Mapping[str, Any], *entries: Any) -> None:
-        """Replace the content by a header and entries."""
-        self._header, self._end = _json_line(header), 0
-        self.append(*entries)
+        """Atomically replace the content by a header and entries: the new file is locked before it has the name."""
+        self._header = _json_line(header)
+        data = b"".join([self._header, *map(_json_line, entries)]) if entries else b""
+        target = self.path.resolve()
+        part = _temporary_path(target)
+        new = part.open("a+b", buffering=0)
+        try:
+            _lock(new.fileno())
+            append_synced(new, data)
+            part.replace(target)
+        except BaseException:
+            new.close()
+            part.unlink(missing_ok=True)
+            raise
+        _sync(target.parent)
+        self._file.close()
+        self._file, self._end = new, len(data)
 
     @property
     def is_empty(self) -> bool:
