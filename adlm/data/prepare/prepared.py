@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -208,17 +209,13 @@ def _resume(journal: Journal, work: Path, previous: dict[str, Any], recipe: dict
     that entry are deleted.
     """
     pairs = zip(previous["parts"], recipe["parts"], strict=False)
-    same_parts = next((number for number, (old, new) in enumerate(pairs) if old != new), None)
-    if same_parts is None:
-        same_parts = min(len(previous["parts"]), len(recipe["parts"]))
+    same_parts = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     counted_from_end = recipe["held_out"]["last_from"] is not None
     same_rest = {**previous, "parts": []} == {**recipe, "parts": []} and (previous == recipe or not counted_from_end)
     entries, dtype = [JournalEntry()], np.dtype(recipe["dtype"])
     for content in journal.entries():
         entry = _parse_entry(content)
-        if entry is None or not same_rest:
-            break
-        if not (entry.part < same_parts or (entry.part == same_parts and entry.pieces == 0)):
+        if entry is None or not same_rest or (entry.part, entry.pieces) > (same_parts, 0):
             break
         if not all(reaches(work / split, dtype, extent) for split, extent in entry.splits.items()):
             break
