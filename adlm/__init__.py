@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
+UNKNOWN_COMMIT = "unknown"
+
 
 def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
     """Load a model folder or a released checkpoint; device `auto` is a GPU if there is one.
@@ -25,6 +28,26 @@ def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
     )
 
     return load_language_model(path, device)
+
+
+@cache
+def code_commit() -> str:
+    """The short git commit of this code; "unknown" for an installed package, also one inside another repository."""
+    is_tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
+    return (is_tracked and _git("rev-parse", "--short", "HEAD")) or UNKNOWN_COMMIT
+
+
+def _git(*arguments: str) -> str:
+    """The output of a git command in this folder; empty if it fails or there is no git."""
+    import subprocess
+
+    try:
+        process = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 MOVED = {

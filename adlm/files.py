@@ -111,7 +111,7 @@ def reporting_os_errors(path: Path, problem: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        if not isinstance(error, OSError) and "null byte" not in str(error):
+        if isinstance(error, UserError) or (not isinstance(error, OSError) and "null byte" not in str(error)):
             raise
         raise UserError(f"{problem or f'{path} cannot be written'}: {reason(error)}") from None
 
@@ -326,9 +326,23 @@ class Journal:
             self._end += len(data)
 
     def restart(self, header: Mapping[str, Any], *entries: Any) -> None:
-        """Replace the content by a header and entries."""
-        self._header, self._end = _json_line(header), 0
-        self.append(*entries)
+        """Atomically replace the content by a header and entries: the new file is locked before it has the name."""
+        self._header = _json_line(header)
+        data = b"".join([self._header, *map(_json_line, entries)]) if entries else b""
+        target = self.path.resolve()
+        part = _temporary_path(target)
+        new = part.open("a+b", buffering=0)
+        try:
+            _lock(new.fileno())
+            append_synced(new, data)
+            part.replace(target)
+        except BaseException:
+            new.close()
+            part.unlink(missing_ok=True)
+            raise
+        _sync(target.parent)
+        self._file.close()
+        self._file, self._end = new, len(data)
 
     @property
     def is_empty(self) -> bool:
@@ -360,17 +374,11 @@ def json_lines(file: IO[bytes]) -> Iterator[tuple[bytes, Any]]:
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading; failures are user errors, and so are pipes and devices, which may not end."""
-    try:
+    with reporting_os_errors(path, f"{path} cannot be read"):
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path} is not a regular file")
         with path.open("rb") as file:
             yield file
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from None
-    except ValueError as error:
-        if isinstance(error, UserError) or "null byte" not in str(error):
-            raise
-        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
@@ -388,9 +396,9 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
+def read_json(path: Path) -> Any:
     """The content of a JSON file; a user error if it is not valid JSON."""
-    content = read_bytes(path, limit)
+    content = read_bytes(path)
     try:
         return parse_json(content)
     except ValueError as error:

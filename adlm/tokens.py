@@ -73,7 +73,11 @@ class Tokenizer:
 
     def unknown_words(self, text: str) -> list[str]:
         """The words of the text that are encoded as the unknown token."""
-        unknown_id = self._unknown_id()
+        model = self.engine.model
+        if isinstance(model, models.Unigram):  # it does not expose its unknown token
+            unknown_id = json.loads(self.engine.to_str())["model"]["unk_id"]
+        else:
+            unknown_id = None if model.unk_token is None else self.engine.token_to_id(model.unk_token)
         if unknown_id is None:
             return []
         self.engine.encode_special_tokens = True
@@ -82,12 +86,6 @@ class Tokenizer:
         return [
             text[slice(*span)] for index, span in zip(encoded.ids, encoded.offsets, strict=True) if index == unknown_id
         ]
-
-    def _unknown_id(self) -> int | None:
-        model = self.engine.model
-        if isinstance(model, models.Unigram):  # it does not expose its unknown token
-            return json.loads(self.engine.to_str())["model"]["unk_id"]  # type: ignore[no-any-return]
-        return None if model.unk_token is None else self.engine.token_to_id(model.unk_token)
 
     def decode(self, ids: Sequence[int], special_tokens: bool = True) -> str:
         """The text of the ids, including special tokens.
@@ -359,13 +357,14 @@ def _build_vocabulary(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
     """Size and special ids. Adds a mask token if there is none; without a pad token, eos is used for padding."""
 
     def first(role: str) -> int | None:
-        return next(_existing_ids(engine, [named[role]] if role in named else DEFAULT_SPECIAL_TOKENS[role]), None)
+        tokens = [named[role]] if role in named else DEFAULT_SPECIAL_TOKENS[role]
+        return next((index for token in tokens if (index := engine.token_to_id(token)) is not None), None)
 
     mask_id = first("mask")
     size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
     if mask_id is None:
         engine.add_special_tokens([MASK])
-        mask_id, size = next(_existing_ids(engine, [MASK])), size + 1
+        mask_id, size = engine.token_to_id(MASK), size + 1
         if mask_id != size - 1:
             raise UserError(
                 f"the tokenizer's ids have gaps, so no mask can be added: {MASK} would get id {mask_id}, which is used"
@@ -374,13 +373,6 @@ def _build_vocabulary(engine: Engine, named: Mapping[str, str]) -> Vocabulary:
         engine.add_special_tokens([str(engine.id_to_token(mask_id))])  # so that no text is encoded as the mask
     bos_id, eos_id, pad_id = first("bos"), first("eos"), first("pad")
     return Vocabulary(size, mask_id, bos_id, eos_id, eos_id if pad_id is None else pad_id)
-
-
-def _existing_ids(engine: Engine, tokens: Sequence[str]) -> Iterator[int]:
-    for token in tokens:
-        index = engine.token_to_id(token)
-        if index is not None:
-            yield index
 
 
 def token_bytes(tokenizer: Tokenizer | None, index: int) -> bytes:

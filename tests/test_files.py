@@ -334,7 +334,27 @@ def test_entries_that_are_not_taken_are_cut_off_by_the_next_append(tmp_path):
     with closing(Journal(path, "in use", HEADER)) as journal:
         assert list(journal.entries()) == [*ENTRIES[:2], "new"]
         journal.restart({"other": 1}, "kept")
-    assert path.read_bytes() == b'{"other": 1}\n"kept"\n'
+        journal.append("next")
+        with pytest.raises(UserError, match=r"^in use$"):
+            Journal(path, "in use", HEADER)
+    assert path.read_bytes() == b'{"other": 1}\n"kept"\n"next"\n'
+
+
+def test_a_journal_that_cannot_be_restarted_is_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    write_journal(path)
+    before = path.read_bytes()
+
+    def full(file, content):
+        file.write(content[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with closing(Journal(path, "in use", HEADER)) as journal:
+        monkeypatch.setattr("adlm.files.append_synced", full)
+        with pytest.raises(OSError, match="No space"):
+            journal.restart({"other": 1}, "kept")
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_line_of_a_journal_that_is_not_json_is_none(tmp_path):

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "adlm"
 # The library, from the bottom: each imports only what stands before it. docs/architecture.md explains them.
 # fmt: off
 LIBRARY = [
-    "errors", "registry", "files", "hub", "version", "config", "request", "distributed", "tokens", "diffusion",
-    "models", "canvas", "data", "sampling", "inference", "methods", "limits", "checkpoints", "likelihood",
+    "errors", "registry", "files", "hub", "config", "request", "distributed", "tokens", "diffusion", "models", "canvas",
+    "data", "sampling", "inference", "methods", "limits", "checkpoints", "likelihood",
     "language_model", "samples_file", "training",
 ]
 # fmt: on
@@ -32,7 +32,8 @@ def imported(path: Path) -> list[str]:
                 f"{node.module}.{alias.name}" if node.module in ("adlm", "adlm.apps") else str(node.module)
                 for alias in node.names
             ]
-    return [name for name in names if name.startswith("adlm.") and name != "adlm.__version__"]
+    of_package = {"adlm.__version__", "adlm.code_commit", "adlm.UNKNOWN_COMMIT"}
+    return [name for name in names if name.startswith("adlm.") and name not in of_package]
 
 
 def may_import(importer: tuple[str, ...], module: tuple[str, ...]) -> bool:

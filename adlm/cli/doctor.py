@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
-from adlm import __version__
+from adlm import __version__, code_commit
 from adlm.cli.console import Console
 from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.data.sources.corpora import CORPORA
 from adlm.errors import UserError
 from adlm.request import Request, option
-from adlm.version import code_commit
 
 if TYPE_CHECKING:
     import torch

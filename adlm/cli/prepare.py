@@ -27,8 +27,7 @@ from adlm.tokens import Tokenizer
 
 if TYPE_CHECKING:  # --inspect imports torch, which takes seconds; nothing else here does
     from adlm.apps.reasoning.inspection import InspectedProblem, InspectedProblems
-    from adlm.data.rows.anchor_rules import AnchorRule
-    from adlm.data.rows.statistics import Statistics
+    from adlm.data.rows.anchor_rules import AnchorRule, Statistics
 
 NUM_SHOWN_ROWS = 3  # printed by --inspect
 NUM_SHOWN_TOKENS = 160  # of each row
@@ -92,8 +91,7 @@ def run(request: PrepareRequest) -> int:
 
 def _inspect(config: Config, prepared: Prepared, report: dict[str, Any]) -> Callable[[Console], None]:
     """Add the statistics and reasoning problems of every split to the report; returns what prints them."""
-    from adlm.data.rows.anchor_rules import anchor_rule, describe_rule
-    from adlm.data.rows.statistics import statistics_of, symbol_statistics
+    from adlm.data.rows.anchor_rules import anchor_rule, describe_rule, statistics_of, symbol_statistics
 
     rule = anchor_rule(
         config.anchor,
@@ -267,7 +265,7 @@ def _print_examples(
 def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:
     """The first tokens of a row, with special tokens and anchors highlighted; with `braces`, which need no colours,
     neighbouring anchors are also enclosed in a pair of them."""
-    from adlm.data.rows.statistics import anchors_in
+    from adlm.data.rows.anchor_rules import anchors_in
 
     vocabulary = prepared.tokenizer.vocabulary
     special = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.mask_id}

@@ -52,7 +52,11 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     """The options that the overrides of a command set, without defaults and not yet validated."""
     raw: Raw = {}
     run_preset = ""  # the preset that sets `method`; a second one would inherit options of the first
-    for word in _with_init_after_presets(list(words)):
+    words = list(words)
+    others = [word for word in words if not word.startswith("init=")]
+    end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
+    # `init=MODEL` directly after the last preset, so that options given before it hold too
+    for word in [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]:
         override = _parse_override(word)
         if "=" not in word and "method" in override:
             if run_preset:
@@ -62,13 +66,6 @@ def parse_overrides(words: Iterable[str]) -> Raw:
             run_preset = word
         raw = merge(_without_source(raw, override), override)
     return raw
-
-
-def _with_init_after_presets(words: list[str]) -> list[str]:
-    """The words with `init=MODEL` directly after the last preset, so that options given before it hold too."""
-    others = [word for word in words if not word.startswith("init=")]
-    end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
-    return [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]
 
 
 def _without_source(raw: Raw, override: Raw) -> Raw:
@@ -104,8 +101,11 @@ def _parse_override(word: str) -> Raw:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
     if not value and option in options.descriptions() and option not in options.string_options():
         raise UserError(f"option {option} has no value; write {option}=...")
-    plain = value if option in options.string_options() else _parse_yaml(value, origin=f"{option}={value}")
-    return _nested(option.split("."), plain)
+    plain: Any = value if option in options.string_options() else _parse_yaml(value, origin=f"{option}={value}")
+    first, *rest = option.split(".")
+    for key in reversed(rest):
+        plain = {key: plain}
+    return {first: plain}
 
 
 def _init_options(model: str) -> Raw:
@@ -162,7 +162,9 @@ def from_mapping(raw: Mapping[str, Any]) -> Config:
             raise UserError(options.unknown_choice_error(option, value, names), option)
     try:
         # via JSON: pydantic's strict mode then accepts a mapping for a dataclass, but not "5" or true for an int
-        return _CONFIG.validate_json(json.dumps(raw, default=_to_json), strict=True)
+        # a NumPy or PyTorch scalar is its number, any other object its string
+        text = json.dumps(raw, default=lambda value: value.item() if hasattr(value, "item") else str(value))
+        return _CONFIG.validate_json(text, strict=True)
     except ValidationError as error:
         raise UserError(options.describe_validation_error(error), options.invalid_option(error)) from None
 
@@ -244,16 +246,13 @@ def _read_preset(name: str) -> Raw:
     if name in options.descriptions():
         raise UserError(f"option {name} has no value; write {name}=...")
     if not name.endswith((".yaml", ".yml")):
-        remedy = _path_remedy(name) or options.suggestion(name, shipped)
+        remedy = options.suggestion(name, shipped)
+        if os.path.isfile(os.path.join(name, "config.yaml")):
+            remedy = f"; to resume a run, write --out {name}"
+        elif os.path.exists(name):
+            remedy = f"; to read it as text, write data.path={name}"
         raise UserError(f"there is no preset {name!r} (`adlm presets` lists them all){remedy}")
     return _read_file(name)
-
-
-def _path_remedy(name: str) -> str:
-    """What to write instead of the path of a run or a text where a preset belongs; empty if there is no such path."""
-    if os.path.isfile(os.path.join(name, "config.yaml")):
-        return f"; to resume a run, write --out {name}"
-    return f"; to read it as text, write data.path={name}" if os.path.exists(name) else ""
 
 
 def _read_file(name: str) -> Raw:
@@ -334,17 +333,6 @@ def _parse_yaml(text: str, origin: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark is not None and "=" not in origin else ""
         raise UserError(f"{shown} cannot be read as YAML: {problem}{line}") from None
-
-
-def _to_json(value: Any) -> Any:
-    """A NumPy or PyTorch scalar as a Python number; any other object as a string."""
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-def _nested(keys: list[str], value: Any) -> Raw:
-    for key in reversed(keys[1:]):
-        value = {key: value}
-    return {keys[0]: value}
 
 
 def merge(below: Raw, above: Raw) -> Raw:

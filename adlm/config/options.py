@@ -120,7 +120,9 @@ def describe_validation_error(error: ValidationError) -> str:
     entry = f"{option} {_format_value(value)}"
     for bound, phrase in BOUNDS.items():
         if bound in context:
-            return f"{entry} must be {phrase} {_format_bound(context[bound])}: {descriptions()[option]}"
+            limit = context[bound]
+            shown = f"{int(limit):,}" if limit == int(limit) else f"{limit:g}"
+            return f"{entry} must be {phrase} {shown}: {descriptions()[option]}"
     if kind == "literal_error":
         return unknown_choice_error(option, value, re.findall(r"'([^']*)'", str(context["expected"])))
     return f"{entry} must be {EXPECTED_TYPES.get(kind, found['msg'])}"
@@ -131,7 +133,8 @@ def invalid_option(error: ValidationError) -> str | None:
     found = error.errors()[0]
     if found["type"] == "value_error":
         return getattr(found["ctx"]["error"], "option", None)
-    return ".".join(str(part) for part in found["loc"] if part in _field_names())
+    names = {field.name for owner in (Config, *sections().values()) for field in dataclasses.fields(owner)}
+    return ".".join(str(part) for part in found["loc"] if part in names)
 
 
 def unknown_choice_error(option: str, value: object, choices: Iterable[str]) -> str:
@@ -142,11 +145,6 @@ def unknown_choice_error(option: str, value: object, choices: Iterable[str]) -> 
 
 def _format_value(value: object) -> str:
     return _shorten(repr(value) if isinstance(value, (str, dict, list)) else json.dumps(value))
-
-
-def _format_bound(bound: float) -> str:
-    """A bound with thousands separators: 1,024, 2,147,483,647, 0.5."""
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -186,8 +184,3 @@ def allowed_values(option: str) -> tuple[str, ...]:
         if typing.get_origin(alternative) is typing.Literal
         for value in typing.get_args(alternative)
     )
-
-
-@cache
-def _field_names() -> set[str]:
-    return {field.name for owner in (Config, *sections().values()) for field in dataclasses.fields(owner)}

@@ -26,9 +26,9 @@ from adlm.data.prepare.prepare import PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_recipe
 from adlm.data.prepare.shards import Tokens, TokensInMemory
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
-from adlm.data.sources.chunks import split_into_chunks
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.decoding import REPLACE_HINT
+from adlm.data.sources.text_files import split_into_chunks
 from adlm.errors import UserError
 from adlm.likelihood.settings import ZERO_SHOT
 from adlm.tokens import Tokenizer

@@ -27,6 +27,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from adlm import UNKNOWN_COMMIT, code_commit
 from adlm.checkpoints.model_folder import WEIGHTS, write_tensors
 from adlm.config.load import differences, load_config, merge, save_config, to_mapping
 from adlm.config.schema import Config
@@ -45,7 +46,6 @@ from adlm.files import (
 )
 from adlm.training.metrics import Counters, parse_counters
 from adlm.training.sharding import gather_tensors, load_tensor
-from adlm.version import UNKNOWN, code_commit
 
 CONFIG, FINGERPRINT, COMMITS = "config.yaml", "text.sha256", "commits.txt"
 MANIFEST, TENSORS = "checkpoint.json", "tensors.safetensors"
@@ -165,7 +165,7 @@ def save_run(run: RunFolder, config: Config, fingerprint: str) -> None:
     if run.config != config:
         save_config(config, run.path / CONFIG)
     commits = read_commits(run.path)
-    if code_commit() not in (UNKNOWN, *commits[-1:]):
+    if code_commit() not in (UNKNOWN_COMMIT, *commits[-1:]):
         write_file(run.path / COMMITS, "".join(f"{commit}\n" for commit in (*commits, code_commit())))
 
 

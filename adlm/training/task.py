@@ -25,10 +25,9 @@ from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
-from adlm.data.rows.anchor_rules import SymbolStatistics
+from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
 from adlm.data.rows.loader import Batches, Loader, Stream
 from adlm.data.rows.packing import counted_positions, text_width
-from adlm.data.rows.statistics import count_symbols, symbol_texts
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 import adlm
+from adlm import code_commit
 from adlm.data.prepare.prepared import open_prepared
 from adlm.likelihood.measurement import measure_nats
 from adlm.likelihood.settings import PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
-from adlm.version import code_commit
 
 SEEDS = (0, 1)
 RATES = {"muon": ("1e-4", "2e-4", "5e-4", "1e-3", "2e-3", "4e-3"), "adamw": ("1e-4", "3e-4", "1e-3", "2e-3")}

@@ -35,11 +35,11 @@ import httpx
 import numpy as np
 import torch
 
+from adlm import code_commit
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.config.load import resolve
 from adlm.methods import method_of
 from adlm.tokens import load_tokenizer
-from adlm.version import code_commit
 
 Body = dict[str, Any]
 BAD_CLIENT_SECONDS = 0.5  # between two requests of a bad client

@@ -199,11 +199,11 @@ def test_problems_whose_steps_have_no_labels_are_noted(corpora, capsys):
 
 
 def test_statistics_are_counted_once(text, tmp_path, monkeypatch, capsys):
-    from adlm.data.rows import statistics
+    from adlm.data.rows import anchor_rules
 
     calls = []
-    statistics_of = statistics.statistics_of
-    monkeypatch.setattr(statistics, "statistics_of", lambda *given: calls.append(given) or statistics_of(*given))
+    statistics_of = anchor_rules.statistics_of
+    monkeypatch.setattr(anchor_rules, "statistics_of", lambda *given: calls.append(given) or statistics_of(*given))
     words = [f"data.path={text}", "data.held_out=0", "tokenizer=bytes", "--out", str(tmp_path / "out"), "--inspect"]
     assert main(["prepare", *words]) == 0
     assert len(calls) == 1

@@ -71,7 +71,9 @@ def bundle(root: str, siblings: Iterable[str] = (), replaced: Mapping[Name, str]
         attributes, found = found.attributes, Bundle(set(found.attributes))
         for name in _module(root).nodes:
             _add(found, (root, name), root, beside, replacements)
-    _check_names(found)
+    names = [*(name for _, name in found.uses), *found.imports.values()]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"two definitions of the same name cannot share a file: {', '.join(twice)}"
     uses: dict[str, set[str]] = {}
     for (module, _), others in sorted(found.uses.items()):
         uses.setdefault(module, set()).update(other for other, _ in others if other != module)
@@ -80,13 +82,6 @@ def bundle(root: str, siblings: Iterable[str] = (), replaced: Mapping[Name, str]
     title, _, rest = _module(root).docstring.partition("\n")
     header = HEADER.format(title=title, version=__version__, path=_path(root), rest=rest and f"{rest.rstrip()}\n")
     return f"{header}\n{_import_lines(found.imports, beside)}\n" + "\n\n".join(sections)
-
-
-def _check_names(found: Bundle) -> None:
-    """Every name means one thing in the file."""
-    names = [*(name for _, name in found.uses), *found.imports.values()]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"two definitions of the same name cannot share a file: {', '.join(twice)}"
 
 
 @cache
@@ -195,7 +190,8 @@ def _text(module: str, node: ast.stmt, whole: bool, attributes: set[str], replac
     lines = source.source.splitlines()
     name = _bound(node)[0]
     if module == REGISTRY:
-        return _registry_text(name)
+        entries = "".join(f'    "{key}": {_entry(place)[1]},\n' for key, place in _entries(name).items())
+        return f"{name} = {{\n{entries}}}"
     if (module, name) in replaced:
         return f"{name} = {replaced[module, name]}"
     first, last = _first_line(node, lines), source.documentation.get(name, node).end_lineno
@@ -234,11 +230,6 @@ def _entries(name: str) -> Mapping[str, str]:
 def _entry(place: str) -> Name:
     module, _, attribute = place.partition(":")
     return module, attribute
-
-
-def _registry_text(name: str) -> str:
-    entries = "".join(f'    "{key}": {_entry(place)[1]},\n' for key, place in _entries(name).items())
-    return f"{name} = {{\n{entries}}}"
 
 
 def _import_lines(imports: Mapping[tuple[str, str | None], str], beside: frozenset[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import huggingface_hub
 
-from adlm import __version__
+from adlm import __version__, code_commit
 from adlm.apps.export.bundle import bundle
 from adlm.checkpoints.exported import PREFIX, is_exported, public_name, to_json
 from adlm.checkpoints.model_folder import ARCHITECTURE, WEIGHTS, write_tensors
@@ -30,7 +30,6 @@ from adlm.models.transformer import num_parameters
 from adlm.registry import BRIDGES, METHODS, SCHEDULES, Registry
 from adlm.training.metrics import perplexity, read_metrics
 from adlm.training.run_folder import read_commits
-from adlm.version import code_commit
 
 CONFIGURATION, MODELING = "configuration_adlm", "modeling_adlm"
 WRITTEN = {

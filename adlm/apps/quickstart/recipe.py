@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adlm import code_commit
 from adlm.apps.quickstart.report import (
     PAGE,
     REPORT,
@@ -40,7 +41,6 @@ from adlm.tokens import Tokenizer
 from adlm.training.metrics import read_metrics
 from adlm.training.run_folder import MAY_CHANGE, RunFolder
 from adlm.training.train import Reporter, train
-from adlm.version import code_commit
 
 METHODS = ("adlm", "mdlm")
 ROWS, REPLICATES = 4096, 2  # held-out rows, as many as `train.valid_rows`, and replicates of the reported bounds

@@ -209,19 +209,14 @@ def _chart(report: QuickstartReport, curves: Mapping[str, Lines]) -> str:
 def _infilling(canvas: str, infilled: str) -> str:
     given, sizes = HOLE.split(canvas)[::2], HOLE.findall(canvas)
     blanks = ['<span class="masked" title="masked token"></span>' * int(size) for size in sizes]
-    filled = [f"<mark>{html.escape(text)}</mark>" for text in _filled_in(given, infilled)]
+    # what stands in place of the holes; nothing is marked if the given parts are not found
+    match = re.fullmatch("(.*?)".join(map(re.escape, given)), infilled, re.DOTALL)
+    filled = [f"<mark>{html.escape(text)}</mark>" for text in (match.groups() if match else ())]
     marked = _interleave(given, filled) if filled else html.escape(infilled)
     return (
         f'<h3>Given</h3><p class="sentence">{_interleave(given, blanks)}</p>'
         f'<h3>Filled in</h3><p class="sentence">{marked}</p>'
     )
-
-
-def _filled_in(given: list[str], infilled: str) -> tuple[str, ...]:
-    """What `infilled` has in place of the holes between the given parts; () if the parts are not found in it."""
-    pattern = "(.*?)".join(re.escape(part) for part in given)
-    match = re.fullmatch(pattern, infilled, re.DOTALL)
-    return match.groups() if match else ()
 
 
 def _interleave(given: list[str], fillings: list[str]) -> str:

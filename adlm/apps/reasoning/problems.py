@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from adlm.config.schema import Data, PackingName
-from adlm.data.sources.chunks import Chunk, split_into_chunks
 from adlm.data.sources.corpora import CORPORA, Corpus
 from adlm.data.sources.decoding import decoding_errors
 from adlm.data.sources.source import how_to_add, resolve_source
-from adlm.data.sources.text_files import ignore_progress
+from adlm.data.sources.text_files import Chunk, ignore_progress, split_into_chunks
 from adlm.errors import UserError
 from adlm.files import parse_json, read_bytes
 

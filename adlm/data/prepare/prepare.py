@@ -19,25 +19,23 @@ import numpy as np
 from adlm.config.schema import Config
 from adlm.data.prepare.prepared import (
     FORMAT,
-    Prepared,
-    is_prepared,
-    open_prepared,
-    read_manifest,
-    tokenizer_recipe,
-    write_manifest,
-)
-from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
-from adlm.data.prepare.work_folder import (
     JournalEntry,
+    Prepared,
     append_entry,
     check_replaceable,
     check_work_folder,
+    is_prepared,
+    open_prepared,
     opened_journal,
     publish,
+    read_manifest,
     remove_leftovers,
     resolve_output,
+    tokenizer_recipe,
     work_folder,
+    write_manifest,
 )
+from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
 from adlm.data.rows.packing import rows_of, text_width
 from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
@@ -125,7 +123,13 @@ def prepare(
         if start != JournalEntry():
             how = "resumed"
         end = _tokenise(source, tokenizer, recipe, work, journal, start, settings, report)
-        _finish(work, out, {"format": FORMAT, "source": source.title, **settings, "recipe": recipe}, end, tokenizer)
+        splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
+        files = {split: {**asdict(end.splits[split]), "files": list_files(work / split)} for split in splits}
+        remove_empty(work, splits)
+        tokenizer.save(work)
+        head = {"format": FORMAT, "source": source.title, **settings}
+        write_manifest(work, {**head, "recipe": recipe, "splits": files})
+        publish(work, out)
     return PrepareOutcome(open_prepared(out, sums=False), how, source.missing, source.notes())
 
 
@@ -305,13 +309,3 @@ def _with_settings(prepared: Prepared, settings: RowSettings) -> Prepared:
     with suppress(OSError, UserError):
         write_manifest(prepared.folder, manifest)
     return replace(prepared, manifest=manifest)
-
-
-def _finish(work: Path, out: Path, manifest: dict[str, Any], end: JournalEntry, tokenizer: Tokenizer) -> None:
-    """Add tokenizer and manifest to the working folder and move it to `out`."""
-    splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
-    manifest["splits"] = {split: {**asdict(end.splits[split]), "files": list_files(work / split)} for split in splits}
-    remove_empty(work, splits)
-    tokenizer.save(work)
-    write_manifest(work, manifest)
-    publish(work, out)

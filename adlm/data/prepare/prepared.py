@@ -1,24 +1,55 @@
-"""Opens and validates a prepared folder: the shards of every split, their tokenizer, and a manifest.
+"""A prepared folder: the shards of every split, their tokenizer, and a manifest; opened, and written or replaced.
 
 manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin   valid/...
+
+`prepare` works in OUT.preparing, with a journal, and an atomic move replaces OUT. Only files that `prepare` wrote are
+ever replaced or deleted. A line of the journal is appended after everything it describes is synced to disk.
 """
 
+import errno
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adlm.data.prepare.shards import SPLITS, Extent, Tokens, check_files, file_sizes, prepare_again
+from adlm.data.prepare.shards import (
+    SPLITS,
+    Extent,
+    ShardWriter,
+    Tokens,
+    check_files,
+    file_sizes,
+    prepare_again,
+    reaches,
+)
 from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
 from adlm.errors import UserError
-from adlm.files import parse_json, read_bytes, write_file
+from adlm.files import (
+    PART,
+    Journal,
+    move_folder,
+    parse_json,
+    read_bytes,
+    refuse_taken,
+    remove_folder,
+    remove_parts,
+    reporting_os_errors,
+    write_file,
+)
 from adlm.tokens import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+TOKENIZER = ("tokenizer.json", "special_tokens_map.json")
+JOURNAL = "journal.jsonl"
+NOTES = (JOURNAL, "recipe.json", "lock")  # recipe.json and lock: of earlier versions
 
 
 @dataclass(frozen=True)
@@ -116,3 +147,178 @@ def _check_manifest(manifest: Any) -> None:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_file(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A position between two chunks of the source, and the extent of each split written up to it."""
+
+    part: int = 0
+    pieces: int = 0
+    """Number of chunks of that part before the position."""
+    documents: int = 0
+    """Number of documents that end before the position, over all parts."""
+    splits: Mapping[str, Extent] = field(default_factory=dict)
+
+
+@contextmanager
+def opened_journal(work: Path, out: Path, recipe: dict[str, Any]) -> Iterator[tuple[Journal, JournalEntry]]:
+    """The journal of the working folder, locked, and the entry to resume from.
+
+    Errors in the block become user errors; a folder without progress is deleted.
+    """
+    with reporting_os_errors(out):
+        work.mkdir(parents=True, exist_ok=True)
+    previous = recipe
+
+    def resumes(header: Any) -> bool:
+        nonlocal previous
+        found = header.get("recipe") if isinstance(header, dict) else None
+        if not isinstance(found, dict) or not isinstance(found.get("parts"), list):
+            raise UserError(
+                f"{work} is unfinished work of another version of adlm, or damaged; delete it, and run the same "
+                "command again"
+            )
+        previous = found
+        return True
+
+    busy = f"{out} is being prepared by another process; wait for it, or stop it"
+    with closing(Journal(work / JOURNAL, busy, {"recipe": recipe}, resumes)) as journal:
+        try:
+            remove_parts(out.parent, out.name)
+            remove_parts(work)
+            yield journal, _resume(journal, work, previous, recipe)
+        except (UserError, OSError) as error:
+            has_progress = not journal.is_empty
+            if not has_progress:
+                with suppress(OSError):
+                    remove_folder(work)
+            progress = f"; what is done is kept in {work.name}" if has_progress else ""
+            resume = f"{progress}: run the same command again to resume" if progress else ""
+            if isinstance(error, UserError):
+                raise UserError(f"{error}{progress}") from None
+            if error.errno == errno.ENOSPC:
+                raise UserError(f"there is no space left to write {out}{resume}") from None
+            raise UserError(f"{out} cannot be written: {error.strerror or error}{resume}") from None
+
+
+def _resume(journal: Journal, work: Path, previous: dict[str, Any], recipe: dict[str, Any]) -> JournalEntry:
+    """The last entry that matches the recipe and whose data is on disk; the journal is cut off after it.
+
+    Of a source with other parts than before, the entries within the same first parts match. Splits that have no data at
+    that entry are deleted.
+    """
+    pairs = zip(previous["parts"], recipe["parts"], strict=False)
+    same_parts = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    counted_from_end = recipe["held_out"]["last_from"] is not None
+    same_rest = {**previous, "parts": []} == {**recipe, "parts": []} and (previous == recipe or not counted_from_end)
+    entries, dtype = [JournalEntry()], np.dtype(recipe["dtype"])
+    for content in journal.entries():
+        entry = _parse_entry(content)
+        if entry is None or not same_rest or (entry.part, entry.pieces) > (same_parts, 0):
+            break
+        if not all(reaches(work / split, dtype, extent) for split, extent in entry.splits.items()):
+            break
+        entries.append(entry)
+    for split in SPLITS:
+        if split not in entries[-1].splits:
+            shutil.rmtree(work / split, ignore_errors=True)
+    if previous == recipe:
+        journal.append()
+    else:
+        journal.restart({"recipe": recipe}, *map(asdict, entries[1:]))
+    return entries[-1]
+
+
+def _parse_entry(content: Any) -> JournalEntry | None:
+    """None if it is damaged."""
+    try:
+        splits = {split: Extent(**extent) for split, extent in content["splits"].items()}
+        entry = JournalEntry(**{**content, "splits": splits})
+    except (TypeError, KeyError, AttributeError):
+        return None
+    counts = (entry.part, entry.pieces, entry.documents, *(n for each in splits.values() for n in astuple(each)))
+    valid = all(type(count) is int and count >= 0 for count in counts) and set(splits) <= {*SPLITS}
+    return entry if valid else None
+
+
+def append_entry(journal: Journal, entry: JournalEntry, writers: Iterable[ShardWriter]) -> None:
+    """Sync the shards to disk, then append the entry to the journal."""
+    for writer in writers:
+        writer.sync()
+    journal.append(asdict(entry))
+
+
+def resolve_output(out: Path) -> Path:
+    """The absolute path of `out` with links resolved, checked to be one that a folder can be moved to."""
+    try:
+        path = out.expanduser().resolve()
+        if path.is_mount():
+            raise UserError(
+                f"{out} is a mount point, and no folder can be moved there; give a folder in it: {out}/data"
+            )
+        if not is_prepared(path):
+            refuse_taken(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    return path
+
+
+def work_folder(out: Path) -> Path:
+    """The working folder, in which the output is written before it is moved to `out`."""
+    return out.with_name(f"{out.name}.preparing")
+
+
+def check_work_folder(work: Path) -> None:
+    """Refuse a working folder that exists and was not left behind by a run of `prepare`."""
+    try:
+        names = {path.name for path in work.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{work} cannot be used to work in: {error.strerror or error}; move it away") from None
+    expected = {*NOTES, *SPLITS, *TOKENIZER, MANIFEST}
+    unexpected = sorted(name for name in names - expected if not name.startswith("."))
+    if unexpected or (names and not names & {*NOTES, MANIFEST}):
+        raise UserError(
+            f"{work} is not what a run of `adlm prepare` left behind (it holds {(unexpected or sorted(names))[0]}), "
+            "but is needed as the working folder; move it away, or give another --out"
+        )
+
+
+def check_replaceable(out: Path, manifest: dict[str, Any], source: str) -> None:
+    """Refuse to replace a prepared folder of another source, or one that contains files `prepare` did not write."""
+    if manifest["source"] != source:
+        raise UserError(
+            f"{out} was prepared from {manifest['source']}, and this is {source}; give another --out, or delete it"
+        )
+    listed = {out / name for name in (MANIFEST, *TOKENIZER, *NOTES, *manifest["splits"])}
+    listed |= {out / split / file["name"] for split, entry in manifest["splits"].items() for file in entry["files"]}
+    unlisted = sorted(path for path in out.rglob("*") if path not in listed and not path.name.endswith(PART))
+    if unlisted:
+        raise UserError(
+            f"{out} would be prepared anew, and it holds {unlisted[0].relative_to(out)}, which `adlm prepare` did not "
+            "write; move that away, or give another --out"
+        )
+
+
+def publish(work: Path, out: Path) -> None:
+    """Move the completed working folder to `out` atomically, and delete the folder it replaces."""
+    move_folder(work, out)
+    if work.exists():  # the replaced folder, which the move exchanged with the new one
+        remove_folder(work)
+    remove_leftovers(out, work)
+
+
+def remove_leftovers(out: Path, work: Path) -> None:
+    """Delete files that are not needed once `out` exists, including those left by a killed process."""
+    for name in NOTES:
+        with suppress(OSError):  # a read-only folder is used as it is
+            (out / name).unlink(missing_ok=True)
+    remove_parts(out)
+    remove_parts(out.parent, out.name)
+    remove_parts(work.parent, work.name)
+    if is_prepared(work) and not any((work / name).exists() for name in NOTES):  # the folder that `out` replaced
+        remove_folder(work)

@@ -120,11 +120,10 @@ def list_files(folder: Path) -> list[dict[str, Any]]:
     """The non-empty files of a split, with their sizes and checksums."""
     paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]
     with ThreadPoolExecutor() as threads:
-        sums = list(threads.map(file_sha256, paths))
-    return [
-        {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, sums, strict=True)
-    ]
+        return [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, threads.map(file_sha256, paths), strict=True)
+        ]
 
 
 def remove_empty(folder: Path, splits: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ from adlm.tokens import Tokenizer
 
 ROUNDS = 6  # of the Feistel network that shuffles
 NUM_ENCODED = 64  # documents of a stream encoded at once
+NUM_AHEAD = 4  # batches computed ahead
 Numbers = NDArray[np.uint64]
 
 
@@ -254,13 +255,13 @@ def check_ranks(batch_size: int, rank: int, num_ranks: int) -> None:
         )
 
 
-def prefetch(batches: Iterator[TrainingBatch], depth: int = 4) -> Iterator[TrainingBatch]:
-    """The same batches, with up to `depth` of them computed ahead in a background thread.
+def prefetch(batches: Iterator[TrainingBatch]) -> Iterator[TrainingBatch]:
+    """The same batches, with up to NUM_AHEAD of them computed ahead in a background thread.
 
     The thread ends with the iterator, or at interpreter exit: a thread that is still inside torch while the interpreter
     shuts down would abort the process.
     """
-    ready: queue.Queue[TrainingBatch | BaseException] = queue.Queue(depth)
+    ready: queue.Queue[TrainingBatch | BaseException] = queue.Queue(NUM_AHEAD)
     stopped = threading.Event()
 
     def fill() -> None:

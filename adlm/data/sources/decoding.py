@@ -298,7 +298,7 @@ def _rows(lines: Iterator[str], delimiter: str, quoted: bool, name: str) -> Iter
 
 def parquet_rows(raw: IO[bytes], field: str, name: str, seen: Callable[[int], None]) -> Iterator[Record]:
     """The rows of a parquet file; `seen` receives the number of bytes read so far."""
-    file = arrow_parquet().ParquetFile(raw)
+    file = arrow().parquet.ParquetFile(raw)
     names = file.schema_arrow.names
     keys = field.split(",")
     for key in keys:
@@ -316,16 +316,9 @@ def parquet_rows(raw: IO[bytes], field: str, name: str, seen: Callable[[int], No
         seen(raw.tell())
 
 
-def arrow_parquet() -> Any:
-    arrow()
-    import pyarrow.parquet
-
-    return pyarrow.parquet
-
-
 def arrow() -> Any:
     try:
-        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise UserError("reading .parquet and .zst needs pyarrow; try pip install 'adlm[data]'") from None
     return pyarrow

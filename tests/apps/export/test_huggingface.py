@@ -22,6 +22,7 @@ from worlds import batch_rng, randomized, seeded
 
 import adlm
 import adlm.errors
+from adlm import code_commit
 from adlm.apps.export import bundle
 from adlm.apps.export.folder import modeling_code
 from adlm.checkpoints.exported import to_json
@@ -32,7 +33,6 @@ from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, 
 from adlm.diffusion.masking import reveal_chance, transition
 from adlm.diffusion.times import grid
 from adlm.methods import method_of
-from adlm.version import code_commit
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -15,10 +15,9 @@ import pytest
 from texts import prose
 
 from adlm.data.prepare import prepare as preparing
-from adlm.data.prepare import shards, work_folder
+from adlm.data.prepare import shards
 from adlm.data.prepare.prepare import prepare
-from adlm.data.prepare.prepared import FORMAT, open_prepared
-from adlm.data.prepare.work_folder import JOURNAL, opened_journal
+from adlm.data.prepare.prepared import FORMAT, JOURNAL, JournalEntry, append_entry, open_prepared, opened_journal
 from adlm.data.sources.corpora import BUILT_IN
 from adlm.data.sources.source import HeldOutRule
 from adlm.errors import UserError
@@ -340,7 +339,7 @@ def test_a_journal_of_another_held_out_rule_is_not_resumed(tmp_path):
     recipe = {"parts": [{"name": "a"}], "held_out": {"last_from": 5}, "dtype": "uint16"}
     work, out = tmp_path / "out.preparing", tmp_path / "out"
     with opened_journal(work, out, recipe) as (journal, _):
-        work_folder.append_entry(journal, work_folder.JournalEntry(1, 0, 3, {}), [])
+        append_entry(journal, JournalEntry(1, 0, 3, {}), [])
     with opened_journal(work, out, recipe) as (_, start):
         assert start.documents == 3
     with opened_journal(work, out, {**recipe, "parts": [*recipe["parts"], {"name": "b"}]}) as (_, start):
@@ -416,7 +415,7 @@ def test_a_full_disk_keeps_what_is_done(words, resolve_config, tmp_path, monkeyp
 
 
 def test_a_document_of_many_chunks_is_one_document(resolve_config, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
+    monkeypatch.setattr("adlm.data.sources.text_files.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = prose(3000)
     (tmp_path / "a.txt").write_text(text)
@@ -437,7 +436,7 @@ def ids(prepared, split: str) -> list[int]:
 
 
 def test_the_end_of_a_single_document_is_held_out(resolve_config, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
+    monkeypatch.setattr("adlm.data.sources.text_files.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     text = "\n\n".join(prose(30, seed=i).strip() for i in range(100))
     (tmp_path / "a.txt").write_text(text)
@@ -453,7 +452,7 @@ def test_the_end_of_a_single_document_is_held_out(resolve_config, bpe, tmp_path,
 
 
 def test_a_run_interrupted_in_a_single_document_resumes_to_the_same_bytes(resolve_config, bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 100)
+    monkeypatch.setattr("adlm.data.sources.text_files.CHUNK", 100)
     monkeypatch.setattr(preparing, "BATCH", 400)
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     (tmp_path / "a.txt").write_text(prose(6000))

@@ -10,9 +10,8 @@ from texts import prose
 
 from adlm import files
 from adlm.data.prepare import prepare as preparing
-from adlm.data.prepare import work_folder as placing
 from adlm.data.prepare.prepare import prepare
-from adlm.data.prepare.prepared import open_prepared
+from adlm.data.prepare.prepared import NOTES, open_prepared
 from adlm.data.sources import source
 from adlm.errors import UserError
 
@@ -135,7 +134,7 @@ def test_the_prepared_folder_is_not_read_as_text(words, text, resolve_config, tm
 
 def test_a_run_interrupted_at_the_final_move_resumes(words, resolve_config, tmp_path, monkeypatch):
     def cut_off(work, out):
-        for name in placing.NOTES:
+        for name in NOTES:
             (work / name).unlink(missing_ok=True)
         raise KeyboardInterrupt
 

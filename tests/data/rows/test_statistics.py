@@ -4,9 +4,8 @@ import numpy as np
 from test_packing import FRAMED, stored
 
 from adlm.config.schema import Anchor
-from adlm.data.rows.anchor_rules import anchor_rule
+from adlm.data.rows.anchor_rules import anchor_rule, statistics_of, symbol_statistics
 from adlm.data.rows.packing import rows_of
-from adlm.data.rows.statistics import statistics_of, symbol_statistics
 from adlm.tokens import load_tokenizer
 
 RULE = anchor_rule(Anchor(tau=1), FRAMED.size)

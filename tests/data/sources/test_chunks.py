@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from texts import prose
 
-from adlm.data.sources import chunks
-from adlm.data.sources.chunks import Chunk, join_chunks, split_into_chunks
+from adlm.data.sources import text_files
+from adlm.data.sources.text_files import Chunk, join_chunks, split_into_chunks
 from adlm.tokens import load_tokenizer
 
 TEXTS = st.lists(
@@ -19,7 +19,7 @@ TEXTS = st.lists(
 @pytest.fixture(autouse=True, scope="module")
 def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK", 6)
+        patch.setattr(text_files, "CHUNK", 6)
         yield
 
 
@@ -90,7 +90,7 @@ def test_whole_documents_are_the_joined_chunks(text, boundary):
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_a_real_tokenizer_gives_the_chunks_of_a_long_text_the_ids_of_the_text(name, data_folder, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK", 500)
+    monkeypatch.setattr(text_files, "CHUNK", 500)
     tokenizer = load_tokenizer(str(data_folder / "tokenizers" / name))
     text = (data_folder / "enwiki2014" / "valid.txt").read_text(encoding="utf-8")[:200_000]
     cut = [piece.text for piece in split_into_chunks(text)]
@@ -100,7 +100,7 @@ def test_a_real_tokenizer_gives_the_chunks_of_a_long_text_the_ids_of_the_text(na
 
 @pytest.mark.parametrize("blank", ["\n", "\n\n", "   ", "\t", " \n  "])
 def test_words_separated_by_any_whitespace_keep_their_ids(bpe, monkeypatch, blank):
-    monkeypatch.setattr(chunks, "CHUNK", 20)
+    monkeypatch.setattr(text_files, "CHUNK", 20)
     tokenizer, text = load_tokenizer(bpe), blank.join(f"({word})." for word in prose(400).split())
     cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50
@@ -115,7 +115,7 @@ def test_splitting_a_long_document_takes_linear_time():
 
 
 def test_a_byte_level_tokenizer_gives_the_chunks_the_ids_of_the_text(bpe, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK", 100)
+    monkeypatch.setattr(text_files, "CHUNK", 100)
     tokenizer, text = load_tokenizer(bpe), prose(3000)
     cut = [piece.text for piece in split_into_chunks(text)]
     assert len(cut) > 50

@@ -161,7 +161,7 @@ def chunks_of(path, **options):
 
 
 def test_a_line_of_many_chunks_is_one_document(tmp_path, monkeypatch):
-    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 10)
+    monkeypatch.setattr("adlm.data.sources.text_files.CHUNK", 10)
     path, blanks = tmp_path / "a.txt", " " * 500
     path.write_bytes(f"one{blanks}\r\n{blanks}\r\n{blanks}two\r{blanks}\r\nthree\n".encode())
     assert texts(path, boundary="line") == [f"one{blanks}", f"{blanks}two\r{blanks}", "three"]
@@ -176,7 +176,7 @@ def test_a_line_of_many_chunks_is_one_document(tmp_path, monkeypatch):
 
 def test_a_carriage_return_inside_a_line_stays(tmp_path, monkeypatch):
     """A piece that ends in a return is no line that does."""
-    monkeypatch.setattr("adlm.data.sources.chunks.CHUNK", 10)
+    monkeypatch.setattr("adlm.data.sources.text_files.CHUNK", 10)
     (tmp_path / "a.txt").write_bytes(b"x" * 39 + b"\r" + b"y" * 100 + b"\r\n")
     assert texts(tmp_path / "a.txt", boundary="line") == ["x" * 39 + "\r" + "y" * 100]
 
