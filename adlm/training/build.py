@@ -15,12 +15,11 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
-from adlm.models.logit_gradients import why_no_triton
+from adlm.models.heads import why_no_triton
 from adlm.models.transformer import Trunk
-from adlm.training.seeds import seed_of
+from adlm.training.metrics import flops_per_token
 from adlm.training.sharding import blocks_of, shard_network
-from adlm.training.step import TrainState, new_train_state
-from adlm.training.throughput import flops_per_token
+from adlm.training.step import TrainState, new_train_state, seed_of
 
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).

@@ -46,8 +46,7 @@ from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.build import build_train_state
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
-from adlm.training.seeds import generator_of, seed_of
-from adlm.training.step import TrainState, micro_batch_shape
+from adlm.training.step import TrainState, generator_of, micro_batch_shape, seed_of
 
 LARGE = 10**9  # bytes of shards: verifying more than this is reported
 SAMPLED_TOKENS = 2**20  # about how many tokens the frequencies of symbols are estimated from

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Anchor
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.errors import UserError
 from adlm.registry import ANCHOR_RULES
 
