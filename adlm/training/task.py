@@ -150,7 +150,10 @@ class TextTask:
         method = method_of(self.config)
         if isinstance(method, Anchored):
             method = method.with_statistics(statistics)
-        frequencies = _log_frequencies(statistics().counts) if self.config.train.unigram_start else None
+        frequencies = None
+        if self.config.train.unigram_start:
+            counts = 1 + statistics().counts  # add-one smoothing
+            frequencies = (counts / counts.sum()).log()
         weights = None if resumes or not self.config.init else self._initial_weights()
         return build_train_state(method, processes, report, frequencies, weights)
 
@@ -233,11 +236,6 @@ def _ratio_of_sums(
     correction = rows / (rows - 1) if rows > 1 else math.inf
     stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
     return ValidationResult(mean, stderr, int(tokens), int(rows))
-
-
-def _log_frequencies(counts: Tensor) -> Tensor:
-    """(V,), log unigram frequencies with add-one smoothing."""
-    return ((1 + counts) / (1 + counts).sum()).log()
 
 
 def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
