@@ -32,8 +32,8 @@ from adlm.sampling.reference import reference_transition, sample_reference
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sample_analytic, sampler_of
 from adlm.training.build import compile_trunks
+from adlm.training.metrics import count_flops, datasheet_flops, zipf
 from adlm.training.step import MicroBatch, StepReport, count_tokens, new_train_state, train_step
-from adlm.training.throughput import count_flops, datasheet_flops, zipf
 
 WARM_UP_STEPS = 5
 PROFILED_STEPS = 3

@@ -1,7 +1,12 @@
-"""Logits -> SUBS beliefs, distributions over clean tokens. Does not depend on time.
+"""Logits -> SUBS beliefs, distributions over clean tokens; and the scores of SEDD. Does not depend on networks.
 
-Shapes: B sequences, L tokens each, V symbols (the mask is one of them).
+A score is the ratio q(z with another token at a position) / q(z), learnt at masked positions. For the true beliefs p it
+is p / expm1(sigma_t), where expm1(sigma_t) = (1 - alpha_t) / alpha_t, so scores and beliefs determine each other.
+
+Shapes: B sequences, L tokens each, V symbols (the mask is one of them); sigma broadcasts over (B, L).
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -35,3 +40,51 @@ def subs(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
     guessed = clean_log_beliefs(logits, mask_id)
     copied = torch.full_like(guessed, -torch.inf).scatter(-1, z[..., None], 0.0)
     return torch.where((z == mask_id)[..., None], guessed, copied)
+
+
+def log_ratio(sigma: Tensor) -> Tensor:
+    """log r = -log expm1(sigma) = -sigma - log(1 - exp(-sigma)): finite even where expm1 overflows."""
+    return -sigma - torch.log(-torch.expm1(-sigma))
+
+
+def log_scores(logits: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+    """logits - log expm1(sigma) - log(V - 1), and 0 at z itself, (B, L, V): SEDD's parametrisation."""
+    scale = log_ratio(sigma) - math.log(logits.shape[-1] - 1)
+    return (logits + scale[..., None]).scatter(-1, z[..., None], 0.0)
+
+
+def scores_to_beliefs(scores: Tensor, mask_id: int) -> Tensor:
+    """Beliefs (N, V) from the scores (N, V) of masked tokens: normalised, without mass on the mask."""
+    clean = scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 0.0)
+    return clean / clean.sum(dim=-1, keepdim=True)
+
+
+def beliefs_to_scores(beliefs: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
+    """The scores (N, V) of masked tokens that correspond to beliefs (N, V); 1 at the mask itself."""
+    scores = beliefs / torch.expm1(sigma)[..., None]
+    return scores.index_fill(-1, torch.tensor(mask_id, device=scores.device), 1.0)
+
+
+def score_entropy(log_score_sum: Tensor, log_score_right: Tensor, sigma: Tensor) -> Tensor:
+    """sum_v s_v - r log s_x + r (log r - 1), r = 1 / expm1(sigma): the loss of scores s at a masked token.  [SEDD]
+
+    The sum runs over the clean tokens. The minimum, 0, is at s = r for the true token x and 0 elsewhere; for scores
+    derived from beliefs p it is -r log p_x, so multiplied by sigma' it is the NELBO's weight times the cross-entropy.
+    """
+    log_r = log_ratio(sigma)
+    return log_score_sum.exp() + log_r.exp() * (log_r - 1 - log_score_right)
+
+
+def score_step(z: Tensor, log_score: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask_id: int) -> Tensor:
+    """p(z_s | z_t) of SEDD's analytic update, (B, L, V), from the log scores (B, L, V) of masked tokens.
+
+    With d = sigma_t - sigma_s a masked token becomes v with probability (e^d - 1) s_v and stays masked with the rest,
+    clipped at 0 (and all normalised) where the scores sum to too much. A visible token stays.
+    """
+    growth = torch.expm1(sigma_t - sigma_s)[..., None]
+    mask = torch.tensor(mask_id, device=z.device)
+    revealed = growth * log_score.exp().index_fill(-1, mask, 0.0)
+    stays = (1 - revealed.sum(dim=-1, keepdim=True)).clamp(min=0)
+    if_masked = torch.where(torch.arange(log_score.shape[-1], device=z.device) == mask_id, stays, revealed)
+    copied = torch.zeros_like(if_masked).scatter(-1, z[..., None], 1.0)
+    return torch.where((z == mask_id)[..., None], if_masked / if_masked.sum(dim=-1, keepdim=True), copied)

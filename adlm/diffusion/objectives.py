@@ -1,6 +1,6 @@
-"""The weights of the bounds, in nats per token. Does not depend on networks.
+"""The weights of the bounds, in nats per token, and which tokens are anchors. Does not depend on networks.
 
-Shapes: B sequences, L tokens each; weights broadcast over (B, L).
+Shapes: B sequences, L tokens each, V symbols; weights broadcast over (B, L).
 
 Every bound here is a sum over positions of weight * cross-entropy: this module gives the weights,
 and `network.score` multiplies.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adlm.diffusion.masking import remasking_ceiling, reveal_chance
 from adlm.diffusion.schedules import NoiseSchedule
+from adlm.errors import UserError
 
 
 def continuous_weight(schedule: NoiseSchedule, t: Tensor) -> Tensor:
@@ -57,3 +58,16 @@ def anchor_weight(weight: Tensor, anchors: Tensor, masked: Tensor, positions: st
     `positions` "masked" means masked anchors, as in Theorem 4.1; "all" includes visible ones, as in the released code.
     """
     return weight * {"all": anchors, "masked": anchors & masked}[positions]
+
+
+def anchor_mask(x: Tensor, tau: int, num_symbols: int, pad: Tensor | None = None) -> Tensor:
+    """True where a token's id occurs at most tau times in its own sequence, (B, L).
+
+    Counted on the device in one pass, (B, V) integers. Padding (True in `pad`) is neither counted nor an anchor.
+    """
+    if tau < 0:
+        raise UserError(f"anchor.tau {tau} must be at least 0: a token cannot occur fewer times than that")
+    present = torch.ones_like(x) if pad is None else (~pad).to(x.dtype)
+    counts = torch.zeros(x.shape[0], num_symbols, dtype=x.dtype, device=x.device).scatter_add(1, x, present)
+    rare = counts.gather(1, x) <= tau
+    return rare if pad is None else rare & ~pad

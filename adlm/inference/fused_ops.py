@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adlm.models.logit_gradients import why_no_triton
+from adlm.models.heads import why_no_triton
 
 FEW_TOKENS = 2048  # up to here, four warps per token are faster than one
 WEIGHTS_PER_PROGRAM = 8192  # 16 KB in flight in bfloat16

@@ -18,13 +18,13 @@ from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional_noise import Noise, noise_model
+from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU
 from adlm.methods import method_of
 from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.ordered import SCORE_RESOLUTION
 
-BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
 HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
 
 

@@ -9,7 +9,7 @@ Shapes: R noisy versions of a continuation of n tokens; B rows of L tokens.
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -62,16 +62,6 @@ class Noise:
         return float(nats.mean()), tuple(errors)
 
 
-class NoiseModel(Protocol):
-    """How a continuation is noised, and the nats of a noised row."""
-
-    def draw(self, num_tokens: int, samples: int, seed: int) -> Noise: ...
-
-    def nats(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
-        """(B, L), to be summed over the continuation; `noise.importance` has the weights."""
-        ...
-
-
 @dataclass(frozen=True)
 class MaskNoise:
     """Draws how many tokens are masked, then which; if there are no more masks than samples, enumerates them.
@@ -115,6 +105,7 @@ class MaskNoise:
         return np.asarray((betainc(k, n - k + 1, p1) - betainc(k, n - k + 1, p0)) / k + at_start)
 
     def nats(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
+        """(B, L), to be summed over the continuation; `noise.importance` has the weights."""
         method = self.method
         nats = method.masked_nats(network, x, noise.noised, pad) * noise.importance.to(x.device)[:, None]
         return nats + prior_nats(method.schedule, vocabulary_of(method.config).num_clean)
@@ -149,8 +140,8 @@ class TimeNoise:
         return self.method.bound_at(network, x, noise, pad).double()
 
 
-def noise_model(method: Method) -> NoiseModel:
-    """By masks where that is valid, else by times: the same bound."""
+def noise_model(method: Method) -> MaskNoise | TimeNoise:
+    """Noises a continuation by masks where that is valid, else by times: the same bound."""
     config, masked_diffusion = method.config, cast(MaskedDiffusion, method)
     depends_on_time = config.model.time_conditioning or config.time.steps or config.time.sigma
     return MaskNoise(masked_diffusion) if method.any_order and not depends_on_time else TimeNoise(masked_diffusion)

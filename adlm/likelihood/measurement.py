@@ -1,17 +1,17 @@
-"""The nats of a text under a model, measured group by group of its rows. No command line.
+"""The nats of a text under a model: of a long one by groups of rows, of a short one by token. No command line.
 
 The RNG of a group is seeded by (seed, replicate, group), and its times are stratified over its rows. So the random
 numbers depend neither on the batch size nor on the number of processes, and are the same for every model. The groups
 are divided among the processes. A journal has one line per finished group: interrupted measurements resume from it,
 with any number of processes, each of which writes its own file and reads those of all.
 
-Shapes: R rows of L ids, K replicates; `pad` is True at padding.
+Shapes: R rows of L ids, K replicates (or samples of a short text); `pad` is True at padding.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,17 +19,20 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm import distributed
 from adlm.diffusion.times import BatchRng, BatchSlice, keyed_generator
 from adlm.errors import UserError
 from adlm.files import Journal, json_lines, opened, reporting_os_errors
-from adlm.likelihood.estimators import ESTIMATORS
+from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU, PerplexitySettings
-from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of
+from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of, perplexity_of
+from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import format_bytes, memory_of
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Method
+from adlm.tokens import Tokenizer
 
 MIN_ROWS, MIN_TOKENS = 16, 2**11  # a replicate scores at least this many, repeating the rows of a short text
 TOKENS_A_GROUP = 2**16  # 64 rows of 1024; also the largest batch, since a batch never spans two groups
@@ -208,3 +211,84 @@ def _is_valid(group: GroupNats, total: int, replicates: int) -> bool:
         return False
     rows_are_complete = all(isinstance(row, list) and len(row) == replicates for row in group.nats)
     return rows_are_complete and all(type(nats) is float and math.isfinite(nats) for row in group.nats for nats in row)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A text as the one row that the model scores: framed by bos and eos, as in `LanguageModel.perplexity`."""
+
+    x: Tensor
+    """(1, L)"""
+    pad: Tensor | None
+    """(1, L), True at padding; None where attention ignores padding, which is then left out."""
+    counted: Tensor
+    """(1, L), True at the tokens that the nats per token are divided by."""
+
+
+@dataclass(frozen=True)
+class TokenNats:
+    """The bound of a text and of its tokens."""
+
+    nats: Tensor
+    """(L,), the mean over the samples; 0 where a token is given (the first one of causal methods)."""
+    stderr: Tensor
+    """(L,), Monte Carlo standard errors; 0 for exact methods."""
+    total: float
+    total_stderr: float
+    tokens: int
+
+    @property
+    def per_token(self) -> float:
+        return self.total / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity_of(self.per_token)
+
+
+def token_row(method: Method, text: str, tokenizer: Tokenizer) -> TokenRow:
+    """The row of a text; a user error if it has more than one."""
+    length = method.config.length
+    rows = rows_of_texts([text], tokenizer, length)
+    if len(rows) > 1:
+        raise UserError(f"the text takes {len(rows)} rows of the model's length {length}; shorten it")
+    ids, padding = rows.read(np.arange(1))
+    counted = rows.counted(ids, padding)
+    if padding is not None and method.config.data.pad != "attended":
+        text_positions = ~padding[0]
+        ids, counted, padding = ids[:, text_positions], counted[:, text_positions], None
+    x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
+    check_clean(method.config, x, pad)
+    if not (method.predicted(x, pad) & torch.from_numpy(counted)).any():
+        raise UserError("no token is predicted: from left to right the first of a row is given; give a longer text")
+    return TokenRow(x, pad, torch.from_numpy(counted))
+
+
+def draw_token_nats(method: Method, network: Any, row: TokenRow, samples: int, seed: int = 0) -> Iterator[Tensor]:
+    """(K, L) in parts of some samples: unbiased estimates of the bound, each at other noise levels; one if exact."""
+    estimator = method.bound if method.exact else ESTIMATORS[default_estimator(method)](method)
+    device = next(network.parameters()).device
+    at_once = max(1, (BATCH_TOKENS_ON_GPU if device.type == "cuda" else BATCH_TOKENS) // row.x.shape[1])
+    generator, num_left = torch.Generator().manual_seed(seed), 1 if method.exact else samples
+    while num_left > 0:
+        num = min(at_once, num_left)
+        x, pad = (None if each is None else each.expand(num, -1).to(device) for each in (row.x, row.pad))
+        yield estimator(network, x, pad, BatchRng(generator)).double().cpu()  # type: ignore[arg-type]
+        num_left -= num
+
+
+def mean_token_nats(method: Method, row: TokenRow, samples: Tensor) -> TokenNats:
+    """The means of samples (K, L) and their standard errors, which stratified noise levels make a little too large."""
+    if not samples.isfinite().all():
+        raise UserError("the model's nats are not finite: its weights are damaged or its precision is too low")
+    predicted = method.predicted(row.x, row.pad)
+    sums = (samples * predicted).sum(dim=1)
+    root = math.sqrt(len(samples))
+    exact = len(samples) == 1
+    return TokenNats(
+        nats=samples.mean(dim=0) * predicted[0],
+        stderr=torch.zeros(samples.shape[1]) if exact else samples.std(dim=0) / root,
+        total=float(sums.mean()),
+        total_stderr=0.0 if exact else float(sums.std()) / root,
+        tokens=int((predicted & row.counted).sum()),
+    )

@@ -144,7 +144,8 @@ def _text_set(
     if chosen not in prepared.splits:
         raise UserError(f"--split {chosen}: {name} has {', '.join(prepared.splits)}")
     rows = prepared.rows(chosen, length)
-    if name.startswith("wikitext") and _has_unk(rows, tokenizer):
+    first_rows = rows.read(range(min(8, len(rows))))[0] if name.startswith("wikitext") else ()
+    if any("<unk>" in tokenizer.decode(row.tolist()) for row in first_rows):
         notes = (
             *notes,
             f"this copy writes <unk> for rare words, it is not the raw text: {INCOMPARABLE}",
@@ -245,9 +246,3 @@ def _title_lines(tokens: Tokens, tokenizer: Tokenizer) -> NDArray[np.bool_]:
 def _digest(prepared: Prepared, split: str) -> str:
     files = [(file["name"], file["sha256"]) for file in prepared.manifest["splits"][split]["files"]]
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
-
-
-def _has_unk(rows: Rows, tokenizer: Tokenizer) -> bool:
-    """Whether <unk> occurs in the first rows."""
-    first_rows, _ = rows.read(range(min(8, len(rows))))
-    return any("<unk>" in tokenizer.decode(row.tolist()) for row in first_rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adlm.diffusion.times import BatchRng
 from adlm.methods.adlm import Anchored
-from adlm.methods.causal import Causal
+from adlm.methods.ar import Causal
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer

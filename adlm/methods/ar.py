@@ -1,21 +1,145 @@
-"""AR: one causal network predicts each token from those before it. Its nats are exact, not a bound.
+"""AR: one causal network predicts each token from those before it. `Causal` is what AR and A2R share.
+
+Their nats are exact, not a bound. They sample from left to right.
 
 The first token of a row is given (packed rows begin with bos), so L tokens are L - 1 predictions.
 
-Shapes: B sequences, L tokens, V symbols.
+Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from adlm.config.schema import Config, Sampling
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
-from adlm.methods.causal import Causal
-from adlm.methods.inputs import vocabulary_of
+from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork, HiddenStates
+from adlm.methods.inputs import check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
+from adlm.sampling.frame import Frame
+from adlm.sampling.left_to_right import (
+    NextTokenSampler,
+    draw_next,
+    needs_history,
+    sample_left_to_right,
+    sampler_from_model,
+)
+from adlm.sampling.rng import RowRng
+from adlm.sampling.shaping import DrawnTokens
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A network that predicts each token from those before it. Subclasses define `build` and `loss`.
+
+    Networks are typed Any: each subclass takes the network that its own `build` makes.
+    """
+
+    config: Config
+    exact: ClassVar[bool] = True
+    causal: ClassVar[bool] = True
+    anchored: ClassVar[bool] = False
+    any_order: ClassVar[bool] = False
+    samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
+    auto_class: ClassVar[str | None] = None
+
+    def build(self) -> nn.Module:
+        raise NotImplementedError
+
+    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), True at every token of the text except the first; padding comes after the text."""
+        if pad is not None and (pad[:, :-1] & ~pad[:, 1:]).any():
+            raise UserError("pad stands before text, and a causal network would read the padding; pad on the right")
+        counted = not_pad(x, pad).clone()
+        counted[:, 0] = False
+        return counted
+
+    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
+        with eval_mode(network):
+            return self.loss(network, x, pad, 1.0, rng).nats
+
+    @torch.no_grad()
+    def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """(B, L, V), in the token after each position; the mask has no mass."""
+        mask_id = vocabulary_of(self.config).mask_id
+        with eval_mode(network):
+            return clean_log_beliefs(network(z), mask_id)
+
+    def conditioning_sigma(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None = None) -> Tensor | None:
+        return None
+
+    def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
+        """The canvas must be a prompt followed by masks, and there must be a bos where it begins with a mask."""
+        vocabulary, method = vocabulary_of(self.config), self.config.method
+        check_sampler(self, sampling)
+        masked = canvas == vocabulary.mask_id
+        has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
+        if has_later_token.any():
+            raise UserError(
+                f"row {int(has_later_token.nonzero()[0])} of the canvas gives a token after a mask, and "
+                f"{method} writes from left to right without looking ahead; give the prompt first, or use a diffusion "
+                "model"
+            )
+        if masked[:, 0].any() and vocabulary.bos_id is None:
+            raise UserError(
+                f"the canvas begins with a mask, and {method} needs a first token: vocabulary.bos_id is empty, so give "
+                "one"
+            )
+
+    def generate(
+        self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
+    ) -> Iterator[Frame]:
+        """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
+        vocabulary = vocabulary_of(self.config)
+        masked = canvas[:, :1] == vocabulary.mask_id
+        if masked.any():
+            assert vocabulary.bos_id is not None, "see check_run"
+            canvas = torch.cat([torch.where(masked, vocabulary.bos_id, canvas[:, :1]), canvas[:, 1:]], dim=1)
+        next_token = self._next_token_sampler(network, sampling, *canvas.shape)
+        return sample_left_to_right(next_token, canvas, vocabulary.mask_id, rng, pad)
+
+    def _next_token_sampler(
+        self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int
+    ) -> NextTokenSampler:
+        """A frozen network uses a KV cache; a network in training reads the full prefix for every token."""
+        if isinstance(network, FrozenNetwork):
+            return _cached_sampler(network, vocabulary_of(self.config).mask_id, num_rows, length, sampling)
+        prefix: list[Tensor] = []
+
+        def read_prefix(ids: Tensor) -> Tensor:
+            prefix.append(ids)
+            return self.log_beliefs(network, torch.cat(prefix, dim=1))[:, -1]
+
+        return sampler_from_model(read_prefix, sampling)
+
+
+def _cached_sampler(
+    network: FrozenNetwork, mask_id: int, num_rows: int, length: int, sampling: Sampling
+) -> NextTokenSampler:
+    """Reading and drawing are one call of the network, so that a CUDA graph can hold both.
+
+    The KV cache is allocated at the first token: a sampling run that is only validated needs none.
+    """
+    cache = functools.cache(lambda: network.cache(num_rows, length))
+    passes_history = needs_history(sampling)
+
+    def draw_after(hidden: HiddenStates, uniforms: Tensor, z: Tensor | None) -> DrawnTokens:
+        beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
+        return draw_next(beliefs, z, uniforms, sampling)
+
+    return lambda ids, z, uniforms: network.read_and(draw_after, ids, cache(), uniforms, z if passes_history else None)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion import schedules
-from adlm.diffusion.beliefs import subs
-from adlm.diffusion.scores import log_scores, score_entropy, score_step
+from adlm.diffusion.beliefs import log_scores, score_entropy, score_step, subs
 from adlm.errors import UserError
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch, logits_everywhere

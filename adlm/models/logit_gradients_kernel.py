@@ -1,4 +1,4 @@
-"""The Triton kernel of `logit_gradients.py`: one program per row."""
+"""The Triton kernel of `logit_gradients_` in heads.py: one program per row."""
 
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]

@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
-from adlm.models.logit_gradients import why_no_triton
+from adlm.models.heads import why_no_triton
 from adlm.models.transformer import Trunk
-from adlm.training.seeds import seed_of
+from adlm.training.metrics import flops_per_token
 from adlm.training.sharding import blocks_of, shard_network
-from adlm.training.step import TrainState, new_train_state
-from adlm.training.throughput import flops_per_token
+from adlm.training.step import TrainState, new_train_state, seed_of
 
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).
@@ -55,8 +55,9 @@ def build_train_state(
     if train.precision == "float64":
         network = network.double()
     flops = flops_per_token(method, network, processes.device)
-    if train.recompute:
-        recompute_blocks(network)
+    if train.recompute:  # each block stores its input only and is recomputed in the backward pass
+        for block in blocks_of(network):
+            block.forward = partial(recomputed_in_backward, block.forward, use_reentrant=False)
     if should_compile(train, processes.device) and (problem := compile_trunks(network)):
         report(problem)
     shard_network(network, processes)
@@ -66,19 +67,6 @@ def build_train_state(
 def autocast_dtype(train: Train, device: torch.device) -> torch.dtype | None:
     precision = train.precision
     return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and device.type == "cuda") else None
-
-
-def recompute_blocks(network: nn.Module) -> None:
-    """Each block stores its input only and is recomputed in the backward pass."""
-    for block in blocks_of(network):
-        block.forward = _with_recomputation(block.forward)
-
-
-def _with_recomputation(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def recomputing_forward(*args: Any) -> Tensor:
-        return recomputed_in_backward(forward, *args, use_reentrant=False)  # type: ignore[no-any-return]
-
-    return recomputing_forward
 
 
 def should_compile(train: Train, device: torch.device) -> bool:
@@ -115,14 +103,10 @@ def why_not_compile(device: torch.device) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.compile(_small_function)(torch.ones(8, device=device))
+            torch.compile(lambda numbers: numbers.sin() + 1)(torch.ones(8, device=device))
     except (RuntimeError, OSError) as error:
         return f"torch.compile failed on a small function ({type(error).__name__})"
     return ""
-
-
-def _small_function(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.sin() + 1
 
 
 def why_no_cpp() -> str:

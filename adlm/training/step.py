@@ -3,13 +3,18 @@
 Independent of the method, the data source and the rank. Nothing here synchronizes with the GPU: the results of a step
 are returned as tensors on the device.
 
+Every random number of a run is derived from (seed, purpose, step). No RNG state is carried from step to step, so a
+resumed run draws the same numbers as an uninterrupted one. Noise is drawn for the global batch of a step; a
+`BatchSlice` selects the rows of a micro-batch, on any number of processes.
+
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +31,9 @@ from adlm.methods.inputs import check_clean
 from adlm.methods.method import Loss
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
 from adlm.training.sharding import gather_tensors, local_shard, reshard
+
+Purpose = Literal["weights", "order", "noise", "dropout", "validation", "samples"]
+STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: seeds of neighbouring steps are far apart, and all differ
 
 
 class EMA:
@@ -272,3 +280,19 @@ def gradient_norm(network: nn.Module) -> Tensor:
     gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def seed_of(seed: int, purpose: Purpose, number: int = 0) -> int:
+    """The seed of one step. Seeds of one purpose differ in their lower 32 bits, all that torch's CPU generator uses."""
+    digest = hashlib.blake2b(f"{seed} {purpose}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + number * STRIDE) % 2**63
+
+
+def generator_of(seed: int, purpose: Purpose, number: int = 0) -> torch.Generator:
+    """A CPU generator, so that the numbers are the same for every device."""
+    return torch.Generator().manual_seed(seed_of(seed, purpose, number))
+
+
+def reseed_dropout(seed: int, step: int, rank: int, num_ranks: int) -> None:
+    """Seed torch's default generators, which dropout uses; each process has its own masks."""
+    torch.manual_seed(seed_of(seed, "dropout", step * num_ranks + rank))

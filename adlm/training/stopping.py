@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import torch
 
@@ -38,7 +37,8 @@ def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    previous_handlers = {number: signal.signal(number, _do_nothing) for number in SIGNALS if number not in ignored}
+    # Python writes to the wakeup descriptor only for signals that have a Python handler.
+    previous_handlers = {n: signal.signal(n, lambda number, frame: None) for n in SIGNALS if n not in ignored}
     previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=_handle_signals, args=(receiver, stop, report), daemon=True)
     thread.start()
@@ -51,10 +51,6 @@ def stop_on_signals(report: Callable[[str], None]) -> Iterator[Stop]:
         sender.close()
         thread.join()
         receiver.close()
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Python writes to the wakeup descriptor only for signals that have a Python handler."""
 
 
 def _handle_signals(receiver: socket.socket, stop: Stop, report: Callable[[str], None]) -> None:

@@ -45,8 +45,7 @@ from adlm.tokens import Tokenizer, load_tokenizer
 from adlm.training.build import build_train_state
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
-from adlm.training.seeds import generator_of, seed_of
-from adlm.training.step import TrainState, micro_batch_shape
+from adlm.training.step import TrainState, generator_of, micro_batch_shape, seed_of
 
 LARGE = 10**9  # bytes of shards: verifying more than this is reported
 SAMPLED_TOKENS = 2**20  # about how many tokens the frequencies of symbols are estimated from
@@ -150,7 +149,10 @@ class TextTask:
         method = method_of(self.config)
         if isinstance(method, Anchored):
             method = method.with_statistics(statistics)
-        frequencies = _log_frequencies(statistics().counts) if self.config.train.unigram_start else None
+        frequencies = None
+        if self.config.train.unigram_start:
+            counts = 1 + statistics().counts  # add-one smoothing
+            frequencies = (counts / counts.sum()).log()
         weights = None if resumes or not self.config.init else self._initial_weights()
         return build_train_state(method, processes, report, frequencies, weights)
 
@@ -233,11 +235,6 @@ def _ratio_of_sums(
     correction = rows / (rows - 1) if rows > 1 else math.inf
     stderr = math.sqrt(spread * correction) / tokens if rows > 1 else math.inf
     return ValidationResult(mean, stderr, int(tokens), int(rows))
-
-
-def _log_frequencies(counts: Tensor) -> Tensor:
-    """(V,), log unigram frequencies with add-one smoothing."""
-    return ((1 + counts) / (1 + counts).sum()).log()
 
 
 def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:

@@ -27,18 +27,25 @@ from adlm.training.metrics import (
     Metrics,
     MetricsLine,
     PendingReport,
+    ThroughputMeter,
     ValidationResult,
     add_report,
     metrics_line,
 )
 from adlm.training.optimizer import check_warm_up, learning_rate, set_learning_rate
 from adlm.training.run_folder import Checkpoint, RunFolder
-from adlm.training.seeds import generator_of, reseed_dropout
 from adlm.training.sharding import training_processes
-from adlm.training.step import MicroBatch, TrainState, count_tokens, micro_batch_shape, train_step
+from adlm.training.step import (
+    MicroBatch,
+    TrainState,
+    count_tokens,
+    generator_of,
+    micro_batch_shape,
+    reseed_dropout,
+    train_step,
+)
 from adlm.training.stopping import Stop, explain_out_of_memory, stop_on_signals
 from adlm.training.task import DataSize, OpenTask, TrainingTask, open_text_task
-from adlm.training.throughput import ThroughputMeter
 
 
 @dataclass(frozen=True)

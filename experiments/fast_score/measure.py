@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adlm.config.load import resolve
 from adlm.config.schema import Config, Vocabulary
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.diffusion.times import BatchRng
 from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import vocabulary_of

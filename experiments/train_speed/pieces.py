@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adlm.models.logit_gradients import logit_gradients_, plain_logit_gradients_
+from adlm.models.heads import logit_gradients_, plain_logit_gradients_
 
 TOKENS, WIDTH, ROWS = 64 * 1024, 768, 5_336
 

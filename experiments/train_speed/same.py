@@ -10,13 +10,13 @@ import torch
 
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.diffusion.times import BatchRng
 from adlm.methods.adlm import Adlm
 from adlm.models.heads import Scored
 from adlm.training.build import compile_trunks
+from adlm.training.metrics import zipf
 from adlm.training.step import fast_attention
-from adlm.training.throughput import zipf
 
 MASK = 50_257
 

@@ -10,7 +10,7 @@ from worlds import seeded
 from adlm.apps.bench import measure_training
 from adlm.config.schema import Anchor, Vocabulary
 from adlm.registry import METHODS
-from adlm.training.throughput import zipf
+from adlm.training.metrics import zipf
 
 
 class RecordedProgress:

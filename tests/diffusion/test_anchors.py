@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.errors import UserError
 
 rows = st.integers(1, 12).flatmap(

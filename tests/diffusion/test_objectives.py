@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 from worlds import World, quadrature, real
 
-from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.masking import posterior, remasking_ceiling
-from adlm.diffusion.objectives import anchor_gamma, anchor_weight, continuous_weight, discrete_weight, prior_nats
+from adlm.diffusion.objectives import (
+    anchor_gamma,
+    anchor_mask,
+    anchor_weight,
+    continuous_weight,
+    discrete_weight,
+    prior_nats,
+)
 from adlm.diffusion.schedules import Cosine, CosineSquared, Geometric, Linear, LogLinear, NoiseSchedule
 from adlm.diffusion.times import grid
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from worlds import World, real, seeded
 
+from adlm.diffusion.beliefs import beliefs_to_scores, log_scores, score_entropy, score_step, scores_to_beliefs
 from adlm.diffusion.masking import posterior
 from adlm.diffusion.schedules import LogLinear, sigma, sigma_prime
-from adlm.diffusion.scores import beliefs_to_scores, log_scores, score_entropy, score_step, scores_to_beliefs
 
 MASK = 2
 

@@ -19,7 +19,7 @@ from adlm.inference.fused_ops import (
     plain_attend_cached,
 )
 from adlm.models.anchored import AnchoredTransformer
-from adlm.models.logit_gradients import why_no_triton
+from adlm.models.heads import why_no_triton
 from adlm.models.transformer import Transformer
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)

@@ -13,7 +13,7 @@ from adlm.inference.fused_ops import (
     plain_normed_product,
     precise_product,
 )
-from adlm.models.logit_gradients import why_no_triton
+from adlm.models.heads import why_no_triton
 
 ROUNDING = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
 

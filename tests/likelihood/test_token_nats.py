@@ -6,7 +6,7 @@ from small_models import small_model
 
 import adlm
 from adlm.errors import UserError
-from adlm.likelihood.token_nats import draw_token_nats, mean_token_nats, token_row
+from adlm.likelihood.measurement import draw_token_nats, mean_token_nats, token_row
 
 
 def nats_of(lm, text, samples=64):

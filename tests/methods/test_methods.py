@@ -10,7 +10,7 @@ from worlds import batch_rng, randomized, real, seeded
 
 from adlm.canvas import Canvas
 from adlm.config.schema import Anchor, Config, Data, Model, Sampling, Schedule, Time, Vocabulary
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork

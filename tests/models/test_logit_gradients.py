@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from worlds import seeded
 
-from adlm.models.heads import Positions
-from adlm.models.logit_gradients import logit_gradients_, plain_logit_gradients_, why_no_triton
+from adlm.models.heads import Positions, logit_gradients_, plain_logit_gradients_, why_no_triton
 
 
 def problem(rows: int = 5, symbols: int = 9, dtype=torch.float64, device="cpu"):

@@ -21,9 +21,9 @@ from adlm.checkpoints.model_folder import network_of
 from adlm.checkpoints.published import PublishedCheckpoint, read_checkpoint
 from adlm.config.schema import Anchor, Config, Data, MethodName, Sampling, Schedule, Time, Vocabulary
 from adlm.diffusion import schedules
-from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import remasking_ceiling, transition
+from adlm.diffusion.objectives import anchor_mask
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.files import opened, read_json

@@ -15,8 +15,8 @@ from worlds import randomized, seeded
 from adlm.checkpoints.published import RENAMED, read_checkpoint
 from adlm.cli.main import main
 from adlm.config.schema import Anchor, Config, Model, Schedule, Time, Vocabulary
-from adlm.diffusion.anchors import anchor_mask
 from adlm.diffusion.beliefs import subs
+from adlm.diffusion.objectives import anchor_mask
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch

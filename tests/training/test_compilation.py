@@ -8,7 +8,7 @@ from worlds import batch_rng, randomized, seeded
 
 from adlm.config.schema import Schedule
 from adlm.methods import method_of
-from adlm.models import logit_gradients
+from adlm.models.heads import why_no_triton
 from adlm.training import build
 from adlm.training.build import compile_trunks, why_not_compile
 
@@ -31,13 +31,13 @@ def test_a_failing_compiler_is_detected_on_a_small_function(monkeypatch):
 
 
 def test_triton_needs_a_c_compiler(monkeypatch):
-    logit_gradients.why_no_triton.cache_clear()
+    why_no_triton.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setenv("CC", "no-such-compiler")
     try:
         assert "no C compiler (no-such-compiler)" in build.why_not_compile(torch.device("cuda"))
     finally:
-        logit_gradients.why_no_triton.cache_clear()
+        why_no_triton.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore")

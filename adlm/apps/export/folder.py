@@ -37,7 +37,7 @@ WRITTEN = {
     *(*TOKENIZER_FILES, "__pycache__"),
 }
 # The Triton kernel stays here; its plain form gives the same numbers.
-REPLACED = {("adlm.models.logit_gradients", "logit_gradients_"): "plain_logit_gradients_"}
+REPLACED = {("adlm.models.heads", "logit_gradients_"): "plain_logit_gradients_"}
 
 
 def modeling_code() -> str:

@@ -7,9 +7,8 @@ from itertools import islice
 
 import numpy as np
 
-from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
 from adlm.apps.reasoning.problems import Problem, ProblemSet, problem_parts, problem_set
-from adlm.apps.reasoning.rows import BOA, Encoder, collate, special_ids, with_reasoning_tokens
+from adlm.apps.reasoning.rows import BOA, REASONING_METHODS, Encoder, Stage, collate, special_ids, with_reasoning_tokens
 from adlm.config.schema import Config, Reason
 from adlm.data.rows.anchor_rules import QUANTILES
 from adlm.errors import UserError

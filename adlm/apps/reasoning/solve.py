@@ -13,11 +13,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import load_reasoning_model
-from adlm.apps.reasoning.methods import ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import CausalModel, read_rows, reasoning_loss
+from adlm.apps.reasoning.network import CausalModel, load_reasoning_model, read_rows, reasoning_loss
 from adlm.apps.reasoning.problems import Problem, problem_set
-from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate, special_ids
+from adlm.apps.reasoning.rows import (
+    Encoder,
+    ReasoningMethod,
+    SpecialIds,
+    Stage,
+    as_batch,
+    collate,
+    reason_of,
+    reasoning_method,
+    special_ids,
+    stages_of,
+)
 from adlm.config.load import model_folder_at
 from adlm.config.schema import Config, Reason
 from adlm.errors import UserError

@@ -13,11 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adlm.apps.reasoning.base_model import BaseModel, check_plain_causal, open_base, save_reasoning_model
-from adlm.apps.reasoning.methods import ALL_STEPS, ReasoningMethod, Stage, reason_of, reasoning_method, stages_of
-from adlm.apps.reasoning.network import ReasoningObjective
+from adlm.apps.reasoning.network import (
+    BaseModel,
+    ReasoningObjective,
+    check_plain_causal,
+    open_base,
+    save_reasoning_model,
+)
 from adlm.apps.reasoning.problems import Problem, problem_parts, problem_set
-from adlm.apps.reasoning.rows import WIDTH, EncodedProblem, Encoder, collate, special_ids
+from adlm.apps.reasoning.rows import (
+    ALL_STEPS,
+    WIDTH,
+    EncodedProblem,
+    Encoder,
+    ReasoningMethod,
+    Stage,
+    collate,
+    reason_of,
+    reasoning_method,
+    special_ids,
+    stages_of,
+)
 from adlm.apps.reasoning.solve import Solver, score
 from adlm.config.schema import Config
 from adlm.data.rows.loader import START, Position, TrainingBatch, prefetch, shuffle
@@ -27,8 +43,7 @@ from adlm.methods.inputs import eval_mode
 from adlm.training.build import autocast_dtype
 from adlm.training.metrics import ValidationResult
 from adlm.training.run_folder import RunFolder
-from adlm.training.seeds import seed_of
-from adlm.training.step import TrainState, new_train_state
+from adlm.training.step import TrainState, new_train_state, seed_of
 from adlm.training.task import DataSize, Report
 
 BPE_PROBLEMS = 2_000  # problems that a BPE tokenizer is trained on

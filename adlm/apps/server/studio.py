@@ -36,7 +36,7 @@ from adlm.apps.trace.recording import TraceInfo, pieces_to_dict, trace_events
 from adlm.canvas import num_masks
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
-from adlm.likelihood.token_nats import TokenNats, TokenRow, draw_token_nats, mean_token_nats, token_row
+from adlm.likelihood.measurement import TokenNats, TokenRow, draw_token_nats, mean_token_nats, token_row
 from adlm.methods.inputs import check_sampler
 from adlm.registry import SAMPLER_SUMMARIES, SAMPLERS
 from adlm.sampling.frame import Frame

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adlm.config.schema import Anchor
 from adlm.data.rows.packing import Rows
-from adlm.diffusion.anchors import anchor_mask
+from adlm.diffusion.objectives import anchor_mask
 from adlm.errors import UserError
 from adlm.registry import ANCHOR_RULES
 from adlm.tokens import Tokenizer

@@ -7,7 +7,6 @@ import torch
 from worlds import randomized
 
 from adlm.apps.reasoning.datasets import gsm8k, prontoqa, prosqa
-from adlm.apps.reasoning.methods import ALL_STEPS, REASONING_METHODS, Stage, stages_of
 from adlm.apps.reasoning.network import (
     HuggingFaceModel,
     OwnModel,
@@ -18,7 +17,16 @@ from adlm.apps.reasoning.network import (
     resize_vocabulary,
 )
 from adlm.apps.reasoning.problems import Problem
-from adlm.apps.reasoning.rows import Encoder, SpecialIds, as_batch, collate
+from adlm.apps.reasoning.rows import (
+    ALL_STEPS,
+    REASONING_METHODS,
+    Encoder,
+    SpecialIds,
+    Stage,
+    as_batch,
+    collate,
+    stages_of,
+)
 from adlm.apps.reasoning.solve import generate
 from adlm.config.schema import Config, Data, Model, Reason
 from adlm.models.transformer import Transformer

@@ -28,9 +28,8 @@ from small_runs import logged, weights
 from worlds import randomized
 
 from adlm.apps.reasoning.datasets.prosqa import PROSQA
-from adlm.apps.reasoning.methods import REASONING_METHODS, Stage
 from adlm.apps.reasoning.network import HuggingFaceModel, OwnModel
-from adlm.apps.reasoning.rows import Encoder, special_ids, with_reasoning_tokens
+from adlm.apps.reasoning.rows import REASONING_METHODS, Encoder, Stage, special_ids, with_reasoning_tokens
 from adlm.apps.reasoning.solve import load_solver
 from adlm.apps.reasoning.training import ReasoningBatches, open_reasoning_task
 from adlm.config.load import resolve
