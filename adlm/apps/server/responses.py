@@ -12,11 +12,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Send
 
-from adlm.apps.server.batching import BatchWorker, QueueFull, ShuttingDown
+from adlm.apps.server.batching import BatchWorker, Job, QueueFull, RowUpdate, ShuttingDown, Task
 from adlm.apps.server.bodies import ApiError, CompletionRequest
 from adlm.apps.server.completion import CompletionPlan
 from adlm.apps.server.guard import NOT_ANSWERED, PrometheusMonitor
-from adlm.apps.server.jobs import Job, RowUpdate, Task
 
 Result = TypeVar("Result")
 AFTER_DEADLINE_SECONDS = 30.0
