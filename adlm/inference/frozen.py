@@ -125,17 +125,6 @@ class KVCache:
         self.graphs: dict[Callable[..., Any], CudaGraph[Any]] = {}
         """The captured graph of reading one token, by the function applied to its hidden states."""
 
-    def advance(self, num: int) -> None:
-        self.filled += num
-        self.position.fill_(self.filled)
-
-    def check_capacity(self, num: int) -> None:
-        if self.filled + num > self.length:
-            raise ValueError(
-                f"the KV cache has {self.length} positions, {self.filled} are filled, and {num} more tokens were "
-                "given; create a longer cache"
-            )
-
 
 class FrozenHead:
     """Rows (N, d) -> logits (N, V) in float32 or float64; the product's inputs are in `dtype`.
@@ -261,18 +250,24 @@ class FrozenNetwork:
         `function` must then depend on its tensors only, be the same object with the same shapes at every call, and
         never synchronize with the device. The inputs are copied.
         """
-        cache.check_capacity(ids.shape[1])
+        num = ids.shape[1]
+        if cache.filled + num > cache.length:
+            raise ValueError(
+                f"the KV cache has {cache.length} positions, {cache.filled} are filled, and {num} more tokens were "
+                "given; create a longer cache"
+            )
 
         def read_and_apply(ids: Tensor, *inputs: Tensor | None) -> Result:
             return function(self._read(ids, cache), *inputs)
 
-        if self.graph_cache is None or ids.shape[1] > 1:
+        if self.graph_cache is None or num > 1:
             result = read_and_apply(ids, *inputs)
         else:
             if function not in cache.graphs:
                 cache.graphs[function] = self.graph_cache.capture(read_and_apply, ids, *inputs)
             result = cache.graphs[function].replay(ids, *inputs)
-        cache.advance(ids.shape[1])
+        cache.filled += num
+        cache.position.fill_(cache.filled)
         return result
 
     def _read(self, ids: Tensor, cache: KVCache) -> HiddenStates:

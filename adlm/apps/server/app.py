@@ -21,7 +21,6 @@ from adlm.apps.server.bodies import (
     CompletionRequest,
     JsonRoute,
     error_response,
-    user_error,
     validation_error,
 )
 from adlm.apps.server.completion import Limits, plan_completion
@@ -90,10 +89,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
         worker = worker_of(body.model)
-        try:
-            plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
-        except UserError as error:
-            raise user_error(error) from None
+        plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
         request.state.log_fields.update(
             model=worker.name,
             rows=len(plan.rows),
@@ -143,6 +139,10 @@ def _report_errors_as_json(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def report(request: Request, error: ApiError) -> Response:
         return error_response(error)
+
+    @app.exception_handler(UserError)
+    async def report_user_error(request: Request, error: UserError) -> Response:
+        return error_response(ApiError(400, str(error), error.option))
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:

@@ -62,22 +62,18 @@ def anchors_of(lm: LanguageModel, frame: Frame, row: int) -> dict[int, int]:
     return {} if anchor is None else _argmax_by_position(positions, anchor)
 
 
-def top_guesses(log_probs: Tensor) -> list[Guesses]:
-    """The most probable tokens of each row of (n, V), with probabilities rounded to three digits."""
-    best = log_probs.float().exp().topk(min(NUM_GUESSES, log_probs.shape[-1]), dim=-1)
-    return [
-        tuple((index, float(f"{probability:.3g}")) for index, probability in zip(ids, probabilities, strict=True))
-        for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-
-
 def guesses(log_probs: Tensor | None, positions: tuple[int, ...], wanted: Iterable[int]) -> dict[int, Guesses]:
-    """The most probable tokens at the wanted positions that are among the predicted ones."""
+    """The most probable tokens at the wanted positions that are predicted, their probabilities with three digits."""
     if log_probs is None:
         return {}
     row_of = {position: row for row, position in enumerate(positions)}
     found = [position for position in wanted if position in row_of]
-    return dict(zip(found, top_guesses(log_probs[[row_of[position] for position in found]]), strict=True))
+    beliefs = log_probs[[row_of[position] for position in found]].exp()
+    best = beliefs.topk(min(NUM_GUESSES, beliefs.shape[-1]), dim=-1)
+    return {
+        position: tuple((index, float(f"{chance:.3g}")) for index, chance in zip(ids, chances, strict=True))
+        for position, ids, chances in zip(found, best.indices.tolist(), best.values.tolist(), strict=True)
+    }
 
 
 def _network_input(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
@@ -157,7 +153,10 @@ def make_step(number: int, frame: Frame, row: int, predictions: Predictions, his
     """The changes of frame `number` in a row, with the predictions that they were drawn from."""
     ids, chance = frame.ids[row].tolist(), frame.chance[row].tolist()
     revealed, remasked = _true_positions(frame.revealed[row]), _true_positions(frame.remasked[row])
-    stored = _stored_positions(number, predictions.positions, revealed)
+    other_masks = sorted(set(predictions.positions) - set(revealed))
+    if len(other_masks) > MAX_OTHER_MASKS:
+        other_masks = random.Random(number).sample(other_masks, MAX_OTHER_MASKS)
+    stored = sorted({*revealed, *other_masks})
     return TraceStep(
         frame=number,
         t=float(frame.t[row]),
@@ -210,15 +209,6 @@ def merge(first: TraceStep, second: TraceStep) -> TraceStep:
 
 def _true_positions(flags: Tensor) -> tuple[int, ...]:
     return tuple(flags.nonzero().flatten().tolist())
-
-
-def _stored_positions(number: int, masks: tuple[int, ...], revealed: tuple[int, ...]) -> list[int]:
-    """The positions whose predictions are stored: all revealed ones, and a random sample of the other masks."""
-    drawn = set(revealed)
-    other_masks = [position for position in masks if position not in drawn]
-    if len(other_masks) > MAX_OTHER_MASKS:
-        other_masks = random.Random(number).sample(other_masks, MAX_OTHER_MASKS)
-    return sorted({*drawn, *other_masks})
 
 
 @dataclass(frozen=True)
