@@ -26,7 +26,7 @@ from adlm.apps.server.bodies import (
 from adlm.apps.server.completion import Limits, plan_completion
 from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
 from adlm.apps.server.responses import Completion, EventStream, client_of, respond_unless_gone, submit
-from adlm.apps.server.studio import add_page, page_files, studio_router
+from adlm.apps.server.studio import page_files, studio_router
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
 
@@ -128,7 +128,8 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def metrics() -> Response:
         return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
 
-    add_page(app)
+    for path, file in page_files().items():
+        app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
     app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
     return app
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from adlm import __version__
@@ -67,7 +67,7 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """The files of the page by path."""
+    """The files of the page by path. They need no key: they contain nothing of the models."""
     folder = files("adlm.apps.server").joinpath("page")
     own = {
         name: PageFile(folder.joinpath(name).read_bytes(), TYPES[Path(name).suffix])
@@ -79,12 +79,6 @@ def page_files() -> dict[str, PageFile]:
     template = PageFile(page_template().encode(), "text/plain")  # filled in by the page
     found = {"/": own.pop("studio.html"), "/studio/trace-page.html": template}
     return found | {f"/studio/{name}": file for name, file in (own | shared).items()}
-
-
-def add_page(app: FastAPI) -> None:
-    """Add the files of the page, which need no key: they contain nothing of the models."""
-    for path, file in page_files().items():
-        app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
 
 
 def studio_router(
