@@ -275,7 +275,12 @@ class LanguageModel:
         (seed, row number) by others, one for each row.
         """
         with _standard_mode():
-            texts = self._texts_of(settings)
+            texts, length = settings.texts or (), settings.length
+            if settings.texts is None and settings.canvas is None:
+                tokenizer = self.require_tokenizer()
+                if length is None:
+                    length = self.max_text_length(encode_canvas(settings.prompt, tokenizer))
+                texts = [hole_between(settings.prompt, settings.suffix, length, tokenizer)]
             canvas = self.canvas(texts) if settings.canvas is None else settings.canvas
             one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
             check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
@@ -290,15 +295,6 @@ class LanguageModel:
             if fixed is not None and at_once > fixed:
                 raise UserError(f"the canvas has {num_rows} rows, and the fixed batch {fixed}; split it")
             return Run(self, canvas, settings.sampling, rng, settings.num, tuple(texts))
-
-    def _texts_of(self, settings: SampleSettings) -> Sequence[str]:
-        """The texts with holes that settings ask for; none if they ask for ids."""
-        if settings.texts is not None or settings.canvas is not None:
-            return settings.texts or ()
-        length, tokenizer = settings.length, self.require_tokenizer()
-        if length is None:
-            length = self.max_text_length(encode_canvas(settings.prompt, tokenizer))
-        return [hole_between(settings.prompt, settings.suffix, length, tokenizer)]
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""

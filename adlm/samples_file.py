@@ -270,19 +270,12 @@ def _parse_samples(contents: Iterator[Any], made_by: Provenance, path: Path) -> 
             raise UserError(f"{path} is damaged: line {row + 2} is not JSON; move the file away")
         if not isinstance(content, dict) or content.keys() != names or content["row"] != row:
             raise UserError(f"{path} is damaged: line {row + 2} is not row {row}; move the file away")
-        if not _is_valid_text(content["text"]) or not _are_valid_ids(content["ids"]):
+        text, ids = content["text"], content["ids"]  # JSON can express lone surrogates, UTF-8 cannot
+        is_valid_text = isinstance(text, str) and re.search("[\ud800-\udfff]", text) is None
+        if not is_valid_text or not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 2**31 for i in ids):
             raise UserError(
                 f"{path} is damaged: row {row} on line {row + 2} has no valid text and ids; move the file away"
             )
         if row >= made_by.num_rows:
             raise UserError(f"{path} is damaged: it has more than the {made_by.num_rows} rows of its first line")
         yield Sample(**content)
-
-
-def _is_valid_text(text: Any) -> bool:
-    """Whether it is a string without lone surrogates, which JSON can express but UTF-8 cannot."""
-    return isinstance(text, str) and re.search("[\ud800-\udfff]", text) is None
-
-
-def _are_valid_ids(ids: Any) -> bool:
-    return isinstance(ids, list) and all(type(index) is int and 0 <= index < 2**31 for index in ids)

@@ -3,18 +3,21 @@
 A FrozenNetwork copies the weights, so the original may be freed or trained further. It computes hidden states first,
 and logits only for the rows that are requested. Its results equal those of the network in eval mode up to rounding.
 
+On CUDA, functions of tensors are captured once as CUDA graphs and replayed without their launch overhead: a block of a
+small network is eight kernels of a few microseconds each, less than the host needs to launch them.
+
 Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n new tokens, C positions in a KV cache.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.cuda_graphs import CudaGraph, GraphCache, why_no_cuda_graphs
 from adlm.inference.fused_ops import attend_cached, precise_product
 from adlm.inference.trunk import (
     Attend,
@@ -31,9 +34,72 @@ from adlm.models.heads import VOCABULARY_MULTIPLE, Head
 from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
+Captured = TypeVar("Captured")
 
 HEAD_BLOCK = 16
 """Rows of hidden states in each product of a head, for networks with a fixed batch."""
+
+
+class CudaGraph(Generic[Result]):
+    """A function captured for inputs of given shapes. It reads copies of the inputs and reuses its output tensors."""
+
+    def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], cache: "GraphCache[Any]"):
+        self.inputs = [None if tensor is None else tensor.clone() for tensor in inputs]
+        stream, outside = cache.stream, torch.cuda.current_stream(cache.stream.device)
+        stream.wait_stream(outside)
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # warm up: kernels are compiled, libraries select algorithms and allocate workspaces
+                function(*self.inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads may use the device during the capture.
+        with torch.cuda.graph(self.graph, cache.pool, stream, capture_error_mode="thread_local"):
+            self.result = function(*self.inputs)
+        outside.wait_stream(stream)
+
+    def replay(self, *inputs: Tensor | None) -> Result:
+        for static, tensor in zip(self.inputs, inputs, strict=True):
+            if static is not None and tensor is not None:
+                static.copy_(tensor)
+        self.graph.replay()
+        return self.result
+
+
+class GraphCache(Generic[Result]):
+    """Captures functions on one device and caches the most recently used graphs by the shapes of their inputs.
+
+    The graphs share one memory pool: a result is valid until the next replay of any of them.
+    """
+
+    def __init__(self, device: torch.device, max_graphs: int = 8):
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pool, self.max_graphs = torch.cuda.graph_pool_handle(), max_graphs
+        self.graphs: dict[tuple[object, ...], CudaGraph[Result]] = {}
+
+    def capture(self, function: Callable[..., Captured], *inputs: Tensor | None) -> CudaGraph[Captured]:
+        """Calls the function three times, so three calls must have the same effect as one."""
+        with torch.cuda.device(self.stream.device):
+            return CudaGraph(function, inputs, self)
+
+    def replay(self, function: Callable[..., Result], *inputs: Tensor | None) -> Result:
+        """function(*inputs), captured if no cached graph has these shapes. Always pass the same function."""
+        shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
+        graph = self.graphs.pop(shapes, None) or self.capture(function, *inputs)
+        self.graphs[shapes] = graph  # moved to the end: the least recently used graph is evicted first
+        if len(self.graphs) > self.max_graphs:
+            del self.graphs[next(iter(self.graphs))]
+        return graph.replay(*inputs)
+
+
+@cache
+def why_no_cuda_graphs(device: torch.device) -> str:
+    """The reason why CUDA graphs cannot be captured on the device, found by capturing a tiny one; empty if they can."""
+    if device.type != "cuda":
+        return f"{device.type} has no CUDA graphs"
+    try:
+        GraphCache[Tensor](device).replay(torch.neg, torch.ones(1, device=device))
+    except RuntimeError as error:
+        return f"capturing a tiny CUDA graph failed ({error})"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -58,17 +124,6 @@ class KVCache:
         """Counters of the attention kernel: finished parts of each row and head."""
         self.graphs: dict[Callable[..., Any], CudaGraph[Any]] = {}
         """The captured graph of reading one token, by the function applied to its hidden states."""
-
-    def advance(self, num: int) -> None:
-        self.filled += num
-        self.position.fill_(self.filled)
-
-    def check_capacity(self, num: int) -> None:
-        if self.filled + num > self.length:
-            raise ValueError(
-                f"the KV cache has {self.length} positions, {self.filled} are filled, and {num} more tokens were "
-                "given; create a longer cache"
-            )
 
 
 class FrozenHead:
@@ -195,18 +250,24 @@ class FrozenNetwork:
         `function` must then depend on its tensors only, be the same object with the same shapes at every call, and
         never synchronize with the device. The inputs are copied.
         """
-        cache.check_capacity(ids.shape[1])
+        num = ids.shape[1]
+        if cache.filled + num > cache.length:
+            raise ValueError(
+                f"the KV cache has {cache.length} positions, {cache.filled} are filled, and {num} more tokens were "
+                "given; create a longer cache"
+            )
 
         def read_and_apply(ids: Tensor, *inputs: Tensor | None) -> Result:
             return function(self._read(ids, cache), *inputs)
 
-        if self.graph_cache is None or ids.shape[1] > 1:
+        if self.graph_cache is None or num > 1:
             result = read_and_apply(ids, *inputs)
         else:
             if function not in cache.graphs:
                 cache.graphs[function] = self.graph_cache.capture(read_and_apply, ids, *inputs)
             result = cache.graphs[function].replay(ids, *inputs)
-        cache.advance(ids.shape[1])
+        cache.filled += num
+        cache.position.fill_(cache.filled)
         return result
 
     def _read(self, ids: Tensor, cache: KVCache) -> HiddenStates:

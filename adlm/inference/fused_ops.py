@@ -242,14 +242,10 @@ def plain_add_product_(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 
 def precise_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """W x + b accumulated and returned in the dtype of b (O,); rows of W after the first O are ignored."""
-    if not is_single_row(x):
-        return plain_precise_product(x, weight, bias)
-    sums = bias.new_empty(*x.shape[:-1], len(bias))
-    _launch_kernel(x, weight, sums, bias=bias)
-    return sums
-
-
-def plain_precise_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if is_single_row(x):
+        sums = bias.new_empty(*x.shape[:-1], len(bias))
+        _launch_kernel(x, weight, sums, bias=bias)
+        return sums
     if x.is_cuda and x.dtype != bias.dtype:
         product = torch.mm(x, weight.T, out_dtype=bias.dtype)
     else:

@@ -23,7 +23,7 @@ from adlm.methods import method_of
 from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
-from adlm.sampling.ordered import SCORE_RESOLUTION
+from adlm.sampling.adaptive import SCORE_RESOLUTION
 
 HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
 

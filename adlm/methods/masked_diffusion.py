@@ -28,8 +28,7 @@ from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import sampler_of, steps_of
-from adlm.sampling.windows import check_stride
+from adlm.sampling.samplers import check_stride, sampler_of, steps_of
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,9 @@ def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
 
     remasked, remask_ends = sort_by_call(remasks, rank[remasks.row] * length + remasks.position), ends_of_calls(remasks)
     revealed, reveal_ends = sort_by_call(reveals, rank[reveals.row] * length + reveals.position), ends_of_calls(reveals)
-    uniforms, final = sort_by_call(reveals, _token_uniforms(reveals, rng)), sort_by_call(reveals, is_final)
+    counts = np.bincount(reveals.row, minlength=num_rows)
+    token_uniforms = np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
+    uniforms, final = sort_by_call(reveals, token_uniforms), sort_by_call(reveals, is_final)
     num_final = np.bincount(reveals.call[is_final], minlength=max_calls)
 
     def calls() -> Iterator[NetworkCall]:
@@ -124,7 +126,9 @@ def draw_events(steps: Steps, to_fill: NDArray[np.bool_], rng: RowRng) -> tuple[
             break
         counts = np.bincount(row, minlength=num_rows)
         uniforms = np.concatenate([rng.for_positions(each, int(count)) for each, count in enumerate(counts)])
-        step = _first_step(hazard, step + 1, uniforms)
+        # The first step after `step` with a change, K if none has one, by inversion:
+        # P(no change in steps i to k) = exp(-(hazard[k + 1] - hazard[i])).
+        step = np.searchsorted(hazard[1:], hazard[step + 1] - np.log1p(-uniforms), side="right")
         events.append(np.stack([row, step, position]))
         row, step, position = events[-1][:, step < end]
     reveals, remasks = (np.concatenate([np.zeros((3, 0), dtype=np.int64), *events], axis=1) for events in found)
@@ -145,22 +149,6 @@ def draw_events(steps: Steps, to_fill: NDArray[np.bool_], rng: RowRng) -> tuple[
 def _cumulative_hazard(probability: Tensor) -> NDArray[np.float64]:
     """(K + 1,), -log P(no change before each step); a step that changes with certainty adds CERTAIN_HAZARD."""
     return np.concatenate([[0.0], torch.log1p(-probability).neg().clamp(max=CERTAIN_HAZARD).cumsum(dim=0).numpy()])
-
-
-def _first_step(
-    hazard: NDArray[np.float64], start: NDArray[np.int64], uniforms: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """The first step from `start` on at which a change happens, K if none does; one uniform number each.
-
-    By inversion: P(no change from step `start` to k) = exp(-(hazard[k + 1] - hazard[start])).
-    """
-    return np.searchsorted(hazard[1:], hazard[start] - np.log1p(-uniforms), side="right")
-
-
-def _token_uniforms(reveals: Events, rng: RowRng) -> NDArray[np.float64]:
-    """(R,), a uniform number for every reveal, from its row's token stream in the order of the row's reveals."""
-    counts = np.bincount(reveals.row, minlength=len(rng))
-    return np.concatenate([rng.for_tokens(row, int(count)) for row, count in enumerate(counts)])
 
 
 @dataclass(frozen=True)
@@ -261,7 +249,11 @@ class JoinedRows:
     def join(self, run: SamplingRun) -> JoinedRow:
         """Add the row of a run (1, L)."""
         if not self._free:
-            self._add_slots(max(1, len(self._ids)))
+            num_slots = len(self._ids)
+            self._free += range(num_slots, max(1, 2 * num_slots))
+            for name in ("_ids", "_pad", "_chance"):
+                rows = getattr(self, name)
+                setattr(self, name, torch.cat([rows, rows.new_zeros(len(self._free), rows.shape[1])]))
         [canvas], to_fill = run.canvas, (run.canvas == run.mask_id).cpu()
         plan = plan_events(run.steps, to_fill, run.rng)
         row = JoinedRow(self._free.pop(), run.sampling, plan.calls, plan.num_calls)
@@ -298,12 +290,6 @@ class JoinedRows:
         self._ids.view(-1).index_copy_(0, revealed, drawn.tokens)
         self._chance.view(-1).index_copy_(0, revealed, drawn.chance)
         return self._ids[slots].cpu(), self._chance[slots].cpu()
-
-    def _add_slots(self, num: int) -> None:
-        self._free += range(len(self._ids), len(self._ids) + num)
-        for name in ("_ids", "_pad", "_chance"):
-            rows = getattr(self, name)
-            setattr(self, name, torch.cat([rows, rows.new_zeros(num, rows.shape[1])]))
 
 
 def _draw(

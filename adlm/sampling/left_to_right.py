@@ -58,20 +58,15 @@ def sample_left_to_right(
         if has_mask[position]:
             drawn = next_token(frame.ids[:, num_read:position], visible_ids(frame.ids, pad), uniforms[:, position])
             num_read = position
-            frame = _fill_column(frame, position, masked[:, position], drawn)
+            revealed = torch.zeros_like(frame.revealed)
+            revealed[:, position] = masked[:, position]
+            frame = Frame(
+                ids=torch.where(revealed, drawn.tokens[:, None], frame.ids),
+                t=torch.full_like(frame.t, 1 - (position + 1) / frame.ids.shape[1]),
+                revealed=revealed,
+                remasked=frame.remasked,  # nothing is ever remasked: all frames share one
+                chance=torch.where(revealed, drawn.chance[:, None], frame.chance),
+                read=frame.ids,
+                alpha=None,
+            )
             yield frame
-
-
-def _fill_column(frame: Frame, position: int, masked: Tensor, drawn: DrawnTokens) -> Frame:
-    """The next frame. Nothing is ever remasked, so all frames share one all-False `remasked`."""
-    revealed = torch.zeros_like(frame.revealed)
-    revealed[:, position] = masked
-    return Frame(
-        ids=torch.where(revealed, drawn.tokens[:, None], frame.ids),
-        t=torch.full_like(frame.t, 1 - (position + 1) / frame.ids.shape[1]),
-        revealed=revealed,
-        remasked=frame.remasked,
-        chance=torch.where(revealed, drawn.chance[:, None], frame.chance),
-        read=frame.ids,
-        alpha=None,
-    )

@@ -1,20 +1,33 @@
-"""The samplers that run on a denoiser. `adlm/registry.py` lists them by name.
+"""The samplers that run on a denoiser, and windows for texts longer than the model. `adlm/registry.py` names them.
 
 Causal networks sample with left_to_right.py; D3PM and SEDD's analytic update sample with reference.py.
+
+Shapes: B sequences, L tokens, of which a window holds at most `length`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import grid
+from adlm.errors import UserError
 from adlm.registry import SAMPLERS
+from adlm.sampling.adaptive import (
+    anchor_first,
+    confidence,
+    entropy,
+    leftmost,
+    margin,
+    sample_ordered,
+    sample_remdm_conf,
+)
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Frame, SamplingRun
-from adlm.sampling.ordered import anchor_first, confidence, entropy, leftmost, margin, sample_ordered
-from adlm.sampling.remdm_conf import sample_remdm_conf
+from adlm.sampling.frame import Frame, Row, SamplingRun, first_frame
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,
@@ -25,7 +38,6 @@ from adlm.sampling.steps import (
     loop_steps,
     rescale_steps,
 )
-from adlm.sampling.windows import sample_semi_autoregressive
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,102 @@ def sample_analytic(run: SamplingRun) -> Iterator[Frame]:
     Such scores have exactly the sum that makes the two steps equal.
     """
     return sample_positions_first(replace(run, sampling=replace(run.sampling, final="draw")))
+
+
+WindowSampler = Callable[[Tensor], Iterator[Frame]]
+"""canvas -> Frames, the first of which is the canvas."""
+
+
+def window_and_stride(sampling: Sampling, row: Row) -> tuple[int, int]:
+    """How many tokens of the text a window holds, and by how many it advances."""
+    return row.length - len(row.before) - len(row.after), sampling.stride or max(1, row.length // 2)
+
+
+def check_stride(sampling: Sampling, row: Row) -> None:
+    """A user error if the windows of a long text would leave tokens out."""
+    window, stride = window_and_stride(sampling, row)
+    if stride > window:
+        raise UserError(
+            f"sampling.stride {stride} would skip tokens: a window holds {window}; lower it", "sampling.stride"
+        )
+
+
+def sample_semi_autoregressive(run: SamplingRun) -> Iterator[Frame]:
+    """Ancestral sampling; a canvas longer than the model is filled in overlapping windows.
+
+    A window slides over the canvas, and filled tokens are the prompt of the next window. A training row is
+    [bos] text [eos], where the text is cut from a longer one anywhere. So each window is read between a given bos and
+    eos, which are not part of the text. Without them the model would draw its own in the middle of the text.
+    """
+    row = run.row
+    assert row is not None
+    window, stride = window_and_stride(run.sampling, row)
+    if run.canvas.shape[1] <= row.length:
+        return sample_positions_first(run)
+    bounded = with_boundaries(
+        lambda part: sample_positions_first(replace(run, canvas=part, pad=None)), row.before, row.after
+    )
+    return sample_windows(bounded, run.canvas, run.mask_id, window, stride)
+
+
+def with_boundaries(sampler: WindowSampler, before: Sequence[int], after: Sequence[int]) -> WindowSampler:
+    """A sampler that reads the canvas between the given ids; its Frames hold the canvas alone."""
+
+    def sample_between(canvas: Tensor) -> Iterator[Frame]:
+        first, last = (canvas.new_tensor(ids).expand(len(canvas), -1) for ids in (before, after))
+        text = slice(len(before), len(before) + canvas.shape[1])
+        for frame in sampler(torch.cat([first, canvas, last], dim=1)):
+            yield replace(
+                frame,
+                ids=frame.ids[:, text],
+                revealed=frame.revealed[:, text],
+                remasked=frame.remasked[:, text],
+                chance=frame.chance[:, text],
+                read=frame.read[:, text],
+            )
+
+    return sample_between
+
+
+def sample_windows(sampler: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:
+    """Fills the first `length` tokens, moves the window by `stride`, fills the new masks given the rest, and repeats.
+
+    Time runs from 1 to t_end in every window.
+    """
+    state = first_frame(canvas, mask_id)
+    yield state
+    start, width = 0, canvas.shape[1]
+    while True:
+        window = slice(start, start + length)
+        before = state
+        if (before.ids[:, window] == mask_id).any():
+            frames = sampler(before.ids[:, window])
+            next(frames)  # the window before any step
+            for frame in frames:
+                state = _embed(before, frame, window)
+                yield state
+        if start + length >= width:
+            return
+        start = min(start + stride, width - length)
+
+
+def _embed(before: Frame, frame: Frame, window: slice) -> Frame:
+    """A window's Frame as a Frame of the canvas; tokens of earlier windows keep their probabilities."""
+    chance = torch.where(before.ids[:, window] != frame.ids, frame.chance, before.chance[:, window])
+
+    def replace_window(canvas: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([canvas[:, : window.start], values, canvas[:, window.stop :]], dim=1)
+
+    nowhere = torch.zeros_like(before.revealed)
+    return Frame(
+        replace_window(before.ids, frame.ids),
+        frame.t,
+        replace_window(nowhere, frame.revealed),
+        replace_window(nowhere, frame.remasked),
+        replace_window(before.chance, chance),
+        replace_window(before.ids, frame.read),
+        frame.alpha,
+    )
 
 
 ANCESTRAL = Sampler(sample_positions_first, remasks=False)

@@ -21,8 +21,7 @@ from adlm.methods.masked_diffusion import as_denoiser
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import SamplingRun, last_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import steps_of
-from adlm.sampling.windows import sample_windows, with_boundaries
+from adlm.sampling.samplers import sample_windows, steps_of, with_boundaries
 
 TEXTS, STEPS = 64, 64
 

@@ -35,8 +35,8 @@ from adlm.methods.mdlm import Mdlm
 from adlm.methods.method import Loss
 from adlm.methods.sedd import Sedd
 from adlm.models.anchored import AnchoredTransformer
+from adlm.sampling.adaptive import confident_remasking
 from adlm.sampling.reference import shape_everywhere
-from adlm.sampling.remdm_conf import confident_remasking
 from adlm.sampling.samplers import sampler_of
 
 EPS = 1e-3

@@ -8,8 +8,8 @@ from worlds import FixedRng, Table, World, quarters, real, seeded
 
 from adlm.config.schema import Sampling
 from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.adaptive import anchor_first, confidence, entropy, margin
 from adlm.sampling.frame import SamplingRun
-from adlm.sampling.ordered import anchor_first, confidence, entropy, margin
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import sampler_of, steps_of
 

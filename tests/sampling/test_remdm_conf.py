@@ -9,8 +9,8 @@ from worlds import Table, World, chi_square, quarters, real
 from adlm.config.schema import Sampling
 from adlm.diffusion.masking import remasking_ceiling
 from adlm.diffusion.schedules import LogLinear
+from adlm.sampling.adaptive import confident_remasking, sample_remdm_conf
 from adlm.sampling.frame import SamplingRun
-from adlm.sampling.remdm_conf import confident_remasking, sample_remdm_conf
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import steps_of
 

@@ -8,8 +8,7 @@ from adlm.diffusion.schedules import LogLinear
 from adlm.sampling.events import sample_positions_first
 from adlm.sampling.frame import Frame, SamplingRun, first_frame, last_frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import steps_of
-from adlm.sampling.windows import sample_windows, with_boundaries
+from adlm.sampling.samplers import sample_windows, steps_of, with_boundaries
 
 MASK = 9
 

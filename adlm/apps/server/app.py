@@ -21,13 +21,12 @@ from adlm.apps.server.bodies import (
     CompletionRequest,
     JsonRoute,
     error_response,
-    user_error,
     validation_error,
 )
 from adlm.apps.server.completion import Limits, plan_completion
 from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
 from adlm.apps.server.responses import Completion, EventStream, client_of, respond_unless_gone, submit
-from adlm.apps.server.studio import add_page, page_files, studio_router
+from adlm.apps.server.studio import page_files, studio_router
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
 
@@ -90,10 +89,7 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
         worker = worker_of(body.model)
-        try:
-            plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
-        except UserError as error:
-            raise user_error(error) from None
+        plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
         request.state.log_fields.update(
             model=worker.name,
             rows=len(plan.rows),
@@ -132,7 +128,8 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     async def metrics() -> Response:
         return Response(monitor.as_text(), media_type=CONTENT_TYPE_LATEST)
 
-    add_page(app)
+    for path, file in page_files().items():
+        app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
     app.include_router(studio_router(workers, worker_of, settings.limits, settings.timeout))
     return app
 
@@ -143,6 +140,10 @@ def _report_errors_as_json(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def report(request: Request, error: ApiError) -> Response:
         return error_response(error)
+
+    @app.exception_handler(UserError)
+    async def report_user_error(request: Request, error: UserError) -> Response:
+        return error_response(ApiError(400, str(error), error.option))
 
     @app.exception_handler(RequestValidationError)
     async def report_validation(request: Request, error: RequestValidationError) -> Response:

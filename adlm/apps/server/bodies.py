@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from adlm.config.options import suggestion
-from adlm.errors import UserError, printable
+from adlm.errors import printable
 
 Text: TypeAlias = Annotated[str, Field(strict=True)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
@@ -148,11 +148,6 @@ class ApiError(Exception):
 
 def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.as_json(), error.status, dict(error.headers or {}))
-
-
-def user_error(error: UserError) -> ApiError:
-    """Status 400 with the message, and with the field where the error names one."""
-    return ApiError(400, str(error), error.option)
 
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -4,21 +4,19 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Send
 
-from adlm.apps.server.batching import BatchWorker, QueueFull, ShuttingDown
+from adlm.apps.server.batching import BatchWorker, Job, QueueFull, RowUpdate, ShuttingDown, Task
 from adlm.apps.server.bodies import ApiError, CompletionRequest
 from adlm.apps.server.completion import CompletionPlan
 from adlm.apps.server.guard import NOT_ANSWERED, PrometheusMonitor
-from adlm.apps.server.jobs import Job, RowUpdate, Task
 
-Result = TypeVar("Result")
 AFTER_DEADLINE_SECONDS = 30.0
 """How long after its deadline a stream may wait for a client that does not read."""
 
@@ -38,7 +36,18 @@ def client_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-async def next_result(results: asyncio.Queue[Result], deadline: float) -> Result:
+def queue_from_thread() -> tuple[asyncio.Queue[Any], Callable[[Any], None]]:
+    """A queue of the running loop, and a function with which other threads put results into it."""
+    loop, results = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    def put(result: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(results.put_nowait, result)
+
+    return results, put
+
+
+async def next_result(results: asyncio.Queue[Any], deadline: float) -> Any:
     """The next result, or 503 at the deadline (of `time.monotonic`)."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
@@ -47,33 +56,24 @@ async def next_result(results: asyncio.Queue[Result], deadline: float) -> Result
         raise ApiError(503, "the request timed out; try fewer tokens or steps, or later") from None
 
 
-class RunningTask:
-    """A task in the queue of a worker; it is submitted here."""
+def submit_task(
+    worker: BatchWorker, work: Callable[[], Iterator[Any]], deadline: float, client: str
+) -> AsyncGenerator[Any, None]:
+    """What the work of a task yields, until the consumer stops: None is the end, which the work yields last."""
+    results, put = queue_from_thread()
+    task = Task(work, put, lambda error: put(ApiError(503, error)), client=client)
+    submit(worker, task)
 
-    def __init__(self, worker: BatchWorker, work: Callable[[], Iterator[Any]], deadline: float, client: str):
-        self._worker, self._deadline = worker, deadline
-        loop = asyncio.get_running_loop()
-        self._results: asyncio.Queue[tuple[Any, str | None]] = asyncio.Queue()
-
-        def put(result: Any, error: str | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._results.put_nowait, (result, error))
-
-        self._task = Task(work, lambda result: put(result, None), lambda error: put(None, error), client=client)
-        submit(worker, self._task)
-
-    async def results(self) -> AsyncIterator[Any]:
-        """What the work yields, until the consumer stops: None is the end, which the work yields last."""
+    async def until_the_end() -> AsyncGenerator[Any, None]:
         try:
-            while True:
-                result, error = await next_result(self._results, self._deadline)
-                if error is not None:
-                    raise ApiError(503, error)
-                if result is None:
-                    return
+            while (result := await next_result(results, deadline)) is not None:
+                if isinstance(result, ApiError):
+                    raise result
                 yield result
         finally:
-            self._worker.cancel(self._task)
+            worker.cancel(task)
+
+    return until_the_end()
 
 
 class EventStream(StreamingResponse):
@@ -125,21 +125,15 @@ class Completion:
         self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
         self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         self.header["model"] = worker.name
-        loop = asyncio.get_running_loop()
-        self._updates: asyncio.Queue[RowUpdate] = asyncio.Queue()
-
-        def notify(update: RowUpdate) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._updates.put_nowait, update)
-
+        self._updates, notify = queue_from_thread()
         self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
 
-    async def updates(self) -> AsyncIterator[RowUpdate]:
+    async def updates(self) -> AsyncGenerator[RowUpdate, None]:
         """Updates until all rows are complete. The job is cancelled if that does not happen."""
         num_left = len(self.plan.rows)
         try:
             while num_left:
-                update = await next_result(self._updates, self.deadline)
+                update: RowUpdate = await next_result(self._updates, self.deadline)
                 if update.error is not None:
                     raise ApiError(503, update.error)
                 num_left -= update.complete
@@ -184,7 +178,7 @@ class Completion:
         except ApiError as error:
             yield f"data: {json.dumps(error.as_json())}\n\n"
         finally:
-            await updates.aclose()  # type: ignore[attr-defined]
+            await updates.aclose()
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({**self.header, 'choices': choices, 'seed': self.plan.seed, **more})}\n\n"

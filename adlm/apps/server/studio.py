@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from adlm import __version__
@@ -27,10 +27,9 @@ from adlm.apps.server.bodies import (
     CompletionRequest,
     JsonRoute,
     TraceRequest,
-    user_error,
 )
 from adlm.apps.server.completion import CompletionPlan, Limits, check_size, checked_num_masks, plan_completion
-from adlm.apps.server.responses import EventStream, RunningTask, client_of, respond_unless_gone
+from adlm.apps.server.responses import EventStream, client_of, respond_unless_gone, submit_task
 from adlm.apps.trace.page import page_template, read_asset
 from adlm.apps.trace.recording import TraceInfo, pieces_to_dict, trace_events
 from adlm.canvas import num_masks
@@ -68,7 +67,7 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """The files of the page by path."""
+    """The files of the page by path. They need no key: they contain nothing of the models."""
     folder = files("adlm.apps.server").joinpath("page")
     own = {
         name: PageFile(folder.joinpath(name).read_bytes(), TYPES[Path(name).suffix])
@@ -80,12 +79,6 @@ def page_files() -> dict[str, PageFile]:
     template = PageFile(page_template().encode(), "text/plain")  # filled in by the page
     found = {"/": own.pop("studio.html"), "/studio/trace-page.html": template}
     return found | {f"/studio/{name}": file for name, file in (own | shared).items()}
-
-
-def add_page(app: FastAPI) -> None:
-    """Add the files of the page, which need no key: they contain nothing of the models."""
-    for path, file in page_files().items():
-        app.add_api_route(path, file.respond, methods=["GET"], include_in_schema=False)
 
 
 def studio_router(
@@ -109,33 +102,26 @@ def studio_router(
     async def trace(body: TraceRequest, request: Request) -> Response:
         """Fill in the holes of a text as server-sent events: `begin`, one `step` for every change, `end`."""
         worker = worker_of(body.model)
-        try:
-            plan, work = await asyncio.to_thread(plan_trace, worker, body, limits)
-        except UserError as error:
-            raise user_error(error) from None
+        plan, work = await asyncio.to_thread(plan_trace, worker, body, limits)
         request.state.log_fields.update(
             model=worker.name, prompt_tokens=plan.prompt_tokens, completion_tokens=plan.completion_tokens
         )
         deadline = time.monotonic() + timeout
-        return EventStream(_events(RunningTask(worker, work, deadline, client_of(request))), deadline)
+        return EventStream(_events(submit_task(worker, work, deadline, client_of(request))), deadline)
 
     @router.post("/v1/bound", responses=ERROR_RESPONSES)
     async def bound(body: BoundRequest, request: Request) -> Response:
         """The bound on -log p(text), in nats, for the text and for each of its tokens."""
         worker = worker_of(body.model)
-        try:
-            row, work = await asyncio.to_thread(plan_bound, worker, body)
-        except UserError as error:
-            raise user_error(error) from None
+        row, work = await asyncio.to_thread(plan_bound, worker, body)
         request.state.log_fields.update(model=worker.name, prompt_tokens=row.x.shape[1])
-        task = RunningTask(worker, work, time.monotonic() + timeout, client_of(request))
-        return await respond_unless_gone(request, _bound(worker.name, task))
+        results = submit_task(worker, work, time.monotonic() + timeout, client_of(request))
+        return await respond_unless_gone(request, _bound(worker.name, results))
 
     return router
 
 
-async def _events(task: RunningTask) -> AsyncGenerator[str, None]:
-    results = task.results()
+async def _events(results: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     try:
         async for event in results:
             yield f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
@@ -143,12 +129,12 @@ async def _events(task: RunningTask) -> AsyncGenerator[str, None]:
     except ApiError as error:
         yield f"data: {json.dumps(error.as_json())}\n\n"
     finally:
-        await results.aclose()  # type: ignore[attr-defined]
+        await results.aclose()
 
 
-async def _bound(model: str, task: RunningTask) -> Response:
+async def _bound(model: str, results: AsyncGenerator[Any, None]) -> Response:
     answer: dict[str, Any] = {}
-    async for result in task.results():
+    async for result in results:
         answer = result.get("bound", answer)
     return JSONResponse({"model": model, **answer})
 

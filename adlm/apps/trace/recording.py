@@ -1,21 +1,214 @@
 """A trace: the sampling run of one row as data, stored as differences between steps. No samplers, no display.
 
+Each step holds what changed in the row and what the networks predicted there. Long sampling runs are thinned by merging
+neighbouring steps. Every revealed and remasked token is kept; intermediate states, and predictions at positions that
+did not change, are dropped.
+
+Shapes: n masks, V symbols.
+
 The JSON fields are documented in docs/trace.md; `VERSION` increases when a field changes its meaning.
 """
 
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from adlm import __version__
-from adlm.apps.trace.steps import MAX_STEPS, AnchorHistory, Guesses, StepThinning, TraceStep, make_step, predict
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame
 from adlm.tokens import Tokenizer, decode_complete, decode_escaped, text_of, token_bytes
 
 VERSION = 3
+MAX_STEPS = 200  # of a trace, not counting the canvas
+MAX_OTHER_MASKS = 64  # per step, predictions are stored at revealed positions and at up to this many other masks
+NUM_GUESSES = 5
+
+Guesses = tuple[tuple[int, float], ...]
+"""Ids with their probabilities, the most probable first."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Log-probabilities of the clean token at the masks of the network input."""
+
+    positions: tuple[int, ...]
+    """The n predicted masks: all masks or, for autoregressive methods, the first one."""
+    denoiser: Tensor
+    """(n, V)"""
+    anchor: Tensor | None
+    """(n, V); None if there is no anchor network."""
+
+    def best_anchors(self) -> dict[int, int]:
+        """The anchor network's top prediction at each position."""
+        return {} if self.anchor is None else _argmax_by_position(self.positions, self.anchor)
+
+
+def predict(lm: LanguageModel, frame: Frame, row: int) -> Predictions:
+    """The predictions at the masks of a row from the frame's network input: one call of each network."""
+    z, rows, positions = _network_input(lm, frame.read[row])
+    alpha = _conditioning_alpha(frame, row)
+    return Predictions(positions, lm.log_probs(z, alpha)[0, rows].float().cpu(), _anchor_log_probs(lm, z, alpha, rows))
+
+
+def anchors_of(lm: LanguageModel, frame: Frame, row: int) -> dict[int, int]:
+    """The anchor network's top prediction at each mask, without a denoiser call; empty without an anchor network."""
+    z, rows, positions = _network_input(lm, frame.read[row])
+    anchor = _anchor_log_probs(lm, z, _conditioning_alpha(frame, row), rows)
+    return {} if anchor is None else _argmax_by_position(positions, anchor)
+
+
+def guesses(log_probs: Tensor | None, positions: tuple[int, ...], wanted: Iterable[int]) -> dict[int, Guesses]:
+    """The most probable tokens at the wanted positions that are predicted, their probabilities with three digits."""
+    if log_probs is None:
+        return {}
+    row_of = {position: row for row, position in enumerate(positions)}
+    found = [position for position in wanted if position in row_of]
+    beliefs = log_probs[[row_of[position] for position in found]].exp()
+    best = beliefs.topk(min(NUM_GUESSES, beliefs.shape[-1]), dim=-1)
+    return {
+        position: tuple((index, float(f"{chance:.3g}")) for index, chance in zip(ids, chances, strict=True))
+        for position, ids, chances in zip(found, best.indices.tolist(), best.values.tolist(), strict=True)
+    }
+
+
+def _network_input(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
+    """The network input (1, l), the output rows to read, and the positions in z that these rows predict.
+
+    An autoregressive output row predicts the next position.
+    """
+    masks = (z == lm.mask_id).nonzero().flatten().tolist()
+    if masks and lm.method.causal:
+        return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
+    return z[None], masks, tuple(masks)
+
+
+def _conditioning_alpha(frame: Frame, row: int) -> float | None:
+    return None if frame.alpha is None else float(frame.alpha[row])
+
+
+def _anchor_log_probs(lm: LanguageModel, z: Tensor, alpha: float | None, rows: list[int]) -> Tensor | None:
+    try:
+        return lm.anchor_logits(z, alpha)[0, rows].float().log_softmax(-1).cpu()
+    except UserError:  # the method has no anchor network
+        return None
+
+
+def _argmax_by_position(positions: tuple[int, ...], log_probs: Tensor) -> dict[int, int]:
+    return dict(zip(positions, log_probs.argmax(-1).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """One or more merged frames of a row, as the difference to the previous step."""
+
+    frame: int
+    """The number of its last frame; the canvas is frame 0."""
+    t: float
+    changes: int
+    """The number of merged frames in which the row changed; 0 for the canvas."""
+    changed: dict[int, tuple[int, float]]
+    """position -> new id and its probability, for every position that changed."""
+    revealed: tuple[int, ...]
+    """Positions where a mask was revealed since the previous step."""
+    remasked: tuple[int, ...]
+    """Positions where a token was remasked since the previous step."""
+    denoiser: dict[int, Guesses]
+    """position -> the denoiser's predictions when the tokens were drawn, at revealed positions and at other masks."""
+    anchor: dict[int, Guesses]
+    """The same for the anchor network."""
+    anchored: dict[int, int]
+    """revealed position -> the frame since which the drawn token has been the anchor network's top prediction;
+    positions with another top prediction are left out."""
+
+
+class AnchorHistory:
+    """The anchor network's top prediction at each mask, and the frame since which it has not changed."""
+
+    def __init__(self) -> None:
+        self._best: dict[int, tuple[int, int]] = {}
+
+    def update(self, frame: int, best: dict[int, int]) -> None:
+        """Set the top predictions at the masks of a frame; positions that are not masked are removed."""
+        previous = self._best
+        self._best = {
+            position: (
+                index,
+                previous[position][1] if position in previous and previous[position][0] == index else frame,
+            )
+            for position, index in best.items()
+        }
+
+    def pop(self, drawn: dict[int, int]) -> dict[int, int]:
+        """position -> frame since which the drawn token is the top prediction, where it is. Removes drawn positions."""
+        best = {position: self._best.pop(position, (None, 0)) for position in drawn}
+        return {position: since for position, (index, since) in best.items() if index == drawn[position]}
+
+
+def make_step(number: int, frame: Frame, row: int, predictions: Predictions, history: AnchorHistory) -> TraceStep:
+    """The changes of frame `number` in a row, with the predictions that they were drawn from."""
+    ids, chance = frame.ids[row].tolist(), frame.chance[row].tolist()
+    revealed, remasked = _true_positions(frame.revealed[row]), _true_positions(frame.remasked[row])
+    other_masks = sorted(set(predictions.positions) - set(revealed))
+    if len(other_masks) > MAX_OTHER_MASKS:
+        other_masks = random.Random(number).sample(other_masks, MAX_OTHER_MASKS)
+    stored = sorted({*revealed, *other_masks})
+    return TraceStep(
+        frame=number,
+        t=float(frame.t[row]),
+        changes=1,
+        changed={
+            position: (ids[position], float(f"{chance[position]:.3g}")) for position in sorted({*revealed, *remasked})
+        },
+        revealed=revealed,
+        remasked=remasked,
+        denoiser=guesses(predictions.denoiser, predictions.positions, stored),
+        anchor=guesses(predictions.anchor, predictions.positions, stored),
+        anchored=history.pop({position: ids[position] for position in revealed}),
+    )
+
+
+class StepThinning:
+    """Keeps at most `limit` steps by repeatedly merging neighbours in pairs; each then holds 1, 2, 4, ... changes."""
+
+    def __init__(self, limit: int = MAX_STEPS):
+        self.steps: list[TraceStep] = []
+        self._limit, self._stride = limit, 1
+
+    def add(self, step: TraceStep) -> None:
+        if self.steps and self.steps[-1].changes < self._stride:
+            self.steps[-1] = merge(self.steps[-1], step)
+        else:
+            self.steps.append(step)
+        if len(self.steps) > self._limit:
+            self._stride *= 2
+            pairs = [merge(*self.steps[i : i + 2]) for i in range(0, len(self.steps) - 1, 2)]
+            self.steps = pairs + self.steps[2 * len(pairs) :]
+
+
+def merge(first: TraceStep, second: TraceStep) -> TraceStep:
+    """Two steps as one: the state after the second, and the predictions that every revealed token was drawn from."""
+    drawn = set(second.revealed)
+    return TraceStep(
+        frame=second.frame,
+        t=second.t,
+        changes=first.changes + second.changes,
+        changed=dict(sorted((first.changed | second.changed).items())),
+        revealed=tuple(sorted({*first.revealed, *second.revealed})),
+        remasked=tuple(sorted({*first.remasked, *second.remasked})),
+        denoiser=first.denoiser | {position: second.denoiser[position] for position in drawn & set(second.denoiser)},
+        anchor=first.anchor | {position: second.anchor[position] for position in drawn & set(second.anchor)},
+        anchored={position: since for position, since in first.anchored.items() if position not in drawn}
+        | second.anchored,
+    )
+
+
+def _true_positions(flags: Tensor) -> tuple[int, ...]:
+    return tuple(flags.nonzero().flatten().tolist())
 
 
 @dataclass(frozen=True)

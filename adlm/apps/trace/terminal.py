@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from adlm.apps.trace.steps import anchors_of
+from adlm.apps.trace.recording import anchors_of
 from adlm.errors import TEXT, printable
 from adlm.language_model import LanguageModel
 from adlm.sampling.frame import Frame

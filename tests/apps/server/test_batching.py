@@ -16,9 +16,8 @@ pytest.importorskip("httpx", reason="httpx is not installed; pip install 'adlm[d
 
 from running_server import PATIENCE
 
-from adlm.apps.server.batching import BatchWorker
+from adlm.apps.server.batching import BatchWorker, Job, RowUpdate
 from adlm.apps.server.completion import Choice
-from adlm.apps.server.jobs import Job, RowUpdate
 from adlm.canvas import Canvas
 from adlm.sampling.events import JoinedRows
 from adlm.sampling.rng import RowRng

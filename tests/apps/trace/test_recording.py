@@ -20,8 +20,7 @@ from small_models import mostly_slow
 from worlds import randomized
 
 from adlm.apps.trace.page import as_page, write_trace
-from adlm.apps.trace.recording import Trace, TraceInfo, TraceRecorder, record_trace
-from adlm.apps.trace.steps import MAX_OTHER_MASKS, NUM_GUESSES
+from adlm.apps.trace.recording import MAX_OTHER_MASKS, NUM_GUESSES, Trace, TraceInfo, TraceRecorder, record_trace
 from adlm.apps.trace.terminal import TerminalView, show_in_terminal
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError

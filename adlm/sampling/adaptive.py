@@ -1,8 +1,9 @@
-"""Ordered decoding: each step scores every masked position and reveals the positions with the best scores.
+"""Samplers whose positions depend on beliefs: ordered decoding, and ReMDM's confidence-based remasking.
 
-With exact beliefs and one token a step, an order that depends only on visible tokens (left-to-right, margin, entropy,
-anchor-first) samples the exact distribution. An order that depends on the token just drawn (confidence, threshold) does
-not, however many steps it takes: it favours likely texts.
+Ordered decoding scores every masked position in each step and reveals those with the best scores. With exact beliefs
+and one token a step, an order that depends only on visible tokens (left-to-right, margin, entropy, anchor-first)
+samples the exact distribution. An order that depends on the token just drawn (confidence, threshold) does not, however
+many steps it takes: it favours likely texts.
 
 Shapes: B sequences, L tokens, N masked positions, V symbols. Positions are flat: row * L + position.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from adlm.diffusion.masking import remasking_ceiling
 from adlm.sampling.frame import DenoiserOutput, Frame, SamplingRun, first_frame
 from adlm.sampling.shaping import DrawnTokens, draw_tokens
 
@@ -131,3 +133,53 @@ def _reveal(
     chance.view(-1)[positions[is_chosen]] = drawn.chance[is_chosen]
     t = (ids == mask_id).sum(dim=1).double() / num_masks.clamp(min=1)
     return Frame(ids, t.cpu(), chosen, torch.zeros_like(chosen), chance, frame.ids, None)
+
+
+def confident_remasking(chance: Tensor, drawn: Tensor, ceiling: Tensor) -> Tensor:
+    """remask (B, L) = ceiling * softmax(-chance) over the positions with drawn tokens, 0 elsewhere.
+
+    `chance` (B, L) is the probability each token was drawn with. A row without drawn tokens has remask 0.
+    """
+    weights = torch.where(drawn, -chance.double(), -torch.inf).softmax(dim=-1)
+    return torch.where(drawn, weights, 0.0) * ceiling.to(weights)
+
+
+def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
+    """One Frame per step in which something changes. Tokens drawn with a low probability are remasked more often.
+
+    Masked tokens are revealed as in ancestral sampling. Which positions change at a step depends on the step before,
+    but not on the beliefs of the step itself. So they are drawn first, the head runs only at the revealed positions,
+    and a step that reveals nothing needs no network call. The masked positions and the probabilities live on the host,
+    which waits for the device once a step.
+    """
+    canvas, mask_id, steps, rng = run.canvas, run.mask_id, run.steps, run.rng
+    frame = first_frame(canvas, mask_id)
+    yield frame
+    (num_rows, _), device, end = canvas.shape, canvas.device, len(steps.reveal)
+    to_fill = (canvas == mask_id).cpu()
+    masked, chance = to_fill, (~to_fill).float()
+    ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
+    for step in range(end + 1):
+        if step < end:
+            uniforms = rng.at_positions(to_fill)
+            reveals = masked & (uniforms < steps.reveal[step])
+            remasks = uniforms < confident_remasking(chance, to_fill & ~masked, ceilings[step])
+        else:
+            reveals, remasks = masked, torch.zeros_like(masked)
+        if not (reveals | remasks).any():
+            continue
+        t, alpha = (each[step].expand(num_rows) for each in (steps.end_time, steps.conditioning_alpha))
+        revealed, remasked = reveals.to(device), remasks.to(device)
+        ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
+        positions = reveals.flatten().nonzero()[:, 0].to(device)
+        if len(positions):
+            log_beliefs = run.denoiser(frame.ids, alpha, run.pad).log_beliefs(positions)
+            token_uniforms = rng.at_tokens(reveals).to(device)
+            drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, run.pad)
+            if step == end and run.sampling.final == "argmax":
+                drawn = drawn.with_argmax(torch.ones_like(positions, dtype=torch.bool), log_beliefs)
+            ids.view(-1).index_copy_(0, positions, drawn.tokens)
+            chance[reveals] = drawn.chance.cpu()
+        masked = masked ^ reveals ^ remasks
+        frame = Frame(ids, t, revealed, remasked, chance.to(device), frame.ids, alpha)
+        yield frame
