@@ -62,7 +62,7 @@ MUTANTS = [
     ("methods/masked_diffusion.py", "schedules.sigma(self.schedule", "schedules.sigma_prime(self.schedule"),
     ("methods/ar.py", "counted[:, 0] = False", "counted[:, -1] = False"),
     ("sampling/rng.py", "inside = chosen.cumsum(dim=-1, dtype=torch.float64)", "inside = chosen.float().cumsum(dim=-1).double()"),
-    ("sampling/events.py", "hazard[start] - np.log1p", "hazard[0] - np.log1p"),
+    ("sampling/events.py", "hazard[step + 1] - np.log1p", "hazard[0] - np.log1p"),
     ("sampling/events.py", "remasks[:, remasks[1] < end], \"right\"", "remasks[:, remasks[1] < end], \"left\""),
     ("sampling/events.py", "index_fill_(0, call.remasked, mask_id)", "index_fill_(0, call.remasked[:0], mask_id)"),
     ("sampling/steps.py", "start > t_on, start", "start > t_off, start"),
