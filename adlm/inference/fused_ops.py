@@ -83,7 +83,8 @@ def plain_add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dt
 def apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
     """Rotary embedding, in place, of the queries and keys of qkv (B, L, 3, H, w).
 
-    Coordinates 2i and 2i + 1 form a complex number, which is multiplied by rotary (L, w / 2), of modulus 1.
+    Coordinates 2i and 2i + 1 form a complex number, which is multiplied by rotary (L, w / 2) or (B, L, w / 2), of
+    modulus 1.
     """
     if not can_use_triton(qkv):
         plain_apply_rotary_(qkv, rotary)
@@ -95,7 +96,7 @@ def apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
         rotary_kernel[(batch * length,)](
             qkv,
             torch.view_as_real(rotary),
-            length,
+            length if rotary.ndim == 2 else batch * length,
             heads,
             width,
             next_power_of_two(2 * heads),
@@ -106,21 +107,29 @@ def apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
 def plain_apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
     qk = qkv[:, :, :2]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
-    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[:, None, None])
+    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[..., None, None, :])
     if qkv.dtype != rotary.real.dtype:
         pairs.copy_(torch.view_as_real(precise))
 
 
 def attend_cached(
-    qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor
+    qkv: Tensor,
+    rotary: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: Tensor,
+    arrivals: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of n new tokens, qkv (B, n, 3, H, w), to the KV cache and to themselves: (B, n, H w).
+    """Attention of n new tokens, qkv (B, n, 3, H, w), to the KV cache and to themselves: (B, n, H w).
 
-    The first new token is at `position` (1,). The new keys and values are written into keys and values (B, H, C, w).
-    rotary (C, w / 2) covers all positions. arrivals (B, H), int32, is 0 before and after the call.
+    The first new token of a row is at `position` (B,) of the cache; the new keys and values are written into keys and
+    values (B, H, C, w). Without a `bias` there is one new token, and rotary (C, w / 2) covers all positions; else
+    rotary (B, n, w / 2) is that of the new ones, and the bias is a `cached_attention_bias`. arrivals (B, H), int32, is
+    0 before and after the call.
     """
-    if qkv.shape[1] > 1 or not can_use_triton(qkv):
-        return plain_attend_cached(qkv, rotary, keys, values, position)
+    if bias is not None or not can_use_triton(qkv):
+        return plain_attend_cached(qkv, rotary, keys, values, position, bias)
     from adlm.inference.fused_kernels import attend_cached_kernel
 
     batch, _, _, heads, width = qkv.shape
@@ -153,16 +162,32 @@ def attend_cached(
     return mixed
 
 
-def plain_attend_cached(qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    positions = position + torch.arange(qkv.shape[1], device=qkv.device)
-    apply_rotary_(qkv, rotary[positions])
+def cached_attention_bias(position: Tensor, length: int, visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, n, C), 0 where a new token attends to a position of the cache and -inf elsewhere.
+
+    It attends to all positions before `position` (B,), and to new tokens as `visible` (1 or B, n, n) says.
+    """
+    num = visible.shape[-1]
+    new = torch.arange(length, device=position.device) - position[:, None]  # (B, C)
+    among_new = visible.expand(len(position), -1, -1).gather(2, new.clamp(0, num - 1)[:, None].expand(-1, num, -1))
+    seen = (new < 0)[:, None] | (new < num)[:, None] & among_new
+    return torch.zeros(seen.shape, dtype=dtype, device=position.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+def plain_attend_cached(
+    qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, bias: Tensor | None
+) -> Tensor:
+    if bias is None:
+        rotary = rotary[position[:, None]]
+        bias = cached_attention_bias(position, keys.shape[2], qkv.new_ones(1, 1, 1, dtype=torch.bool), qkv.dtype)
+    apply_rotary_(qkv, rotary)
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
-    keys.index_copy_(2, positions, k)
-    values.index_copy_(2, positions, v)
-    seen = torch.arange(keys.shape[2], device=qkv.device) <= positions[:, None]
+    slots = (position[:, None] + torch.arange(qkv.shape[1], device=qkv.device))[:, None, :, None].expand_as(k)
+    keys.scatter_(2, slots, k)
+    values.scatter_(2, slots, v)
     # cuDNN, PyTorch's first choice, would build a new plan for every prompt length: a tenth of a second each.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
-        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
     return mixed.transpose(1, 2).flatten(-2)
 
 
