@@ -19,11 +19,13 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from adlm.bases.description import describe_base, find_base
 from adlm.config import options
-from adlm.config.schema import SOURCES, Config, Sampling
+from adlm.config.schema import SOURCES, Config, Model, Sampling
 from adlm.errors import UserError
 from adlm.files import read_bytes, reporting_os_errors, write_file
 from adlm.hub import is_hub_name
+from adlm.registry import METHODS
 
 Raw = dict[str, Any]
 
@@ -57,7 +59,7 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
     # `init=MODEL` directly after the last preset, so that options given before it hold too
     for word in [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]:
-        override = _parse_override(word)
+        override = _init_options(word[5:], others) if re.match("init=.", word) else _parse_override(word)
         if "=" not in word and "method" in override:
             if run_preset:
                 raise UserError(
@@ -95,8 +97,6 @@ def _parse_override(word: str) -> Raw:
         if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in options.descriptions():
             return {option: {"name": value}}
         return {option: _read_preset(f"{option}/{value}")}
-    if option == "init" and value:
-        return _init_options(value)
     if option == "data" and "/" in value:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
     if not value and option in options.descriptions() and option not in options.string_options():
@@ -108,13 +108,34 @@ def _parse_override(word: str) -> Raw:
     return {first: plain}
 
 
-def _init_options(model: str) -> Raw:
-    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune."""
+def _init_options(model: str, others: list[str]) -> Raw:
+    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune.
+
+    A pretrained base sets no more than that; `others` are the other overrides, which choose the method.
+    """
     folder = init_folder(model)
+    if folder is None:
+        return {"init": model, **_base_options(model, others), **_read_preset("recipe/adapt")}
     config = to_mapping(load_config(folder / "config.yaml"))
     time = {option: config["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
     own = {"init": model, "tokenizer": BOX if model == BOX else str(folder), "time": time}
     return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
+
+
+def _base_options(model: str, others: list[str]) -> Raw:
+    """Tokenizer, length and network of a pretrained base. For an anchored method its upper blocks are the denoiser."""
+    path = find_base(model)
+    assert path is not None, "see init_folder"
+    base, given = describe_base(path), parse_overrides(others)
+    own = parse_overrides(word for word in others if "=" in word).get("model") or {}  # not those of a preset
+    network = {**dataclasses.asdict(Model()), **base.model}
+    if (method := given.get("method", Config.method)) in METHODS and METHODS[method].anchored:
+        total = base.model["blocks"]
+        upper = own.get("denoiser_blocks", total - own["blocks"] if "blocks" in own else total // 3)
+        network |= {"blocks": total - upper, "denoiser_blocks": upper, "bridge": "none"}
+        network["tie_heads"] = upper > 0 and not network["tie_embedding"]
+    length = given.get("length", min(Config.length, base.max_length))
+    return {"tokenizer": f"base:{model}", "length": length, "model": network}
 
 
 def model_source(path: str | Path) -> Path:
@@ -134,13 +155,18 @@ def model_source(path: str | Path) -> Path:
     raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
 
 
-def init_folder(model: str) -> Path:
-    """The model folder that the option `init` names; a user error if there is none."""
+def init_folder(model: str) -> Path | None:
+    """The model folder that the option `init` names; None if it is a pretrained base; a user error if it is neither."""
     with suppress(UserError):
         folder = model_folder_at(model_source(model))
         if folder is not None and (folder / "model.safetensors").is_file():
             return folder
-    raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+    if find_base(model) is not None:
+        return None
+    raise UserError(
+        f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm, nor a pretrained "
+        "model: a .gguf file, a folder with config.json, or owner/name on the hub"
+    )
 
 
 def model_folder_at(path: Path) -> Path | None:

@@ -125,13 +125,13 @@ class OpenTokens:
 class KVCache:
     """Keys and values of the tokens read so far, C positions per block."""
 
-    def __init__(self, blocks: int, batch: int, heads: int, length: int, head_width: int, like: Tensor):
+    def __init__(self, blocks: int, batch: int, heads: int, kv_heads: int, length: int, head_width: int, like: Tensor):
         self.length, self.filled = length, 0
-        self.keys, self.values = (like.new_zeros(blocks, batch, heads, length, head_width) for _ in range(2))
+        self.keys, self.values = (like.new_zeros(blocks, batch, kv_heads, length, head_width) for _ in range(2))
         self.position = torch.zeros(batch, dtype=torch.int64, device=like.device)
         """The number of tokens of each row, on the device; `filled` is the largest of them."""
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
-        """Counters of the attention kernel: finished parts of each row and head."""
+        """Counters of the attention kernel: finished parts of each row and query head."""
         self.graphs: dict[tuple[object, ...], CudaGraph[Any]] = {}
         """The captured graphs of reading a few tokens, by the function applied to their hidden states and by shape."""
 
@@ -177,7 +177,7 @@ class FrozenNetwork:
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
         self.embedding = frozen_copy(like, full_precision(self.dtype))
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
-        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding)
+        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, first.trunk.rotary_base)
         self.anchored = isinstance(network, AnchoredTransformer)
         self.text_blocks = first.text_blocks
         self.bridge: FrozenBridge | None = None
@@ -208,17 +208,17 @@ class FrozenNetwork:
         return HiddenStates(hidden.last[:num_rows], None if hidden.anchor is None else hidden.anchor[:num_rows])
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
-        rotary, causal = self.rotary_table(z.shape[1]), self.trunk.causal
+        rotary, causal, kv_heads = self.rotary_table(z.shape[1]), self.trunk.causal, self.trunk.kv_heads
         if self.text_blocks is not None:
             places = self.text_blocks.places(z, z, pad)
             rotary, layout = rotary[places.layout.positions], places.layout
             hidden = self._run_trunks(
-                places.ids, lambda number, qkv: attention(qkv, rotary, layout.visible, False), None
+                places.ids, lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads), None
             )
             anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
             return HiddenStates(places.noisy(hidden.last), anchor)
         visible = None if pad is None else attention_mask(pad, causal)
-        return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal), sigma)
+        return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma)
 
     def _run_trunks(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
@@ -255,8 +255,8 @@ class FrozenNetwork:
             "a bidirectional network has no KV cache: later tokens change the keys of earlier ones"
         )
         blocks = len(self.trunk.blocks) + (0 if self.bridge is None else len(self.denoiser_trunk.blocks))
-        like = self.trunk.blocks[0].qkv
-        return KVCache(blocks, batch, self.trunk.heads, length, self.rotary_table.head_width, like)
+        trunk, like = self.trunk, self.trunk.blocks[0].qkv
+        return KVCache(blocks, batch, trunk.heads, trunk.kv_heads, length, self.rotary_table.head_width, like)
 
     def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""

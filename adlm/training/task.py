@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from adlm.checkpoints.base import read_base
 from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, replace_model_folder
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
@@ -168,14 +169,18 @@ class TextTask:
 
     def _initial_weights(self) -> dict[str, Tensor]:
         """The weights of the model `init`, whose tokenizer must be that of the prepared text."""
-        init = self.config.init
-        model = load_model_folder(init_folder(init))
+        init, folder = self.config.init, init_folder(self.config.init)
+        model = read_base(init) if folder is None else load_model_folder(folder)
         if model.tokenizer is not None and model.tokenizer.sha256 != self.tokenizer.sha256:
             raise UserError(
                 f"init {init} has another tokenizer than the prepared text; leave out data.prepared and tokenizer=, or "
                 f"prepare the text with `adlm prepare init={init} ...`"
             )
-        return model.weights
+        if isinstance(model, ModelFolder):
+            return model.weights
+        if self.config.length > model.max_length:
+            raise UserError(f"length {self.config.length} is more than the {model.max_length} tokens that {init} reads")
+        return model.weights_for(self.config, method_of(self.config).anchored)
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         """The mean bound per token over all held-out rows, a micro-batch per process at a time.

@@ -88,7 +88,7 @@ def expected_bound(method, network, x: torch.Tensor, block_length: int) -> torch
     return total
 
 
-@pytest.mark.parametrize("block_length, first", [(1, None), (2, None), (3, 1), (3, 2), (5, None), (9, None)])
+@pytest.mark.parametrize(("block_length", "first"), [(1, None), (2, None), (3, 1), (3, 2), (5, None), (9, None)])
 def test_blocks_as_rows_and_back(block_length, first):
     cut = TextBlocks(block_length).cut(10, first)
     x = torch.arange(20).view(2, 10)
@@ -108,12 +108,13 @@ def test_blocks_of_one_token_with_hidden_masks_are_the_causal_network():
     nats = method.bound(network, x, None, BatchRng(torch.Generator().manual_seed(0)))
     counted = ESTIMATORS["any-order"](method)(network, x, None, BatchRng(torch.Generator().manual_seed(0)))
     torch.testing.assert_close(counted[:, 1:], expected.float().double(), atol=1e-6, rtol=0)
-    assert (nats[:, 0] == 0).all() and (counted[:, 0] == 0).all()
+    assert (nats[:, 0] == 0).all()
+    assert (counted[:, 0] == 0).all()
 
 
 def test_one_block_a_row_is_the_whole_row_network_one_place_earlier():
     config = tiny(7, length=8)
-    method, network = built(config)
+    _method, network = built(config)
     whole = Transformer(config.model, 4).double().eval()
     whole.load_state_dict(network.state_dict())
     z = torch.randint(4, (5, 8))
@@ -124,7 +125,7 @@ def test_one_block_a_row_is_the_whole_row_network_one_place_earlier():
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
 def test_a_block_sees_the_text_before_it_and_nothing_after(method_name, masked_keys):
-    method, network = built(tiny(3, length=10, method=method_name, masked_keys=masked_keys))
+    _method, network = built(tiny(3, length=10, method=method_name, masked_keys=masked_keys))
     z = torch.randint(3, (2, 10))
     z[:, [4, 6]] = MASK
     changed = z.clone()
@@ -159,7 +160,7 @@ def test_the_bound_is_a_bound_and_the_estimators_have_its_expectation(block_leng
 def test_padding_and_random_first_blocks_change_no_expectation(hidden):
     """A padded row has the bound of the row alone; training noise covers blocks that begin anywhere."""
     config = tiny(2, length=6, masked_keys=hidden)
-    method, network = built(config)
+    _method, network = built(config)
     x = torch.tensor([[BOS, 1, 2, 1, 0, 0]])
     pad = torch.tensor([[False, False, False, False, True, True]])
     z = torch.tensor([[BOS, MASK, MASK, MASK, 0, 0]])
@@ -171,7 +172,8 @@ def test_padding_and_random_first_blocks_change_no_expectation(hidden):
     drawn = {random.noise(x, pad, BatchRng(torch.Generator().manual_seed(s)), 0.0).first_block for s in range(20)}
     assert drawn == {1, 2}
     loss = random.loss(network, x, pad, 1.0, BatchRng(torch.Generator().manual_seed(0)))
-    assert loss.num_tokens == 3 and loss.total.isfinite()
+    assert loss.num_tokens == 3
+    assert loss.total.isfinite()
 
 
 def test_the_next_token_loss_of_the_clean_copy_is_that_of_the_causal_network():
@@ -194,7 +196,7 @@ def sampled(method, network, sampling: Sampling, num: int, length: int, seed: in
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    "block_length, sampler", [(1, "ancestral"), (2, "ancestral"), (3, "ancestral"), (2, "entropy")]
+    ("block_length", "sampler"), [(1, "ancestral"), (2, "ancestral"), (3, "ancestral"), (2, "entropy")]
 )
 def test_samples_have_the_distribution_of_the_model(block_length, sampler, cached):
     """With so many steps that tokens come one at a time, ancestral sampling takes all orders, entropy one of them."""
