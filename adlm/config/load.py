@@ -32,6 +32,8 @@ LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed a
 PRESETS = files("adlm") / "presets"
 BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
 """Name and folder of the small model that the package holds, the model in the box."""
+ADAPTER = "adapter.safetensors"
+"""The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
 _CONFIG = TypeAdapter(Config)
@@ -111,10 +113,17 @@ def _parse_override(word: str) -> Raw:
 def _init_options(model: str) -> Raw:
     """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune."""
     folder = init_folder(model)
-    config = to_mapping(load_config(folder / "config.yaml"))
-    time = {option: config["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
-    own = {"init": model, "tokenizer": BOX if model == BOX else str(folder), "time": time}
-    return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
+    config = load_config(folder / "config.yaml")
+    raw = to_mapping(config)
+    time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
+    recipe, tokenizer = _read_preset("recipe/fine-tune"), folder
+    if (folder / ADAPTER).exists():
+        lora = {option: value for option, value in raw["train"].items() if option.startswith("lora_")}
+        recipe = merge(recipe, {"train": lora})
+        if not (folder / "tokenizer.json").exists():
+            tokenizer = base_folder(config.init)
+    own = {"init": model, "tokenizer": BOX if tokenizer == BOX_FOLDER else str(tokenizer), "time": time}
+    return {**{option: raw[option] for option in INHERITED}, **own, **recipe}
 
 
 def model_source(path: str | Path) -> Path:
@@ -138,9 +147,17 @@ def init_folder(model: str) -> Path:
     """The model folder that the option `init` names; a user error if there is none."""
     with suppress(UserError):
         folder = model_folder_at(model_source(model))
-        if folder is not None and (folder / "model.safetensors").is_file():
+        if folder is not None and any((folder / name).is_file() for name in ("model.safetensors", ADAPTER)):
             return folder
     raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
+
+
+def base_folder(name: str) -> Path:
+    """The folder of the base that an adapter names as its `init`; a user error if there is none."""
+    folder = init_folder(name)
+    if (folder / ADAPTER).exists():
+        raise UserError(f"init {name} is itself an adapter; give the model folder that it was trained from")
+    return folder
 
 
 def model_folder_at(path: Path) -> Path | None:
