@@ -25,6 +25,12 @@ ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # built-in
 
 MAX_STEPS_REMDM_CONF = 20_000  # about 5 s of steps that change nothing; the other samplers skip such steps
 
+FAMILY_OPTIONS: dict[str, dict[str, object]] = {
+    "published": {"qk_norm": False, "time_conditioning": False, "start": "published"},
+    "llama": {"kv_heads": None, "mlp": None, "rotary_base": 1e4, "norm_epsilon": 1e-5, "qkv_bias": False},
+}
+"""Options of `model` that only one family of networks has, with their defaults."""
+
 SOURCES = ("name", "path", "hub")  # the options of `data` that select what is read
 
 LARGEST = 2**31 - 1  # upper bound of plain counts; a larger value is a typing error
@@ -199,6 +205,8 @@ class Time:
 class Model:
     """The networks. Presets of sizes: model=tiny, model=small, model=medium."""
 
+    family: Literal["published", "llama"] = "published"
+    """Kind of blocks: published, or llama as in SmolLM2, TinyLlama and Qwen2: RMSNorm, SwiGLU, no time conditioning."""
     hidden: Width = 768
     """Hidden size d."""
     blocks: Depth = 12
@@ -217,6 +225,18 @@ class Model:
     """Blocks of the anchor network before a second anchor head, which has the same loss and no other use; 0 is none."""
     qk_norm: bool = False
     """Normalise queries and keys of each head (RMSNorm with learnt weights) before the rotary embedding."""
+    kv_heads: Width | None = None
+    """family llama: number of key and value heads, each shared by heads / kv_heads query heads; null is heads."""
+    mlp: Width | None = None
+    """family llama: inner width of the MLP; null is 4 * hidden."""
+    rotary_base: Annotated[float, Gt(1)] = 10_000.0
+    """family llama: the rotary embedding turns by rotary_base^(-2i / head dimension) radians per token."""
+    norm_epsilon: Annotated[float, Gt(0)] = 1e-5
+    """family llama: epsilon of RMSNorm, added to the mean square."""
+    qkv_bias: bool = False
+    """family llama: whether queries, keys and values have a bias, as in Qwen2."""
+    tie_embedding: bool = False
+    """Share one matrix between the embedding and all heads; each head has its own bias."""
     condition: Width = 128
     """Width of the time embedding that modulates the layer norms (adaLN)."""
     time_conditioning: bool = False
@@ -234,8 +254,17 @@ class Model:
                 f"model.second_anchor_head {self.second_anchor_head} must be below model.blocks {self.blocks}, after "
                 f"which the first one stands; try model.second_anchor_head={self.blocks // 2}"
             )
+        for family, defaults in FAMILY_OPTIONS.items():
+            for option, default in defaults.items():
+                if (value := getattr(self, option)) != default and self.family != family:
+                    raise UserError(
+                        f"model.{option} {value} is an option of model.family {family}, and model.family is "
+                        f"{self.family}; drop one of them"
+                    )
         if not _are_numbers(self.hidden, self.heads) or self.heads < 1:
             return
+        if isinstance(self.kv_heads, int) and self.kv_heads >= 1 and self.heads % self.kv_heads:
+            raise UserError(f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}")
         pairs = 2 * self.heads  # the rotary embedding rotates pairs of channels, so the head dimension is even
         if self.hidden % pairs:
             raise UserError(
@@ -247,6 +276,16 @@ class Model:
     def num_denoiser_blocks(self) -> int:
         """Number of denoiser blocks: `denoiser_blocks`, or its default if that is None."""
         return max(1, self.blocks // 2) if self.denoiser_blocks is None else self.denoiser_blocks
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads: `kv_heads`, or its default if that is None."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Inner width of the MLP: `mlp`, or its default if that is None."""
+        return 4 * self.hidden if self.mlp is None else self.mlp
 
 
 @dataclass(frozen=True)

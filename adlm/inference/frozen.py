@@ -115,13 +115,13 @@ class HiddenStates:
 class KVCache:
     """Keys and values of the tokens read so far, C positions per block. All rows have the same number of tokens."""
 
-    def __init__(self, blocks: int, batch: int, heads: int, length: int, head_width: int, like: Tensor):
+    def __init__(self, blocks: int, batch: int, heads: int, kv_heads: int, length: int, head_width: int, like: Tensor):
         self.length, self.filled = length, 0
-        self.keys, self.values = (like.new_zeros(blocks, batch, heads, length, head_width) for _ in range(2))
+        self.keys, self.values = (like.new_zeros(blocks, batch, kv_heads, length, head_width) for _ in range(2))
         self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
         """`filled` on the device."""
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
-        """Counters of the attention kernel: finished parts of each row and head."""
+        """Counters of the attention kernel: finished parts of each row and query head."""
         self.graphs: dict[Callable[..., Any], CudaGraph[Any]] = {}
         """The captured graph of reading one token, by the function applied to its hidden states."""
 
@@ -167,7 +167,7 @@ class FrozenNetwork:
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
         self.embedding = frozen_copy(like, full_precision(self.dtype))
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
-        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding)
+        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, first.trunk.rotary_base)
         self.anchored = isinstance(network, AnchoredTransformer)
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
@@ -199,7 +199,8 @@ class FrozenNetwork:
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
         rotary, causal = self.rotary_table(z.shape[1]), self.trunk.causal
         visible = None if pad is None else attention_mask(pad, causal)
-        return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal), sigma)
+        kv_heads = self.trunk.kv_heads
+        return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma)
 
     def _run_trunks(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
@@ -236,8 +237,8 @@ class FrozenNetwork:
             "a bidirectional network has no KV cache: later tokens change the keys of earlier ones"
         )
         blocks = len(self.trunk.blocks) + (0 if self.bridge is None else len(self.denoiser_trunk.blocks))
-        like = self.trunk.blocks[0].qkv
-        return KVCache(blocks, batch, self.trunk.heads, length, self.rotary_table.head_width, like)
+        trunk, like = self.trunk, self.trunk.blocks[0].qkv
+        return KVCache(blocks, batch, trunk.heads, trunk.kv_heads, length, self.rotary_table.head_width, like)
 
     def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""

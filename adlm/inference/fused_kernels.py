@@ -18,9 +18,24 @@ from triton.language.extra.cuda import (  # type: ignore[import-not-found,unused
 
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
 def add_norm_kernel(  # type: ignore[no-untyped-def]
-    h, added, gate, weight, shift, normed, length, width, modulation_stride, ADDING: tl.constexpr, BLOCK: tl.constexpr
+    h,
+    added,
+    gate,
+    weight,
+    shift,
+    normed,
+    length,
+    width,
+    modulation_stride,
+    epsilon,
+    ADDING: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """One program per token: h <- h + gate * added; normed = (h - mean) / deviation * weight + shift."""
+    """One program per token: h <- h + gate * added; normed = (h - mean) / deviation * weight + shift.
+
+    Without CENTRED, the mean is not subtracted (RMSNorm).
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -30,20 +45,24 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
         gated = tl.load(gate + modulation, mask=inside, other=0.0)
         x += gated * tl.load(added + here, mask=inside, other=0.0).to(tl.float32)
         tl.store(h + here, x, mask=inside)
-    centred = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
-    scaled = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + 1e-5)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
+    scaled = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
     scaled = scaled * tl.load(weight + modulation, mask=inside, other=0.0)
     scaled += tl.load(shift + modulation, mask=inside, other=0.0)
     tl.store(normed + here, scaled.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator,unused-ignore]
-def rotary_kernel(qkv, rotary, length, heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program per token: every pair of coordinates of its queries and keys is multiplied by a complex number."""
+def rotary_kernel(qkv, rotary, length, heads, rotated_heads, width, HEADS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program per token: every pair of coordinates of its queries and keys is multiplied by a complex number.
+
+    These are the first `rotated_heads` of its `heads`.
+    """
     token = tl.program_id(0).to(tl.int64)
     head, column, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :], 2 * tl.arange(0, WIDTH // 2)
-    inside = (head < 2 * heads) & (column < width)
-    at = qkv + token * 3 * heads * width + head * width + column
+    inside = (head < rotated_heads) & (column < width)
+    at = qkv + token * heads * width + head * width + column
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     real, imaginary = tl.split(tl.reshape(x, (HEADS, WIDTH // 2, 2)))
     angle = rotary + (token % length) * width + pair
@@ -65,6 +84,7 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
     arrivals,
     mixed,
     heads,
+    kv_heads,
     capacity,
     width,
     scale,
@@ -76,8 +96,9 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
     """One program per row, head and PART positions of the cache: the new token's query attends to the filled ones.
 
     The program whose part contains the new position writes the new key and value to the cache, and uses them from
-    registers instead of reading them back. Each program stores its weighted sum of values, its largest score and its
-    sum of e^(score - largest); the last program to finish for its row and head combines the parts.
+    registers instead of reading them back; programs of query heads that share a key head write the same numbers. Each
+    program stores its weighted sum of values, its largest score and its sum of e^(score - largest); the last program
+    to finish for its row and head combines the parts.
     DEPENDENT_LAUNCH is explained in `single_row_kernel`: only qkv is written by a kernel that may still be running.
     """
     row, head, first = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * PART
@@ -86,7 +107,8 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
         column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
         wide, paired = column < width, pair < width
         slot, row_head = first + tl.arange(0, PART), row * heads + head
-        cached = row_head * capacity * width
+        kv_head = head // (heads // kv_heads)
+        cached = (row * kv_heads + kv_head) * capacity * width
         at, known = cached + slot[:, None] * width + column[None, :], (slot < here)[:, None] & wide[None, :]
         earlier_keys = tl.load(keys + at, mask=known, other=0.0)
         earlier_values = tl.load(values + at, mask=known, other=0.0)
@@ -95,8 +117,9 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
         if DEPENDENT_LAUNCH:
             gdc_launch_dependents()
             gdc_wait()
-        query = qkv + (3 * row * heads + head) * width
-        key, value = query + heads * width, query + 2 * heads * width
+        token = qkv + row * (heads + 2 * kv_heads) * width
+        query, key = token + head * width, token + (heads + kv_head) * width
+        value = key + kv_heads * width
         real = tl.load(query + pair, mask=paired, other=0.0)
         imaginary = tl.load(query + pair + 1, mask=paired, other=0.0)
         q = tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos) * scale
@@ -149,23 +172,29 @@ def single_row_kernel(  # type: ignore[no-untyped-def]
     gate,
     sums,
     num_sums,
+    epsilon,
     WIDTH: tl.constexpr,
     PER_PROGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
+    CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
     GELU: tl.constexpr,
+    SWIGLU: tl.constexpr,
     ADDING: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     """One program per PER_PROGRAM outputs; it loads their rows of the matrix before it waits for its predecessors.
 
-    With NORMED, x is the residual stream h in float32; else it has the dtype of the matrix products.
+    With NORMED, x is the residual stream h in float32; else it has the dtype of the matrix products. With SWIGLU, the
+    outputs are gated: the matrix has two rows for each, that of the gate `num_sums` rows above the other.
     """
     number, column = tl.program_id(0) * PER_PROGRAM + tl.arange(0, PER_PROGRAM), tl.arange(0, BLOCK)
     valid, inside = number < num_sums, column < WIDTH
     offset = number[:, None] * WIDTH + column[None, :]
     w = tl.load(weight + offset, mask=valid[:, None] & inside[None, :], other=0.0)
+    if SWIGLU:
+        w2 = tl.load(weight + num_sums * WIDTH + offset, mask=valid[:, None] & inside[None, :], other=0.0)
     if NORMED:
         scale = tl.load(norm_weight + column, mask=inside, other=0.0)
         shift = tl.load(norm_shift + column, mask=inside, other=0.0)
@@ -174,15 +203,28 @@ def single_row_kernel(  # type: ignore[no-untyped-def]
         gdc_wait()
     v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
-        centred = tl.where(inside, v - tl.sum(v, 0) / WIDTH, 0.0)
-        v = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + 1e-5) * scale + shift
+        if CENTRED:
+            v = tl.where(inside, v - tl.sum(v, 0) / WIDTH, 0.0)
+        v = v * tl.rsqrt(tl.sum(v * v, 0) / WIDTH + epsilon) * scale + shift
         v = v.to(weight.dtype.element_ty).to(tl.float32)
     total = tl.sum(w.to(tl.float32) * v[None, :], 1)
     if BIASED:
         total += tl.load(bias + number, mask=valid, other=0.0).to(tl.float32)
     if GELU:  # x (1 + tanh u) / 2 = x / (1 + e^-2u)
         total = total * tl.sigmoid(1.5957691216057308 * (total + 0.044715 * total * total * total))
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * tl.sum(w2.to(tl.float32) * v[None, :], 1)
     if ADDING:
         gated = tl.load(gate + number, mask=valid, other=0.0)
         total = tl.load(sums + number, mask=valid, other=0.0) + gated * total
     tl.store(sums + number, total.to(sums.dtype.element_ty), mask=valid)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def swiglu_kernel(product, gated, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program per row of `product` (N, 2 width) and BLOCK columns: gated = silu(first half) * second half."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(product + 2 * row * width + column, mask=inside, other=0.0).to(tl.float32)
+    inner = tl.load(product + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(gated + row * width + column, (gate * tl.sigmoid(gate) * inner).to(gated.dtype.element_ty), mask=inside)

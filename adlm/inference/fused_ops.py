@@ -1,4 +1,4 @@
-"""The operations of a frozen block, fused: norm, rotary embedding, cached attention, GELU, single-row products.
+"""The operations of a frozen block, fused: norm, rotary embedding, cached attention, activations, single-row products.
 
 On CUDA they are Triton kernels; elsewhere, and as test oracles, the plain forms run. `h` is the residual stream, in
 float32 or float64; everything else has the dtype of the matrix products. Independent of networks.
@@ -8,13 +8,14 @@ each weight should be read once, by all multiprocessors, in few kernels. So its 
 and the residual addition after them. For 8 rows a similar kernel was slower than cuBLAS (0.58 ms per token of AR small
 on an H200, against 0.46).
 
-Shapes: B sequences, L tokens, d wide, H heads of w each, M modulations: 1 for all sequences, or B; C positions in a KV
-cache; rows (..., d) with O outputs each.
+Shapes: B sequences, L tokens, d wide, H query heads and K key and value heads of w each, M modulations: 1 for all
+sequences, or B; C positions in a KV cache; rows (..., d) with O outputs each.
 """
 
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,8 @@ from adlm.models.heads import why_no_triton
 FEW_TOKENS = 2048  # up to here, four warps per token are faster than one
 WEIGHTS_PER_PROGRAM = 8192  # 16 KB in flight in bfloat16
 NUM_MULTIPROCESSORS = 132  # of an H100 or H200; each should run at least one program
+LAYER_NORM_EPSILON = 1e-5
+SWIGLU_BLOCK = 1024
 POSITIONS_PER_PART = 128  # a GPU has more multiprocessors than a token has heads, so a head's cache is split in parts
 
 
@@ -38,6 +41,12 @@ class Norm:
     weight: Tensor
     """The norm's own weight times adaLN's 1 + scale."""
     shift: Tensor
+    rms_epsilon: float | None = None
+    """That of an RMSNorm; None for a LayerNorm."""
+
+
+Activation = Literal["none", "gelu", "swiglu"]
+"""Of a product's outputs: GELU in its tanh form; swiglu is silu of the first half of them times the second half."""
 
 
 def can_use_triton(tensor: Tensor) -> bool:
@@ -46,7 +55,7 @@ def can_use_triton(tensor: Tensor) -> bool:
 
 
 def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
-    """h (B, L, d) <- h + gate * added, in place; returns LayerNorm(h) * weight + shift in `dtype`."""
+    """h (B, L, d) <- h + gate * added, in place; returns norm(h) * weight + shift in `dtype`."""
     if not can_use_triton(h):
         return plain_add_norm_(h, added, norm, dtype)
     from adlm.inference.fused_kernels import add_norm_kernel  # Triton is imported only where it is used
@@ -64,7 +73,9 @@ def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -
             length,
             width,
             width if len(norm.weight) > 1 else 0,
+            LAYER_NORM_EPSILON if norm.rms_epsilon is None else norm.rms_epsilon,
             added is not None,
+            norm.rms_epsilon is None,
             next_power_of_two(width),
             num_warps=4 if batch * length <= FEW_TOKENS else 1,
         )
@@ -74,39 +85,49 @@ def add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -
 def plain_add_norm_(h: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
     if added is not None:
         h.addcmul_(norm.gate[:, None], added.to(h.dtype))
-    if len(norm.weight) == 1:
-        return F.layer_norm(h, h.shape[-1:], norm.weight[0], norm.shift[0], eps=1e-5).to(dtype)
-    plain = F.layer_norm(h, h.shape[-1:], eps=1e-5)
+    if len(norm.weight) == 1 and norm.rms_epsilon is None:
+        return F.layer_norm(h, h.shape[-1:], norm.weight[0], norm.shift[0], eps=LAYER_NORM_EPSILON).to(dtype)
+    if norm.rms_epsilon is None:
+        plain = F.layer_norm(h, h.shape[-1:], eps=LAYER_NORM_EPSILON)
+    else:
+        plain = F.rms_norm(h, h.shape[-1:], eps=norm.rms_epsilon)
     return torch.addcmul(norm.shift[:, None], plain, norm.weight[:, None]).to(dtype)
 
 
-def apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
-    """Rotary embedding, in place, of the queries and keys of qkv (B, L, 3, H, w).
+def split_heads(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, L, H, w), keys and values (B, L, K, w) of qkv (B, L, H + 2 K, w)."""
+    q, k, v = torch.split(qkv, [qkv.shape[2] - 2 * kv_heads, kv_heads, kv_heads], dim=2)
+    return q, k, v
+
+
+def apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
+    """Rotary embedding, in place, of the queries and keys of qkv (B, L, H + 2 K, w).
 
     Coordinates 2i and 2i + 1 form a complex number, which is multiplied by rotary (L, w / 2), of modulus 1.
     """
     if not can_use_triton(qkv):
-        plain_apply_rotary_(qkv, rotary)
+        plain_apply_rotary_(qkv, rotary, kv_heads)
         return
     from adlm.inference.fused_kernels import rotary_kernel
 
-    batch, length, _, heads, width = qkv.shape
+    batch, length, heads, width = qkv.shape
     with torch.cuda.device(qkv.device):
         rotary_kernel[(batch * length,)](
             qkv,
             torch.view_as_real(rotary),
             length,
             heads,
+            heads - kv_heads,
             width,
-            next_power_of_two(2 * heads),
+            next_power_of_two(heads - kv_heads),
             next_power_of_two(width),
         )
 
 
-def plain_apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
-    qk = qkv[:, :, :2]
+def plain_apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
+    qk = qkv[:, :, :-kv_heads]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
-    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[:, None, None])
+    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[:, None])
     if qkv.dtype != rotary.real.dtype:
         pairs.copy_(torch.view_as_real(precise))
 
@@ -114,16 +135,17 @@ def plain_apply_rotary_(qkv: Tensor, rotary: Tensor) -> None:
 def attend_cached(
     qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor
 ) -> Tensor:
-    """Causal attention of n new tokens, qkv (B, n, 3, H, w), to the KV cache and to themselves: (B, n, H w).
+    """Causal attention of n new tokens, qkv (B, n, H + 2 K, w), to the KV cache and to themselves: (B, n, H w).
 
-    The first new token is at `position` (1,). The new keys and values are written into keys and values (B, H, C, w).
+    The first new token is at `position` (1,). The new keys and values are written into keys and values (B, K, C, w).
     rotary (C, w / 2) covers all positions. arrivals (B, H), int32, is 0 before and after the call.
     """
     if qkv.shape[1] > 1 or not can_use_triton(qkv):
         return plain_attend_cached(qkv, rotary, keys, values, position)
     from adlm.inference.fused_kernels import attend_cached_kernel
 
-    batch, _, _, heads, width = qkv.shape
+    batch, kv_heads, _, width = keys.shape
+    heads = qkv.shape[2] - 2 * kv_heads
     num_parts = -(-keys.shape[2] // POSITIONS_PER_PART)
     parts = torch.empty(batch, heads, num_parts, width, device=qkv.device)
     sums = torch.empty(batch, heads, num_parts, 2, device=qkv.device)
@@ -141,6 +163,7 @@ def attend_cached(
             arrivals,
             mixed,
             heads,
+            kv_heads,
             keys.shape[2],
             width,
             width**-0.5,
@@ -155,15 +178,19 @@ def attend_cached(
 
 def plain_attend_cached(qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
     positions = position + torch.arange(qkv.shape[1], device=qkv.device)
-    apply_rotary_(qkv, rotary[positions])
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    kv_heads = keys.shape[1]
+    apply_rotary_(qkv, rotary[positions], kv_heads)
+    q, k, v = (part.transpose(1, 2) for part in split_heads(qkv, kv_heads))
     keys.index_copy_(2, positions, k)
     values.index_copy_(2, positions, v)
     seen = torch.arange(keys.shape[2], device=qkv.device) <= positions[:, None]
+    shape, group = q.shape, q.shape[1] // kv_heads
+    if group > 1:  # the queries that share a key become rows of one head, so that the cache need not be repeated
+        q, seen = q.reshape(len(q), kv_heads, -1, q.shape[-1]), seen.repeat(group, 1)
     # cuDNN, PyTorch's first choice, would build a new plan for every prompt length: a tenth of a second each.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-    return mixed.transpose(1, 2).flatten(-2)
+    return mixed.reshape(shape).transpose(1, 2).flatten(-2)
 
 
 def linear_gelu(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -172,6 +199,20 @@ def linear_gelu(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(F.linear(h, weight, bias), approximate="tanh")
     activations = torch._addmm_activation(bias, h.flatten(0, -2), weight.T, use_gelu=True)
     return activations.view(*h.shape[:-1], -1)
+
+
+def linear_swiglu(h: Tensor, weight: Tensor) -> Tensor:
+    """silu(W1 h) * (W2 h), for W1 above W2 in `weight` (2 O, d)."""
+    gate, inner = F.linear(h, weight).chunk(2, dim=-1)
+    if not can_use_triton(h):
+        return F.silu(gate) * inner
+    from adlm.inference.fused_kernels import swiglu_kernel
+
+    width = inner.shape[-1]
+    gated = torch.empty(inner.shape, dtype=h.dtype, device=h.device)
+    with torch.cuda.device(h.device):
+        swiglu_kernel[(gated.numel() // width, -(-width // SWIGLU_BLOCK))](gate, gated, width, SWIGLU_BLOCK)
+    return gated
 
 
 @cache
@@ -209,23 +250,28 @@ def kernel_matches_plain_form(device: torch.device) -> bool:
     return torch.allclose(sums, x.float() @ weight.float().T + bias, atol=1e-2)
 
 
-def normed_product(h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
-    """W (LayerNorm(h) * norm.weight + norm.shift) + b, optionally its GELU (tanh form), in the dtype of W (O, d).
+def normed_product(
+    h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none"
+) -> Tensor:
+    """The activation of W (norm(h) * norm.weight + norm.shift) + b, in the dtype of W (O, d).
 
-    The tensors of the norm are (1, d).
+    The tensors of the norm are (1, d). There is no bias with swiglu, whose result has O / 2 outputs.
     """
     if not is_single_row(h):
-        return plain_normed_product(h, norm, weight, bias, gelu)
-    sums = weight.new_empty(*h.shape[:-1], len(weight))
-    _launch_kernel(h, weight, sums, bias=bias, norm=norm, gelu=gelu)
+        return plain_normed_product(h, norm, weight, bias, activation)
+    sums = weight.new_empty(*h.shape[:-1], len(weight) // 2 if activation == "swiglu" else len(weight))
+    _launch_kernel(h, weight, sums, bias=bias, norm=norm, activation=activation)
     return sums
 
 
 def plain_normed_product(
-    h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, gelu: bool = False
+    h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none"
 ) -> Tensor:
     sums = F.linear(plain_add_norm_(h, None, norm, weight.dtype), weight, bias)
-    return F.gelu(sums, approximate="tanh") if gelu else sums
+    if activation == "swiglu":
+        gate, inner = sums.chunk(2, dim=-1)
+        return F.silu(gate) * inner
+    return F.gelu(sums, approximate="tanh") if activation == "gelu" else sums
 
 
 def add_product_(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor) -> None:
@@ -260,7 +306,7 @@ def _launch_kernel(
     bias: Tensor | None = None,
     norm: Norm | None = None,
     gate: Tensor | None = None,
-    gelu: bool = False,
+    activation: Activation = "none",
 ) -> None:
     """Run the kernel: overwrites `sums`, or with a gate adds to them."""
     from adlm.inference.fused_kernels import single_row_kernel
@@ -277,12 +323,15 @@ def _launch_kernel(
             gate,
             sums,
             num_sums,
+            LAYER_NORM_EPSILON if norm is None or norm.rms_epsilon is None else norm.rms_epsilon,
             width,
             per_program,
             next_power_of_two(width),
             norm is not None,
+            norm is not None and norm.rms_epsilon is None,
             bias is not None,
-            gelu,
+            activation == "gelu",
+            activation == "swiglu",
             gate is not None,
             dependent_launch,
             launch_pdl=dependent_launch,

@@ -7,8 +7,10 @@ two halves of a query or key that rotate against each other are stored side by s
 product; the residual stream stays in float32 or float64, as under autocast in training, while matrix products run in
 `dtype`.
 
-Shapes: B sequences, L tokens, d wide, H heads of w = d / H each, n blocks and 2n + 1 norms, c the width of the
-condition, M modulations: 1 for all sequences, or B.
+Queries, keys and values are one tensor qkv (B, L, H + 2 K, w): H query heads, K key heads, K value heads.
+
+Shapes: B sequences, L tokens, d wide, H query heads and K key and value heads of w = d / H each, n blocks and 2n + 1
+norms, c the width of the condition, M modulations: 1 for all sequences, or B.
 """
 
 import copy
@@ -20,15 +22,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.inference.fused_ops import (
+    Activation,
     Norm,
     add_norm_,
     add_product_,
     apply_rotary_,
     is_single_row,
     linear_gelu,
+    linear_swiglu,
     normed_product,
+    split_heads,
 )
-from adlm.models.transformer import Block, TimeCondition, Trunk, attendable, rms_norm, rotary_angles
+from adlm.models.layers import RMSNorm, rms_norm, rotary_angles, self_attention
+from adlm.models.llama import LlamaBlock
+from adlm.models.transformer import Block, TimeCondition, Trunk, attendable
 
 
 class RotaryTable:
@@ -37,13 +44,13 @@ class RotaryTable:
     Table lengths are powers of two. A table is never reallocated, because captured CUDA graphs hold its address.
     """
 
-    def __init__(self, head_width: int, like: Tensor):
-        self.head_width, self.like, self.tables = head_width, like, dict[int, Tensor]()
+    def __init__(self, head_width: int, like: Tensor, base: float):
+        self.head_width, self.like, self.base, self.tables = head_width, like, base, dict[int, Tensor]()
 
     def __call__(self, length: int) -> Tensor:
         size = 1 << (length - 1).bit_length()
         if size not in self.tables:
-            self.tables[size] = torch.complex(*rotary_angles(size, self.head_width, self.like))
+            self.tables[size] = torch.complex(*rotary_angles(size, self.head_width, self.like, self.base))
         return self.tables[size][:length]
 
 
@@ -55,16 +62,15 @@ def attention_mask(pad: Tensor, causal: bool) -> Tensor:
     return attendable(pad) & before | torch.eye(pad.shape[1], dtype=torch.bool, device=pad.device)
 
 
-def attention(qkv: Tensor, rotary: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
-    """Self-attention of qkv (B, L, 3, H, w) over the visible tokens, causal or not: (B, L, H w)."""
-    apply_rotary_(qkv, rotary)
-    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal and visible is None)
-    return mixed.transpose(1, 2).flatten(-2)
+def attention(qkv: Tensor, rotary: Tensor, visible: Tensor | None, causal: bool, kv_heads: int) -> Tensor:
+    """Self-attention of qkv (B, L, H + 2 K, w) over the visible tokens, causal or not: (B, L, H w)."""
+    apply_rotary_(qkv, rotary, kv_heads)
+    q, k, v = (part.transpose(1, 2) for part in split_heads(qkv, kv_heads))
+    return self_attention(q, k, v, visible, causal and visible is None)  # the mask is causal itself
 
 
 Attend = Callable[[int, Tensor], Tensor]
-"""(index of the block, qkv (B, L, 3, H, d / H)) -> attention output (B, L, d). It may overwrite qkv."""
+"""(index of the block, qkv (B, L, H + 2 K, w)) -> attention output (B, L, d). It may overwrite qkv."""
 
 
 def full_precision(dtype: torch.dtype) -> torch.dtype:
@@ -77,53 +83,71 @@ def frozen_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.detach().to(dtype, copy=True)
 
 
-def blocks_of(trunk: Trunk) -> list[Block]:
-    return [block for block in trunk.blocks if isinstance(block, Block)]
+def blocks_of(trunk: Trunk) -> list[Block | LlamaBlock]:
+    return [block for block in trunk.blocks if isinstance(block, Block | LlamaBlock)]
 
 
 @dataclass(frozen=True)
 class FrozenBlock:
     """The weights of a block's matrix products."""
 
+    kv_heads: int
     qkv: Tensor
+    """(H + 2 K) w rows."""
+    qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    """(2, 1, d / H), in float32 or float64; None without normalisation of queries and keys."""
+    """(2 H, w), in float32 or float64; None without normalisation of queries and keys."""
     out: Tensor
     mlp_in: Tensor
-    mlp_in_bias: Tensor
+    """Of a gated MLP, the rows of the gate and below them the others."""
+    mlp_in_bias: Tensor | None
+    """None for a gated MLP (SwiGLU), which has no biases; others have GELU."""
     mlp_out: Tensor
-    mlp_out_bias: Tensor
+    mlp_out_bias: Tensor | None
 
     @classmethod
-    def of(cls, block: Block, dtype: torch.dtype) -> "FrozenBlock":
-        mlp = (block.widen.weight, block.widen.bias, block.narrow.weight, block.narrow.bias)
-        qk_norm = None
-        if block.query_norm is not None and block.key_norm is not None:
-            norms = torch.stack([block.query_norm, block.key_norm])
-            qk_norm = frozen_copy(_interleaved(norms)[:, None], full_precision(dtype))
+    def of(cls, block: Block | LlamaBlock, dtype: torch.dtype) -> "FrozenBlock":
+        qkv_bias = qk_norm = mlp_in_bias = None
+        if isinstance(block, LlamaBlock):
+            kv_heads, mlp_in = block.kv_heads, torch.cat([block.gate.weight, block.widen.weight])
+            qkv = torch.cat([block.query.weight, block.key.weight, block.value.weight])
+            if block.query.bias is not None:
+                biases = torch.cat([block.query.bias, block.key.bias, block.value.bias])
+                qkv_bias = frozen_copy(_interleaved_qkv(biases, block.heads, kv_heads), dtype)
+        else:
+            kv_heads, qkv, mlp_in = block.heads, block.qkv.weight, block.widen.weight
+            mlp_in_bias = frozen_copy(block.widen.bias, dtype)
+            if block.query_norm is not None and block.key_norm is not None:
+                norms = _interleaved(torch.stack([block.query_norm, block.key_norm]))
+                qk_norm = frozen_copy(norms.repeat_interleave(block.heads, dim=0), full_precision(dtype))
         return cls(
-            frozen_copy(_interleaved_qkv(block), dtype),
+            kv_heads,
+            frozen_copy(_interleaved_qkv(qkv, block.heads, kv_heads), dtype),
+            qkv_bias,
             qk_norm,
             frozen_copy(block.out.weight, dtype),
-            *(frozen_copy(weight, dtype) for weight in mlp),
+            frozen_copy(mlp_in, dtype),
+            mlp_in_bias,
+            frozen_copy(block.narrow.weight, dtype),
+            None if block.narrow.bias is None else frozen_copy(block.narrow.bias, dtype),
         )
 
     def split(self, qkv: Tensor, heads: int) -> Tensor:
-        """(B, L, 3, H, d / H) from the product (B, L, 3 d), queries and keys normalised if they are in the network."""
-        qkv = qkv.view(*qkv.shape[:2], 3, heads, -1)
+        """(B, L, H + 2 K, w) from the product, queries and keys normalised if they are in the network."""
+        qkv = qkv.view(*qkv.shape[:2], heads + 2 * self.kv_heads, -1)
         if self.qk_norm is not None:
-            qkv[:, :, :2] = rms_norm(qkv[:, :, :2], self.qk_norm)
+            qkv[:, :, : 2 * heads] = rms_norm(qkv[:, :, : 2 * heads], self.qk_norm)
         return qkv
 
 
-def _interleaved_qkv(block: Block) -> Tensor:
-    """qkv (3 d, d) with the rows of each head's queries and keys in the order 0, w/2, 1, w/2 + 1, ...
+def _interleaved_qkv(rows: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """qkv ((H + 2 K) w, ...) with the rows of each head's queries and keys in the order 0, w/2, 1, w/2 + 1, ...
 
     Queries and keys are permuted alike, so their dot products are unchanged.
     """
-    qk, v = block.qkv.weight.tensor_split([2 * block.out.in_features])
-    heads = qk.view(2 * block.heads, -1, qk.shape[1])
-    return torch.cat([_interleaved(heads).flatten(0, 1), v])
+    by_head = rows.view(heads + 2 * kv_heads, -1, *rows.shape[1:])
+    qk, v = by_head.tensor_split([heads + kv_heads])
+    return torch.cat([_interleaved(qk), v]).flatten(0, 1)
 
 
 def _interleaved(heads: Tensor) -> Tensor:
@@ -138,12 +162,14 @@ class Modulation:
     """
 
     def __init__(self, trunk: Trunk, dtype: torch.dtype, condition: TimeCondition | None = None):
+        self.epsilon = trunk.norm.epsilon if isinstance(trunk.norm, RMSNorm) else None
         norms = [norm.weight for block in blocks_of(trunk) for norm in (block.norm1, block.norm2)]
         self.weight = frozen_copy(torch.stack([*norms, trunk.norm.weight]), dtype)  # (2n + 1, d)
         self.condition = None
         if (own := trunk.condition or condition) is not None:
             self.condition = copy.deepcopy(own).to(dtype)
-            layers = [*(block.modulation for block in blocks_of(trunk)), trunk.modulation]
+            blocks = [block for block in blocks_of(trunk) if isinstance(block, Block)]
+            layers = [*(block.modulation for block in blocks), trunk.modulation]
             modulations = [layer for layer in layers if layer is not None]
             self.to_parts = frozen_copy(torch.cat([layer.weight for layer in modulations]), dtype)  # ((6n + 2) d, c)
             self.to_parts_bias = frozen_copy(torch.cat([layer.bias for layer in modulations]), dtype)
@@ -158,7 +184,7 @@ class Modulation:
         weight = self.weight[:, None]
         zeros = torch.zeros_like(weight)
         if self.condition is None:
-            return [Norm(*parts) for parts in zip(zeros + 1, weight, zeros, strict=True)]
+            return [Norm(*parts, self.epsilon) for parts in zip(zeros + 1, weight, zeros, strict=True)]
         parts = F.linear(self.condition(sigma), self.to_parts, self.to_parts_bias)
         parts = parts.view(len(sigma), -1, self.weight.shape[1]).transpose(0, 1).contiguous()  # (6n + 2, M, d)
         shifts, scales, gates = parts[0::3], parts[1::3], parts[2::3]
@@ -175,6 +201,7 @@ class FrozenTrunk:
         self.heads, self.causal = blocks[0].heads, blocks[0].causal
         self.modulation = Modulation(trunk, full_precision(dtype), condition)
         self.blocks = [FrozenBlock.of(block, dtype) for block in blocks]
+        self.kv_heads = self.blocks[0].kv_heads
 
     def __call__(self, h: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
         """h, in float32 or float64, is overwritten by the residual stream after the last block."""
@@ -183,10 +210,13 @@ class FrozenTrunk:
             return self._forward_single_row(h, attend, [first, *norms])
         normed = add_norm_(h, None, first, self.dtype)
         for number, block in enumerate(self.blocks):
-            qkv = block.split(F.linear(normed, block.qkv), self.heads)
+            qkv = block.split(F.linear(normed, block.qkv, block.qkv_bias), self.heads)
             mixed = F.linear(attend(number, qkv), block.out)
             normed = add_norm_(h, mixed, norms[2 * number], self.dtype)
-            inner = linear_gelu(normed, block.mlp_in, block.mlp_in_bias)
+            if block.mlp_in_bias is None:
+                inner = linear_swiglu(normed, block.mlp_in)
+            else:
+                inner = linear_gelu(normed, block.mlp_in, block.mlp_in_bias)
             mixed = F.linear(inner, block.mlp_out, block.mlp_out_bias)
             normed = add_norm_(h, mixed, norms[2 * number + 1], self.dtype)
         return normed
@@ -195,8 +225,9 @@ class FrozenTrunk:
         """The same with each product fused with the norm before it or the addition after it."""
         for number, block in enumerate(self.blocks):
             before_attention, before_mlp, after = norms[2 * number : 2 * number + 3]
-            qkv = block.split(normed_product(h, before_attention, block.qkv), self.heads)
+            qkv = block.split(normed_product(h, before_attention, block.qkv, block.qkv_bias), self.heads)
             add_product_(h, attend(number, qkv), block.out, None, before_mlp.gate)
-            inner = normed_product(h, before_mlp, block.mlp_in, block.mlp_in_bias, gelu=True)
+            activation: Activation = "swiglu" if block.mlp_in_bias is None else "gelu"
+            inner = normed_product(h, before_mlp, block.mlp_in, block.mlp_in_bias, activation)
             add_product_(h, inner, block.mlp_out, block.mlp_out_bias, after.gate)
         return add_norm_(h, None, norms[-1], self.dtype)

@@ -22,13 +22,14 @@ from adlm.registry import BRIDGES
 class DenoiserNetwork(nn.Module):
     """The second network: bridge output -> hidden states -> logits. `anchor_head` is the head of the first."""
 
-    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: nn.Linear):
+    def __init__(self, model: Model, num_symbols: int, causal: bool, modulated: bool, anchor_head: Head):
         super().__init__()
         self.bridge: Bridge = BRIDGES[model.bridge](num_symbols, model.hidden)
         if model.bridge_start == "identity":
             self.bridge.start_as_identity(anchor_head)
         self.trunk = Trunk(model, model.num_denoiser_blocks, causal, modulated, self.bridge.continues_stream)
-        self.head: Head = TiedHead(anchor_head) if model.tie_heads else zero_linear(model.hidden, num_symbols)
+        tied = model.tie_heads or model.tie_embedding
+        self.head: Head = TiedHead(anchor_head) if tied else zero_linear(model.hidden, num_symbols)
 
 
 class EarlyHead(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adlm.models.heads import MAX_LOGITS
+from adlm.models.heads import MAX_LOGITS, Head
 
 MAX_FROZEN_LOGITS = 2**25  # per chunk of the frozen mixture bridge: 128 MB in float32
 
@@ -30,21 +30,21 @@ class Bridge(nn.Module):
     adds_input: ClassVar[bool] = False
     """Whether the embedded noisy ids, as the anchor network reads them, are added to the output."""
 
-    def start_as_identity(self, head: nn.Linear) -> None:
+    def start_as_identity(self, head: Head) -> None:
         """Initialize the bridge, and if need be the anchor head, to pass the hidden states on; not all bridges can."""
 
-    def subtract_bias(self, head: nn.Linear) -> None:
+    def subtract_bias(self, head: Head) -> None:
         """Undo what a new bias of the anchor head changed in the output, if the bridge reads logits linearly."""
 
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         """The denoiser's input (B, L, d) from the anchor network's final hidden states (B, L, d) and its head."""
         raise NotImplementedError
 
-    def unfolded(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def unfolded(self, hidden: Tensor, head: Head) -> Tensor:
         """The plain form of `forward`, where it has a faster one: the test oracle."""
         return self(hidden, head)  # type: ignore[no-any-return]
 
-    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+    def frozen(self, head: Head, dtype: torch.dtype) -> FrozenBridge:
         """`forward` for sampling, on copies of the weights in `dtype`. Subclasses may override it with a faster one."""
         bridge, frozen_head = copy.deepcopy(self).to(dtype), copy.deepcopy(head).to(dtype)
         return lambda hidden, logits: bridge(hidden, frozen_head)
@@ -58,14 +58,14 @@ class HiddenBridge(Bridge):
         layer = nn.Linear(width, width)
         self.weight, self.bias = layer.weight, layer.bias
 
-    def start_as_identity(self, head: nn.Linear) -> None:
+    def start_as_identity(self, head: Head) -> None:
         nn.init.eye_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         return F.linear(hidden, self.weight, self.bias)
 
-    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+    def frozen(self, head: Head, dtype: torch.dtype) -> FrozenBridge:
         return _frozen_linear(self.weight.detach(), self.bias.detach(), dtype)
 
 
@@ -87,10 +87,10 @@ class NoBridge(Bridge):
     def __init__(self, num_symbols: int, width: int):
         super().__init__()
 
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         return hidden
 
-    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+    def frozen(self, head: Head, dtype: torch.dtype) -> FrozenBridge:
         return lambda hidden, logits: hidden
 
 
@@ -107,24 +107,24 @@ class LogitsBridge(Bridge):
         self.weight, self.bias = layer.weight, layer.bias
 
     @torch.no_grad()
-    def start_as_identity(self, head: nn.Linear) -> None:
+    def start_as_identity(self, head: Head) -> None:
         """W2 W1 = 1: W1 small and random instead of 0, and W2 its pseudoinverse."""
         nn.init.normal_(head.weight, std=0.02)
         self.weight.copy_(torch.linalg.solve(head.weight.T @ head.weight, head.weight.T))
         nn.init.zeros_(self.bias)
 
     @torch.no_grad()
-    def subtract_bias(self, head: nn.Linear) -> None:
+    def subtract_bias(self, head: Head) -> None:
         self.bias.sub_(self.weight @ head.bias)
 
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         return F.linear(hidden, self.weight @ head.weight, self.weight @ head.bias + self.bias)
 
-    def unfolded(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def unfolded(self, hidden: Tensor, head: Head) -> Tensor:
         """The two layers applied one after the other, through all logits."""
         return F.linear(head(hidden), self.weight, self.bias)
 
-    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+    def frozen(self, head: Head, dtype: torch.dtype) -> FrozenBridge:
         """Folded once, in float32 or float64."""
         wide = self.weight.detach().to(torch.promote_types(dtype, torch.float32))
         bias = wide @ head.bias.detach().to(wide) + self.bias.detach()
@@ -142,7 +142,7 @@ class MixtureBridge(Bridge):
         self.table = nn.Parameter(torch.empty(num_symbols, width))
         nn.init.kaiming_uniform_(self.table, a=math.sqrt(5))
 
-    def forward(self, hidden: Tensor, head: nn.Linear) -> Tensor:
+    def forward(self, hidden: Tensor, head: Head) -> Tensor:
         def mixture(rows: Tensor) -> Tensor:
             return F.softmax(head(rows), dim=-1) @ self.table
 
@@ -150,7 +150,7 @@ class MixtureBridge(Bridge):
         mixed = [checkpoint(mixture, chunk, use_reentrant=False) for chunk in chunks]
         return torch.cat(mixed).view(*hidden.shape[:-1], -1)
 
-    def frozen(self, head: nn.Linear, dtype: torch.dtype) -> FrozenBridge:
+    def frozen(self, head: Head, dtype: torch.dtype) -> FrozenBridge:
         table = self.table.detach().to(dtype, copy=True)
 
         def mixture(hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:

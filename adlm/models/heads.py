@@ -43,11 +43,12 @@ class Scored:
 
 
 class TiedHead(nn.Module):
-    """A head with a bias of its own and the weight of another head, which stays a parameter of that head alone."""
+    """A head with a bias of its own and the weight of another head or of the embedding, a parameter of that alone."""
 
-    def __init__(self, other: nn.Linear):
+    def __init__(self, other: "nn.Linear | nn.Embedding | TiedHead"):
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(other.bias.shape, dtype=other.bias.dtype, device=other.bias.device))
+        weight = other.weight
+        self.bias = nn.Parameter(torch.zeros(len(weight), dtype=weight.dtype, device=weight.device))
         self._other = (other,)  # in a tuple: as a submodule its weight would be listed, saved and sharded twice
 
     @property
@@ -103,7 +104,7 @@ def score_positions(
 
 
 def nats_at_positions(
-    hidden: Tensor, head: nn.Linear, where: Tensor, objective: Callable[[Tensor, Tensor], Tensor]
+    hidden: Tensor, head: Head, where: Tensor, objective: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """(B, L): `objective(logits (n, V), index (n,))` at the positions `where` (B, L), 0 elsewhere.
 
@@ -116,7 +117,7 @@ def nats_at_positions(
         return objective(logits if logits.dtype == torch.float64 else logits.float(), index)
 
     selected = hidden[where]
-    size = max(1, MAX_LOGITS // head.out_features)
+    size = max(1, MAX_LOGITS // len(head.bias))
     chunks = zip(
         torch.split(selected, size), torch.split(torch.arange(len(selected), device=where.device), size), strict=True
     )

@@ -1,4 +1,4 @@
-"""The transformer of SEDD and ADLM: its layers, bidirectional or causal, with or without time conditioning.
+"""The transformer of SEDD and ADLM, bidirectional or causal, with or without time conditioning; or of Llama's blocks.
 
 Independent of masks and anchors.
 
@@ -18,19 +18,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
-from adlm.models.heads import Positions, Scored, nats_at_positions, score_positions
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm with a weight and no bias, computed in float32 or float64 even under autocast."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, h: Tensor) -> Tensor:
-        precise = h if h.dtype == torch.float64 else h.float()
-        return F.layer_norm(precise, self.weight.shape, eps=1e-5).to(self.weight.dtype) * self.weight
+from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
+from adlm.models.layers import (
+    LayerNorm,
+    RMSNorm,
+    apply_rotary,
+    rms_norm,
+    rotary_angles,
+    rotary_frequencies,
+    self_attention,
+)
+from adlm.models.llama import LlamaBlock
 
 
 class TimeCondition(nn.Module):
@@ -49,36 +47,6 @@ class TimeCondition(nn.Module):
         angles = sigma[:, None] * torch.exp(-math.log(self.LONGEST_PERIOD) / self.FREQUENCIES * steps)
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
         return F.silu(self.outer(F.silu(self.inner(waves.to(self.inner.weight.dtype)))))
-
-
-def rotary_angles(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin (L, head_width / 2) of position * 10000^(-2i / head_width), in float32 or float64."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    angles = torch.outer(
-        torch.arange(length, device=like.device, dtype=dtype), rotary_frequencies(head_width, like.device, dtype)
-    )
-    return angles.cos(), angles.sin()
-
-
-def rotary_frequencies(head_width: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """10000^(-2i / head_width), (head_width / 2,), in radians per token."""
-    return 10_000.0 ** (-torch.arange(0, head_width, 2, device=device, dtype=dtype) / head_width)
-
-
-def apply_rotary(q: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding: rotates coordinates i and i + head_width / 2 of q (..., head_width) by the same angle.
-
-    cos and sin broadcast over q: (L, head_width / 2) for q (B, H, L, head_width).
-    """
-    cos, sin = angles
-    first, second = q.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(q.dtype)
-
-
-def rms_norm(q: Tensor, weight: Tensor) -> Tensor:
-    """q (..., w) with a root mean square of 1, times weight (w,) or (..., w); computed in float32 or float64."""
-    precise = q if q.dtype == torch.float64 else q.float()
-    return (F.rms_norm(precise, q.shape[-1:], eps=1e-6) * weight).to(q.dtype)
 
 
 def modulate(h: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
@@ -118,13 +86,8 @@ class Block(nn.Module):
         return h + self.mlp(modulate(self.norm2(h), shift2, scale2), gate2)
 
     def _attend(self, h: Tensor, gate: Tensor | float, angles: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        q, k, v = self.queries_keys_values(h, angles)
-        if visible is not None and self.causal:
-            before = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
-            itself = torch.eye(h.shape[1], dtype=torch.bool, device=h.device)  # padding on the left sees nothing else
-            visible = visible & before | itself
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=self.causal and visible is None)
-        return self.gated(mixed.transpose(1, 2).flatten(-2), self.out, gate)
+        mixed = self_attention(*self.queries_keys_values(h, angles), visible, self.causal)
+        return self.gated(mixed, self.out, gate)
 
     def queries_keys_values(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H, L, d / H) each, rotated, of normed and modulated hidden states (B, L, d)."""
@@ -198,16 +161,23 @@ class Trunk(nn.Module):
 
     def __init__(self, model: Model, blocks: int, causal: bool, modulated: bool, continues: bool = False):
         super().__init__()
+        modulated = modulated and model.family == "published"
         condition = model.condition if modulated else None
-        self.head_width = model.hidden // model.heads
+        self.head_width, self.rotary_base = model.hidden // model.heads, model.rotary_base
         self.condition = TimeCondition(model.condition) if modulated and not continues else None
-        sizes = (model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
-        layers = [Block(*sizes) for _ in range(blocks)]
-        if modulated and model.start == "neighbours":
-            for block in layers:
-                attend_neighbours(block)
+        layers: list[LlamaBlock] | list[Block]
+        self.norm: RMSNorm | LayerNorm
+        if model.family == "llama":
+            layers = [LlamaBlock(model, causal) for _ in range(blocks)]
+            self.norm = RMSNorm(model.hidden, model.norm_epsilon)
+        else:
+            sizes = (model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
+            layers = [Block(*sizes) for _ in range(blocks)]
+            if modulated and model.start == "neighbours":
+                for block in layers:
+                    attend_neighbours(block)
+            self.norm = LayerNorm(model.hidden)
         self.blocks = nn.ModuleList(layers)
-        self.norm = LayerNorm(model.hidden)
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 
     def forward(
@@ -226,7 +196,7 @@ class Trunk(nn.Module):
         early_blocks: int = 0,
     ) -> "ResidualStream":
         """The output of the blocks, before the final norm; also after `early_blocks` of them."""
-        angles = rotary_angles(h.shape[1], self.head_width, like=h)
+        angles = rotary_angles(h.shape[1], self.head_width, like=h, base=self.rotary_base)
         visible = None if pad is None else attendable(pad)
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
@@ -263,14 +233,14 @@ def attendable(pad: Tensor) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """ids (B, L) -> logits (B, L, V). Embedding and head are not tied."""
+    """ids (B, L) -> logits (B, L, V)."""
 
     def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
         super().__init__()
         self.embedding = nn.Embedding(num_symbols, model.hidden)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.trunk = Trunk(model, model.blocks, causal, modulated)
-        self.head = zero_linear(model.hidden, num_symbols)
+        self.head: Head = TiedHead(self.embedding) if model.tie_embedding else zero_linear(model.hidden, num_symbols)
 
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from adlm.inference.fused_ops import (
     add_norm_,
     apply_rotary_,
     attend_cached,
+    linear_swiglu,
     plain_add_norm_,
     plain_apply_rotary_,
     plain_attend_cached,
@@ -23,6 +24,8 @@ from adlm.models.heads import why_no_triton
 from adlm.models.transformer import Transformer
 
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)
+LLAMA = Model(family="llama", hidden=16, heads=4, kv_heads=2, mlp=24, blocks=2, denoiser_blocks=1, rotary_base=300.0)
+QWEN = replace(LLAMA, kv_heads=1, qkv_bias=True, tie_embedding=True, norm_epsilon=1e-2, bridge="none")
 SYMBOLS = 12
 
 NETWORKS = {
@@ -45,8 +48,15 @@ NETWORKS = {
     "a2r without a bridge": lambda: AnchoredTransformer(
         replace(MODEL, bridge="none"), SYMBOLS, causal=True, modulated=False
     ),
+    "llama mdlm": lambda: Transformer(LLAMA, SYMBOLS),
+    "llama adlm": lambda: AnchoredTransformer(LLAMA, SYMBOLS),
+    "llama ar": lambda: Transformer(LLAMA, SYMBOLS, causal=True, modulated=False),
+    "qwen adlm": lambda: AnchoredTransformer(QWEN, SYMBOLS),
+    "qwen ar": lambda: Transformer(QWEN, SYMBOLS, causal=True, modulated=False),
+    "qwen a2r": lambda: AnchoredTransformer(QWEN, SYMBOLS, causal=True, modulated=False),
 }
 CAUSAL = ("ar", "ar with normalised queries", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
+CAUSAL += ("llama ar", "qwen ar", "qwen a2r")
 
 
 def random_network(name: str, dtype=torch.float64, device="cpu"):
@@ -240,25 +250,28 @@ def test_on_a_gpu_alternate_reading_in_chunks_gives_the_same_hidden_states(name,
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "head_width"), [(2, 8), (3, 12), (12, 64)])
-def test_the_kernels_equal_their_plain_forms(dtype, heads, head_width):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_width"), [(2, 2, 8), (3, 3, 12), (12, 12, 64), (9, 3, 64), (6, 1, 12)]
+)
+def test_the_kernels_equal_their_plain_forms(dtype, heads, kv_heads, head_width):
     assert why_no_triton() == ""
     rounding = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     width = heads * head_width
     h, added = noise(2, 5, width), noise(2, 5, width).to(dtype)
-    for norm in (Norm(*noise(3, 1, width)), Norm(*noise(3, 2, width))):
+    for norm in (Norm(*noise(3, 1, width)), Norm(*noise(3, 2, width)), Norm(*noise(3, 1, width), 1e-2)):
         for given in (None, added):
             ours, plain = h.clone(), h.clone()
             fast, slow = add_norm_(ours, given, norm, dtype), plain_add_norm_(plain, given, norm, dtype)
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(fast, slow, **rounding)
     rotary = torch.polar(torch.ones(300, head_width // 2, device="cuda"), noise(300, head_width // 2))
-    ours = noise(2, 5, 3, heads, head_width).to(dtype)
+    ours = noise(2, 5, heads + 2 * kv_heads, head_width).to(dtype)
     plain = ours.clone()
-    apply_rotary_(ours, rotary[:5])
-    plain_apply_rotary_(plain, rotary[:5])
+    apply_rotary_(ours, rotary[:5], kv_heads)
+    plain_apply_rotary_(plain, rotary[:5], kv_heads)
     torch.testing.assert_close(ours, plain, **rounding)
-    qkv, cached = noise(2, 1, 3, heads, head_width).to(dtype), noise(2, 2, heads, 300, head_width).to(dtype)
+    qkv = noise(2, 1, heads + 2 * kv_heads, head_width).to(dtype)
+    cached = noise(2, 2, kv_heads, 300, head_width).to(dtype)
     arrivals = torch.zeros(2, heads, dtype=torch.int32, device="cuda")
     for start in (0, 1, 127, 128, 299):
         ours, plain, position = cached.clone(), cached.clone(), torch.tensor([start], device="cuda")
@@ -267,6 +280,10 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, head_width):
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
         assert not arrivals.any()
+    matrix, rows = noise(2 * 1500, width).to(dtype) / 8, noise(2, 5, width).to(dtype)
+    gate, inner = (rows.double() @ matrix.double().T).chunk(2, dim=-1)
+    exact = torch.nn.functional.silu(gate) * inner
+    torch.testing.assert_close(linear_swiglu(rows, matrix).double(), exact, rtol=2e-2, atol=rounding["atol"] * 10)
 
 
 def noise(*shape: int) -> torch.Tensor:

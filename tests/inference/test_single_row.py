@@ -29,10 +29,13 @@ def noise(*shape: int) -> torch.Tensor:
 def test_the_single_row_kernel_equals_its_plain_forms(width, num_sums, dtype):
     assert why_no_triton() == ""
     h, x, norm = noise(1, 1, width), noise(1, 1, width).to(dtype), Norm(*noise(3, 1, width))
+    rms = Norm(*noise(3, 1, width), 1e-2)
     weight, bias = (noise(num_sums, width) / width**0.5).to(dtype), noise(num_sums).to(dtype)
     assert is_single_row(h)
-    for optional_bias, gelu in ((None, False), (bias, False), (bias, True)):
-        fast, slow = (form(h, norm, weight, optional_bias, gelu) for form in (normed_product, plain_normed_product))
+    cases = [(norm, weight, None, "none"), (norm, weight, bias, "none"), (norm, weight, bias, "gelu")]
+    cases += [(rms, weight, bias, "none"), (rms, weight[: num_sums // 2 * 2], None, "swiglu")]
+    for case in cases:
+        fast, slow = (form(h, *case) for form in (normed_product, plain_normed_product))
         torch.testing.assert_close(fast, slow, **ROUNDING[dtype])
     for optional_bias in (None, bias):
         ours, gate = noise(1, 1, num_sums), noise(1, num_sums)

@@ -10,7 +10,8 @@ from worlds import randomized, seeded
 from adlm.config.load import resolve
 from adlm.config.schema import Vocabulary
 from adlm.methods import method_of
-from adlm.models.transformer import Block, TimeCondition, Transformer, apply_rotary, num_parameters, rotary_angles
+from adlm.models.layers import apply_rotary, rotary_angles
+from adlm.models.transformer import Block, TimeCondition, Transformer, num_parameters
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 

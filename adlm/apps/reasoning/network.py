@@ -42,7 +42,8 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.method import Loss
-from adlm.models.transformer import Transformer, rotary_angles
+from adlm.models.layers import rotary_angles
+from adlm.models.transformer import Transformer
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, tokenizer_of_transformers, train_bpe
 from adlm.training.step import seed_of
 
