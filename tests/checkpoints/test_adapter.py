@@ -141,3 +141,17 @@ def test_an_adapter_is_no_base_and_needs_a_rank(copy):
     with_options(folder, lora_rank=0)
     with pytest.raises(UserError, match=r"has no init and train\.lora_rank; restore it"):
         adlm.load(folder)
+
+
+def test_the_merged_model_is_written_as_a_model_folder_without_a_base(trained, tmp_path, capsys):
+    base, run = trained
+    assert main(["export", str(run), "--to", "adlm", "--out", str(tmp_path / "merged")]) == 0
+    assert "written to" in capsys.readouterr().out
+    merged, lm = adlm.load(tmp_path / "merged"), adlm.load(run)
+    assert (merged.config.init, merged.config.train.lora_rank) == ("", 0)
+    weights = merged.network.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in lm.network.state_dict().items())
+    assert merged.tokenizer.is_same(lm.tokenizer)
+    for words, sentence in ((["--force"], "--force is for --to hf"), ([], "exists already")):
+        assert main(["export", str(run), "--to", "adlm", "--out", str(tmp_path / "merged"), *words]) == 2
+        assert sentence in capsys.readouterr().err
