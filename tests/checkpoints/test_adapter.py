@@ -144,7 +144,7 @@ def test_an_adapter_is_no_base_and_needs_a_rank(copy):
 
 
 def test_the_merged_model_is_written_as_a_model_folder_without_a_base(trained, tmp_path, capsys):
-    base, run = trained
+    run = trained[1]
     assert main(["export", str(run), "--to", "adlm", "--out", str(tmp_path / "merged")]) == 0
     assert "written to" in capsys.readouterr().out
     merged, lm = adlm.load(tmp_path / "merged"), adlm.load(run)

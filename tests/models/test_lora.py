@@ -15,11 +15,18 @@ from adlm.models.lora import LowRankLinear, add_lora, merge, start_from_adapter,
 
 V, MASK, RANK, SCALE = 11, 10, 3, 0.7
 MODEL = Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, bridge="hidden")
-METHODS = ("adlm", "mdlm", "ar", "a2r")
+LLAMA = Model(family="llama", hidden=16, heads=4, kv_heads=2, mlp=24, blocks=2, dropout=0.0, bridge="none")
+TIED = replace(LLAMA, tie_embedding=True, qkv_bias=True)
+CASES = [
+    *((method, MODEL) for method in ("adlm", "mdlm", "ar", "a2r")),
+    *((method, model) for method in ("adlm", "ar") for model in (LLAMA, TIED)),
+]
+IDS = [f"{method}-{model.family}{'-tied' * model.tie_embedding}" for method, model in CASES]
+each_network = pytest.mark.parametrize(("method", "model"), CASES, ids=IDS)
 
 
-def config_of(method="mdlm", **options):
-    return Config(method=method, vocabulary=Vocabulary(V, MASK), length=6, model=replace(MODEL, **options))
+def config_of(method="mdlm", model=MODEL):
+    return Config(method=method, vocabulary=Vocabulary(V, MASK), length=6, model=model)
 
 
 def network_of(config):
@@ -45,9 +52,9 @@ def ids():
 
 
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_merged_network_is_the_one_with_lora(method, norms):
-    config = config_of(method)
+@each_network
+def test_the_merged_network_is_the_one_with_lora(method, model, norms):
+    config = config_of(method, model)
     base = network_of(config)
     weights = {name: value.clone() for name, value in base.state_dict().items()}
     adapted, z = with_lora(base, norms=norms), ids()
@@ -58,9 +65,9 @@ def test_the_merged_network_is_the_one_with_lora(method, norms):
     assert (adapted(z) - before).abs().max() > 0.1, "the adapter changes the function"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_frozen_copy_has_the_merged_weights_and_follows_them(method):
-    adapted, z, copies = with_lora(network_of(config_of(method))).eval(), ids(), FrozenCopy()
+@each_network
+def test_a_frozen_copy_has_the_merged_weights_and_follows_them(method, model):
+    adapted, z, copies = with_lora(network_of(config_of(method, model))).eval(), ids(), FrozenCopy()
     for _ in range(2):
         frozen = copies.get(adapted)
         hidden = frozen.hidden(z).last
