@@ -59,6 +59,25 @@ def check_model_type(path: Path, model: str) -> dict[str, Any]:
     return raw
 
 
+def download_base(name: str) -> Path:
+    """The local copy of a pretrained model on the hub: its config, safetensors and tokenizer. No code is downloaded."""
+    skip_unreachable_hub()
+    import huggingface_hub
+
+    weights = ["*.safetensors", "*.safetensors.index.json"]
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=["config.json", *weights, "chat_template.jinja", *TOKENIZER_FILES]
+            )
+        )
+    except Exception as error:  # noqa: BLE001  (the remedy is the same for every error of the network or the hub)
+        raise UserError(
+            f"{name} could not be downloaded from the Hugging Face hub ({type(error).__name__}); check the name and "
+            "the network, or give a folder or a .gguf file"
+        ) from None
+
+
 def download_model(name: str) -> Path:
     """The local copy of a model on the hub; without a network, the one in the cache. No code is downloaded."""
     skip_unreachable_hub()

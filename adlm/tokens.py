@@ -21,6 +21,9 @@ import tokenizers
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from adlm.bases.description import find_base
+from adlm.bases.gguf_file import read_gguf
+from adlm.bases.gguf_tokenizer import gguf_engine
 from adlm.config.load import BOX, BOX_FOLDER
 from adlm.config.schema import Vocabulary
 from adlm.errors import UserError
@@ -29,6 +32,9 @@ from adlm.hub import skip_unreachable_hub
 
 MASK = "[MASK]"
 BUILT_IN = ("text8", "bytes")
+BASE = "base:"
+"""Prefix of the name of a pretrained model's tokenizer: base:FILE.gguf, base:FOLDER, base:owner/name."""
+DOCUMENT_END = "<|endoftext|>"
 
 # Default names of special tokens where no file next to the tokenizer names them; the first that exists is used.
 DEFAULT_SPECIAL_TOKENS = {
@@ -245,7 +251,9 @@ def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:
     if name == "text8":
         return _character_engine(" " + string.ascii_lowercase), {}
     if name == "bytes":
-        return _byte_engine(), {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+        return _byte_engine(), {"bos": DOCUMENT_END, "eos": DOCUMENT_END}
+    if name.startswith(BASE):
+        return _base_engine(name.removeprefix(BASE))
     if bpe_size(name) is not None:
         raise UserError(
             f"tokenizer {name} is trained by `adlm prepare`, so there is none to load yet; run `adlm prepare "
@@ -268,6 +276,25 @@ def _load_engine(name: str) -> tuple[Engine, Mapping[str, str]]:
     if path.suffix in (".json", ".txt"):
         raise UserError(f"tokenizer {name} does not exist; give a tokenizer.json, a vocab.txt or a folder with one")
     return _engine_from_hub(name), {}
+
+
+def _base_engine(source: str) -> tuple[Engine, Mapping[str, str]]:
+    """Of a pretrained model. If it has <|endoftext|>, that stands between documents, as in pretraining.
+
+    The files of chat models name the tokens around a message instead, <|im_start|> and <|im_end|>.
+    """
+    path = find_base(source)
+    if path is None:
+        raise UserError(
+            f"tokenizer {BASE}{source} is neither a .gguf file, nor a folder with config.json, nor owner/name"
+        )
+    if path.suffix == ".gguf":
+        engine, named = gguf_engine(path, read_gguf(path).metadata)
+    else:
+        engine, named = _engine_from_folder(path), _read_special_tokens(path)
+    if engine.token_to_id(DOCUMENT_END) is not None:
+        named |= dict.fromkeys(("bos", "eos", "pad"), DOCUMENT_END)
+    return engine, named
 
 
 def _engine_from_folder(folder: Path) -> Engine:

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from adlm.bases.named import NAMED_BASES
+from adlm.checkpoints.base import Base, read_base
 from adlm.checkpoints.model_folder import (
     CONFIG,
     WEIGHTS,
@@ -21,18 +23,15 @@ from adlm.checkpoints.model_folder import (
     read_weights,
     write_tensors,
 )
-from adlm.config.load import ADAPTER, BOX, base_folder, init_folder, load_config, save_config
+from adlm.config.load import ADAPTER, BOX, init_folder, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import file_sha256, read_bytes, replacing_folder
+from adlm.files import file_sha256, replacing_folder
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.lora import add_lora, merge, trained_parameters
 from adlm.models.transformer import on_meta
 from adlm.tokens import Tokenizer
-
-CHECKSUM = "base.sha256"
-"""In the folder of converted base weights: the checksum of the file they were read from."""
 
 
 @dataclass(frozen=True)
@@ -47,57 +46,75 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Base:
-    """The frozen weights of an adapter."""
+class LoraBase:
+    """The model whose weights LoRA leaves frozen."""
 
     name: str
-    """As an adapter's config has it: a name of ours, or the path of a model folder."""
-    folder: Path
+    """As an adapter's config has it: a name, or the path of a file or folder."""
     sha256: str
-    tokenizer: Tokenizer | None
+    model: ModelFolder | Base
 
 
 def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).exists()
 
 
-def find_base(init: str) -> Base:
-    """The base of a run with LoRA that starts from `init`: a model folder, or that of an adapter."""
+def base_of_run(init: str) -> LoraBase:
+    """The base of a run with LoRA that starts from `init`: that model, or if it is an adapter, the adapter's base."""
     folder = init_folder(init)
+    if folder is not None and is_adapter(folder):
+        return _base_of_adapter(load_config(folder / CONFIG), folder)
+    return _open_base(init)
+
+
+def _open_base(name: str) -> LoraBase:
+    """The base that an adapter names. A name of NAMED_BASES is that of an adapter in the box too, but not here."""
+    folder = None if name in NAMED_BASES else init_folder(name)
+    is_path = name != BOX and name not in NAMED_BASES and Path(name).exists()
+    lasting = str(Path(name).resolve()) if is_path else name  # valid in any folder
+    if folder is None:
+        base = read_base(name)
+        return LoraBase(lasting, base.sha256, base)
     if is_adapter(folder):
-        return _base_of(load_config(folder / CONFIG), folder)
-    return _open_base(init if init == BOX else str(folder.resolve()), folder)
+        raise UserError(f"init {name} is itself an adapter; give the model that it was trained from")
+    return LoraBase(lasting, file_sha256(folder / WEIGHTS), load_model_folder(folder))
 
 
-def _base_of(config: Config, folder: Path) -> Base:
+def _base_of_adapter(config: Config, folder: Path) -> LoraBase:
     """The base that an adapter's config names; a user error unless it has the right checksum."""
-    if not config.init or not config.train.lora_rank:
-        raise UserError(f"{folder} has {ADAPTER}, but its {CONFIG} has no init and train.lora_rank; restore it")
     try:
-        base = base_folder(config.init)
+        base = _open_base(config.init)
     except UserError as error:
-        raise UserError(f"{folder} is an adapter, and its base is missing: {error}") from None
-    found = _open_base(config.init, base)
-    if found.sha256 != (needed := config.train.base_sha256):
+        raise UserError(f"{folder} is an adapter, and its base cannot be used: {error}") from None
+    if base.sha256 != (needed := config.train.base_sha256):
         raise UserError(
-            f"{folder} is an adapter for another base: {config.init} has sha256 {found.sha256[:16]}, and it needs "
+            f"{folder} is an adapter for another base: {config.init} has sha256 {base.sha256[:16]}, and it needs "
             f"{needed[:16] or 'one that it does not name'}; restore the base it was trained from, or set init in its "
             f"{CONFIG} to the folder that has it"
         )
-    return found
+    return base
 
 
-def _open_base(name: str, folder: Path) -> Base:
-    recorded = folder / CHECKSUM
-    sha256 = read_bytes(recorded).decode().strip() if recorded.is_file() else file_sha256(folder / WEIGHTS)
-    return Base(name, folder, sha256, read_tokenizer(folder, load_config(folder / CONFIG)))
+def open_model(init: str) -> ModelFolder | Base:
+    """The model that `init` names: a model folder, an adapter merged with its base, or a pretrained base."""
+    folder = init_folder(init)
+    return read_base(init) if folder is None else load_model_folder(folder)
+
+
+def initial_weights(model: ModelFolder | Base, config: Config) -> dict[str, Tensor]:
+    """The weights of a model for the network of a config that starts from it."""
+    if isinstance(model, ModelFolder):
+        return model.weights
+    if config.length > model.max_length:
+        raise UserError(f"length {config.length} is more than the {model.max_length} tokens that {model.name} reads")
+    return model.weights_for(config, method_of(config).anchored)
 
 
 def read_adapter(folder: Path) -> Adapter:
     """User errors unless its weights are finite and exactly those that its config trains."""
     config = load_config(folder / CONFIG)
-    if not config.train.lora_rank:
-        raise UserError(f"{folder} has {ADAPTER}, but train.lora_rank in its {CONFIG} is 0; restore it")
+    if not config.init or not config.train.lora_rank:
+        raise UserError(f"{folder} has {ADAPTER}, but its {CONFIG} has no init and train.lora_rank; restore it")
     weights = read_weights(folder / ADAPTER)
 
     def build() -> nn.Module:
@@ -120,20 +137,21 @@ def add_lora_of(network: nn.Module, config: Config) -> None:
 
 def load_adapter(folder: Path) -> ModelFolder:
     """The model of an adapter folder: merged with its base, in float32."""
-    base = _base_of(load_config(folder / CONFIG), folder)
-    adapter, model = read_adapter(folder), load_model_folder(base.folder)
+    adapter = read_adapter(folder)
     config = adapter.config
+    base = _base_of_adapter(config, folder)
     expected = on_meta(method_of(config).build).state_dict()
     new = {name: value for name, value in adapter.weights.items() if name in expected}  # trained in full
     try:
-        check_fit(expected, {**model.weights, **new}, config)
+        frozen = initial_weights(base.model, config)
+        check_fit(expected, {**frozen, **new}, config)
     except UserError as error:
         raise UserError(f"{folder} does not fit its base {base.name}: {error}") from None
-    weights = merge(model.weights, adapter.weights, config.train.lora_scale, vocabulary_of(config).mask_id)
+    weights = merge(frozen, adapter.weights, config.train.lora_scale, vocabulary_of(config).mask_id)
     for name, value in weights.items():
         if not value.sum().isfinite() and not value.isfinite().all():
             raise UserError(f"{folder / ADAPTER}: weight {name} overflows when it is merged, so the adapter is broken")
-    return ModelFolder(config, weights, adapter.tokenizer or model.tokenizer)
+    return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer)
 
 
 def replace_adapter(adapter: Adapter, folder: Path) -> None:

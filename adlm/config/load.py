@@ -19,11 +19,14 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from adlm.bases.description import describe_base, find_base
+from adlm.bases.named import NAMED_BASES, named_base
 from adlm.config import options
-from adlm.config.schema import SOURCES, Config, Sampling
+from adlm.config.schema import SOURCES, Config, Model, Sampling
 from adlm.errors import UserError
 from adlm.files import read_bytes, reporting_os_errors, write_file
 from adlm.hub import is_hub_name
+from adlm.registry import METHODS
 
 Raw = dict[str, Any]
 
@@ -59,7 +62,7 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
     # `init=MODEL` directly after the last preset, so that options given before it hold too
     for word in [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]:
-        override = _parse_override(word)
+        override = _init_options(word[5:], others) if re.match("init=.", word) else _parse_override(word)
         if "=" not in word and "method" in override:
             if run_preset:
                 raise UserError(
@@ -97,8 +100,6 @@ def _parse_override(word: str) -> Raw:
         if f"{option}/{value}" not in dict(_preset_files()) and f"{option}.name" in options.descriptions():
             return {option: {"name": value}}
         return {option: _read_preset(f"{option}/{value}")}
-    if option == "init" and value:
-        return _init_options(value)
     if option == "data" and "/" in value:
         raise UserError(f"data {value!r} is not the name of a corpus; your own text goes by data.path={value}")
     if not value and option in options.descriptions() and option not in options.string_options():
@@ -110,54 +111,83 @@ def _parse_override(word: str) -> Raw:
     return {first: plain}
 
 
-def _init_options(model: str) -> Raw:
-    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune."""
+def _init_options(model: str, others: list[str]) -> Raw:
+    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune.
+
+    A pretrained base sets no more than that; `others` are the other overrides, which choose the method.
+    """
     folder = init_folder(model)
+    if folder is None:
+        return {"init": model, **_base_options(model, others), **_read_preset("recipe/adapt")}
     config = load_config(folder / "config.yaml")
     raw = to_mapping(config)
     time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
-    recipe, tokenizer = _read_preset("recipe/fine-tune"), folder
+    recipe, tokenizer = _read_preset("recipe/fine-tune"), BOX if model == BOX else str(folder)
     if (folder / ADAPTER).exists():
         lora = {option: value for option, value in raw["train"].items() if option.startswith("lora_")}
         recipe = merge(recipe, {"train": lora})
         if not (folder / "tokenizer.json").exists():
-            tokenizer = base_folder(config.init)
-    own = {"init": model, "tokenizer": BOX if tokenizer == BOX_FOLDER else str(tokenizer), "time": time}
+            tokenizer = _base_tokenizer(config.init)
+    own = {"init": model, "tokenizer": tokenizer, "time": time}
     return {**{option: raw[option] for option in INHERITED}, **own, **recipe}
 
 
-def model_source(path: str | Path) -> Path:
-    """Where a model is: its folder, also that in a run or of the name `box`, or a .ckpt file.
+def _base_tokenizer(name: str) -> str:
+    """The option `tokenizer` for the tokenizer of an adapter's base."""
+    folder = None if name in NAMED_BASES else init_folder(name)
+    return f"base:{name}" if folder is None else BOX if name == BOX else str(folder)
 
-    A name on the hub, owner/name, is returned as it is. What is none of these is a user error.
+
+def _base_options(model: str, others: list[str]) -> Raw:
+    """Tokenizer, length and network of a pretrained base. For an anchored method its upper blocks are the denoiser."""
+    path = find_base(model)
+    assert path is not None, "see init_folder"
+    base, given = describe_base(path), parse_overrides(others)
+    own = parse_overrides(word for word in others if "=" in word).get("model") or {}  # not those of a preset
+    network = {**dataclasses.asdict(Model()), **base.model}
+    if (method := given.get("method", Config.method)) in METHODS and METHODS[method].anchored:
+        total = base.model["blocks"]
+        upper = own.get("denoiser_blocks", total - own["blocks"] if "blocks" in own else total // 3)
+        network |= {"blocks": total - upper, "denoiser_blocks": upper, "bridge": "none"}
+        network["tie_heads"] = upper > 0 and not network["tie_embedding"]
+    length = given.get("length", min(Config.length, base.max_length))
+    return {"tokenizer": f"base:{model}", "length": length, "model": network}
+
+
+def model_source(path: str | Path) -> Path:
+    """Where a model is: its folder, also that in a run or of the name `box`, a .ckpt file, or a pretrained .gguf file.
+
+    A name such as smollm2 is the adapter in the box, or the base itself if the box has none. A name on the hub,
+    owner/name, is returned as it is. What is none of these is a user error.
     """
     source = BOX_FOLDER if path == BOX else Path(path)
+    if path in NAMED_BASES:
+        source = BOX_FOLDER / path
+        if not (source / ADAPTER).is_file():
+            return named_base(str(path))
     with reporting_os_errors(source, f"{path} cannot be read"):
         if source.is_dir():
             return source / "model" if (source / "model").is_dir() else source
         exists = source.exists()
-    if source.suffix == ".ckpt" or (not exists and is_hub_name(str(path))):
+    if source.suffix == ".ckpt" or (exists and source.suffix == ".gguf") or (not exists and is_hub_name(str(path))):
         return source
     absent = "" if exists else ": there is nothing of that name"
     remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
     raise UserError(f"{path} is neither a model folder nor a .ckpt file{absent}; {remedy}")
 
 
-def init_folder(model: str) -> Path:
-    """The model folder that the option `init` names; a user error if there is none."""
+def init_folder(model: str) -> Path | None:
+    """The model folder that the option `init` names; None if it is a pretrained base; a user error if it is neither."""
     with suppress(UserError):
         folder = model_folder_at(model_source(model))
         if folder is not None and any((folder / name).is_file() for name in ("model.safetensors", ADAPTER)):
             return folder
-    raise UserError(f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm")
-
-
-def base_folder(name: str) -> Path:
-    """The folder of the base that an adapter names as its `init`; a user error if there is none."""
-    folder = init_folder(name)
-    if (folder / ADAPTER).exists():
-        raise UserError(f"init {name} is itself an adapter; give the model folder that it was trained from")
-    return folder
+    if find_base(model) is not None:
+        return None
+    raise UserError(
+        f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm, nor a pretrained "
+        "model: a .gguf file, a folder with config.json, or owner/name on the hub"
+    )
 
 
 def model_folder_at(path: Path) -> Path | None:

@@ -54,7 +54,10 @@ def build_train_state(
             raise UserError(
                 f"init {method.config.init} does not fit: {error}; leave out the options of model"
             ) from None
-        network.load_state_dict(weights)
+        if train.lora_rank:  # frozen weights are not copied
+            network.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)
+        else:
+            network.load_state_dict(weights)
     if train.lora_rank:
         add_lora_of(network, method.config)
         if adapter is not None:

@@ -20,8 +20,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from adlm.checkpoints.adapter import Adapter, Base, find_base, is_adapter, read_adapter, replace_adapter
-from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, replace_model_folder
+from adlm.checkpoints.adapter import (
+    Adapter,
+    LoraBase,
+    base_of_run,
+    initial_weights,
+    is_adapter,
+    open_model,
+    read_adapter,
+    replace_adapter,
+)
+from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
@@ -131,7 +140,7 @@ class TextTask:
     size: DataSize
     read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
     """x and pad of the held-out rows [start, stop)."""
-    base: Base | None = None
+    base: LoraBase | None = None
     """Of a run with LoRA."""
 
     def held_out_batches(self, size: int) -> Iterator[HeldOutBatch]:
@@ -164,9 +173,9 @@ class TextTask:
         return build_train_state(method, processes, report, frequencies, weights, adapter)
 
     def _initial_adapter(self) -> Adapter | None:
-        """The adapter `init`, which LoRA continues to train; None if `init` is a model folder."""
+        """The adapter `init`, which LoRA continues to train; None if `init` is none."""
         folder, train = init_folder(self.config.init), self.config.train
-        if not is_adapter(folder):
+        if folder is None or not is_adapter(folder):
             return None
         adapter = read_adapter(folder)
         saved = adapter.config.train
@@ -192,13 +201,13 @@ class TextTask:
     def _initial_weights(self) -> dict[str, Tensor]:
         """The weights of the model `init`, with LoRA of its base; its tokenizer must be that of the prepared text."""
         init = self.config.init
-        model = load_model_folder(init_folder(init) if self.base is None else self.base.folder)
+        model = open_model(init) if self.base is None else self.base.model
         if model.tokenizer is not None and model.tokenizer.sha256 != self.tokenizer.sha256:
             raise UserError(
                 f"init {init} has another tokenizer than the prepared text; leave out data.prepared and tokenizer=, or "
                 f"prepare the text with `adlm prepare init={init} ...`"
             )
-        return model.weights
+        return initial_weights(model, self.config)
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         """The mean bound per token over all held-out rows, a micro-batch per process at a time.
@@ -249,7 +258,7 @@ class TextTask:
         if self.base is None:
             replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
         else:
-            tokenizer = None if self.tokenizer.is_same(self.base.tokenizer) else self.tokenizer
+            tokenizer = None if self.tokenizer.is_same(self.base.model.tokenizer) else self.tokenizer
             replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer), path)
 
 
@@ -268,7 +277,7 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
     """The text that the config names. Without `data.prepared`, a new run first prepares it in RUN/data."""
     task = _open_stream(config, processes) if config.data.streaming else _open_rows(config, run, processes, report)
     if config.train.lora_rank:
-        base = find_base(config.init)
+        base = base_of_run(config.init)
         resolved = replace(task.config, train=replace(config.train, base_sha256=base.sha256))
         task = replace(task, base=base, config=resolved)
     method_of(task.config)  # raises for an invalid config before it is saved as the run's config

@@ -121,7 +121,7 @@ def test_another_base_or_none_is_refused_in_one_line(copy):
     with pytest.raises(UserError, match=r"is an adapter for another base: .* has sha256 .*, and it needs .*; restore"):
         adlm.load(folder)
     shutil.rmtree(base)
-    with pytest.raises(UserError, match=r"is an adapter, and its base is missing: init .* is neither box"):
+    with pytest.raises(UserError, match=r"is an adapter, and its base cannot be used: init .* is neither box"):
         adlm.load(folder)
 
 

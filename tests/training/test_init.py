@@ -4,12 +4,18 @@ import shutil
 
 import pytest
 import torch
+from bases import causal_model, write_folder
 from safetensors.torch import load_file
 from small_runs import SMALL, corpus
 
 from adlm import load
+from adlm.checkpoints.base import read_base
 from adlm.cli.main import main
 from adlm.config.load import BOX_FOLDER, resolve
+from adlm.config.schema import Sampling
+from adlm.inference.frozen import FrozenNetwork
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
 
 STILL = ("train.steps=1", "train.warm_up_steps=0", "train.learning_rate=1e-12", "train.ema=0")
 
@@ -93,3 +99,78 @@ def test_reasoning_runs_have_another_option_for_it(first, tmp_path, capsys):
     words = ["prosqa/small", f"init={first[0]}", "method=ar", "data.problems=16", "train.warm_up_steps=1"]
     assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2
     assert "a model to fine-tune goes by reason.base" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny pretrained causal model of three blocks, and the words of a run of one step that changes little."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = tmp_path_factory.mktemp("base")
+    write_folder(causal_model("llama", True), folder / "tiny")
+    (folder / "text.txt").write_text("The old man looked at the sea, and said nothing to his son. " * 60)
+    words = [f"init={folder / 'tiny'}", f"data.path={folder / 'text.txt'}", *STILL, "train.batch_size=2", "length=64"]
+    return str(folder / "tiny"), [*words, "train.sample_every=0", "train.valid_rows=2"]
+
+
+@pytest.mark.parametrize("method", ["ar", "mdlm", "adlm"])
+def test_a_run_starts_from_a_pretrained_base_with_its_tokenizer(method, base, tmp_path):
+    source, words = base
+    assert main(["train", f"method={method}", *words, "--out", str(tmp_path / "run")]) == 0
+    trained, pretrained = load(tmp_path / "run"), read_base(source)
+    expected = pretrained.weights_for(trained.config, trained.method.anchored)
+    weights = weights_of(tmp_path / "run")
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6)
+    assert trained.tokenizer.vocabulary == pretrained.tokenizer.vocabulary
+    assert trained.tokenizer.sha256 == pretrained.tokenizer.sha256
+    assert (trained.config.model.family, trained.config.length) == ("llama", 64)
+
+
+def test_the_causal_run_has_the_loss_of_the_base_and_continues_texts(base, tmp_path):
+    assert main(["train", "method=ar", *base[1], "--out", str(tmp_path / "run")]) == 0
+    trained, model = load(tmp_path / "run"), causal_model("llama", True)
+    ids = torch.tensor([trained.tokenizer.encode("the old man and the sea, he said")])
+    with torch.no_grad():
+        log_probs = model(ids).logits[:, :-1].log_softmax(dim=-1)
+    ours = trained.method.bound(trained.network, ids, None, None)[0, 1:]
+    torch.testing.assert_close(ours, -log_probs[0].gather(-1, ids[0, 1:, None])[:, 0], rtol=1e-4, atol=1e-4)
+    greedy = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)[0].tolist()
+    canvas = torch.tensor([ids[0].tolist() + [trained.config.vocabulary.mask_id] * 8])
+    sampling = Sampling(sampler="left-to-right", temperature=0)
+    frames = trained.method.generate(FrozenNetwork(trained.network), canvas, sampling, RowRng(0, range(1)))
+    assert last_frame(frames).ids[0].tolist() == greedy
+
+
+@pytest.mark.parametrize(
+    ("words", "blocks"),
+    [
+        (["method=ar"], (3, None)),
+        (["method=adlm"], (2, 1)),
+        (["method=adlm", "model.blocks=1"], (1, 2)),
+        (["method=adlm", "model.denoiser_blocks=0"], (3, 0)),
+        (["own", "method=adlm"], (2, 1)),
+    ],
+)
+def test_the_blocks_of_a_base_are_those_of_the_network_or_of_both(words, blocks, base):
+    config = resolve([*words, *base[1]])
+    assert (config.model.blocks, config.model.denoiser_blocks) == blocks
+    assert (config.tokenizer, config.model.qk_norm) == (f"base:{base[0]}", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["length=256"], "length 256 is more than the 128 tokens that"),
+        (["model.hidden=32"], "does not fit: weight"),
+        (["tokenizer=bytes"], "has another tokenizer than the prepared text"),
+        (["method=adlm", "model.bridge=logits"], "is one network of 3 blocks, so model.blocks 2"),
+        (["init=missing.gguf"], "missing.gguf cannot be read"),
+    ],
+)
+def test_a_base_that_does_not_fit_the_run_is_one_line(words, sentence, base, tmp_path, capsys):
+    given = [word for word in base[1] if not word.startswith(words[-1].partition("=")[0])]
+    assert main(["train", "method=ar", *given, *words, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("adlm: ")
+    assert sentence in error
