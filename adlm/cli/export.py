@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from adlm.config.load import BOX, BOX_FOLDER
+from adlm.config.load import BOX, MODEL_NAMES, model_source
 from adlm.errors import UserError, printable
 from adlm.files import refuse_taken
 from adlm.request import Request, option
@@ -44,7 +44,7 @@ class ExportRequest(Request):
 
 
 def run(request: ExportRequest) -> int:
-    model = BOX_FOLDER if request.model == BOX else Path(request.model)
+    model = model_source(request.model) if request.model in MODEL_NAMES else Path(request.model)
     if request.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", request.push, re.ASCII):
         raise UserError(f"--push {request.push} is not a repository on the hub; give OWNER/NAME")
     from adlm.apps.export.folder import check_exportable, check_folder, export_model, push

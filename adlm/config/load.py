@@ -35,6 +35,8 @@ LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed a
 PRESETS = files("adlm") / "presets"
 BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
 """Name and folder of the small model that the package holds, the model in the box."""
+MODEL_NAMES = (BOX, *NAMED_BASES)
+"""Names that stand for a model; a folder of such a name is given as ./box."""
 ADAPTER = "adapter.safetensors"
 """The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
