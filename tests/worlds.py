@@ -116,7 +116,9 @@ class Table:
         self.log_beliefs, self.calls = beliefs.log(), 0
         self.anchor = self.log_beliefs if anchor_beliefs is None else anchor_beliefs.log()
 
-    def __call__(self, z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> "TableOutput":
+    def __call__(
+        self, z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None
+    ) -> "TableOutput":
         self.calls += 1
         states = (z * self.position_values).sum(dim=1)
         return TableOutput(self.log_beliefs[states].flatten(0, 1), self.anchor[states].flatten(0, 1))

@@ -176,6 +176,8 @@ class Time:
     """Number of steps T of the discrete-time bound; 0 is continuous time."""
     t_min: Annotated[float, Ge(0), Lt(1)] = 1e-3
     """Continuous-time training samples t from [t_min, 1]; the reported bound always covers (0, 1]."""
+    t_max: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Continuous-time training samples t up to t_max; below 1 it leaves the noisiest texts out of training."""
     antithetic: bool = True
     """Stratified times: one t from each of B equal intervals per batch, instead of B independent times."""
     masks: Literal["independent", "counted"] = "independent"
@@ -186,6 +188,11 @@ class Time:
     """Remasking probability assumed by the discrete-time bound, clipped at each step's maximum; 0 is ancestral."""
 
     def __post_init__(self) -> None:
+        if _are_numbers(self.t_min, self.t_max) and self.t_max <= self.t_min:
+            raise UserError(f"time.t_max {self.t_max} must be above time.t_min {self.t_min}", "time.t_max")
+        if _are_numbers(self.t_max, self.steps) and self.t_max < 1 and (self.steps or self.masks == "counted"):
+            kind = "time.masks counted draws" if self.masks == "counted" else f"time.steps {self.steps} draws"
+            raise UserError(f"time.t_max {self.t_max} limits the times of training, and {kind} them itself; use 1.0")
         if _are_numbers(self.sigma, self.steps) and self.sigma > 0 and self.steps == 0:
             raise UserError(f"time.sigma {self.sigma} needs discrete time, and time.steps is 0; try time.steps=1000")
         if _are_numbers(self.steps, self.power) and self.steps and self.noise_option:
@@ -243,6 +250,10 @@ class Model:
     """Condition the network on the noise level sigma_t; if false, its time input is always 0."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Dropout probability of the residual updates."""
+    block_length: CountOrZero = 0
+    """adlm and mdlm: tokens of a text block, denoised from the clean text before it (block-causal); 0 is whole rows."""
+    masked_keys: Literal["visible", "hidden"] = "visible"
+    """Block-causal: whether masked places are visible to the others of their block; hidden with length 1 equals ar."""
     start: StartName = "published"
     """Initialisation: published starts every block as the identity; neighbours opens the gates and attends locally."""
 
@@ -340,6 +351,10 @@ class Train:
     """EMA decay of the weights: min(ema, (1 + n) / (10 + n)) after n updates; 0 disables the EMA."""
     bridge_rate: Rate = 1.0
     """Learning rate of the bridge, as a multiple of train.learning_rate."""
+    causal_weight: Rate = 0.0
+    """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
+    random_blocks: bool = False
+    """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     unigram_start: bool = False
     """Initialise the output biases to the log unigram frequencies of the training text, instead of 0 as published."""
     lora_rank: Annotated[int, Ge(0), Le(2**20)] = 0

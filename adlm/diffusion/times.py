@@ -54,23 +54,25 @@ class BatchRng:
         return rows.of(drawn, shape[0]).to(device)
 
 
-def draw_times(num: int, rng: BatchRng, t_min: float = 0.0, antithetic: bool = True, power: float = 1.0) -> Tensor:
-    """B times t_min + (1 - t_min) u^power from (t_min, 1], u uniform.
+def draw_times(
+    num: int, rng: BatchRng, t_min: float = 0.0, antithetic: bool = True, power: float = 1.0, t_max: float = 1.0
+) -> Tensor:
+    """B times t_min + (t_max - t_min) u^power from (t_min, t_max], u uniform.
 
     Antithetic u lie one in each of B equal strata, uniform within the stratum. The strata are assigned to rows at
     random, so that every row's u is uniform and its bound does not depend on its row in the batch. In double precision,
-    on the generator's device. Time 1 can be drawn and time t_min cannot: at t = 0 the weight of the bound is infinite.
+    on the generator's device. t_max can be drawn and t_min cannot: at t = 0 the weight of the bound is infinite.
     """
     rows, generator = rng.slice_of(num), rng.generator
     below = BatchRng(generator).uniform((rows.total,), generator.device).double()
     strata = torch.randperm(rows.total, generator=generator, device=generator.device) + 1
     share = (strata - below) / rows.total if antithetic else 1 - below
-    return t_min + (1 - t_min) * rows.of(share, num) ** power
+    return t_min + (t_max - t_min) * rows.of(share, num) ** power
 
 
-def importance_weight(t: Tensor, t_min: float, power: float) -> Tensor:
-    """The uniform density on (t_min, 1] over that of `draw_times`, at its times t."""
-    return power * ((t - t_min) / (1 - t_min)) ** (1 - 1 / power)
+def importance_weight(t: Tensor, t_min: float, power: float, t_max: float = 1.0) -> Tensor:
+    """The uniform density on (t_min, t_max] over that of `draw_times`, at its times t."""
+    return power * ((t - t_min) / (t_max - t_min)) ** (1 - 1 / power)
 
 
 def draw_grid_times(num: int, steps: int, rng: BatchRng, antithetic: bool = True) -> tuple[Tensor, Tensor]:

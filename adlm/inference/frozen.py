@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.fused_ops import attend_cached, precise_product
+from adlm.inference.fused_ops import attend_cached, cached_attention_bias, precise_product
 from adlm.inference.trunk import (
     Attend,
     FrozenTrunk,
@@ -112,18 +112,28 @@ class HiddenStates:
     """(B, L, d), the input of the anchor head: `last` in a pair without a denoiser, None for a single network."""
 
 
+@dataclass(frozen=True)
+class OpenTokens:
+    """How new tokens are read after those in a KV cache: which of them attend to which, and where they stand."""
+
+    visible: Tensor
+    """(n, n), True where the token of a row attends to that of a column; all attend to the whole cache."""
+    offsets: Tensor | None = None
+    """(n,), the positions, counted from that of the first; None is 0 to n - 1."""
+
+
 class KVCache:
-    """Keys and values of the tokens read so far, C positions per block. All rows have the same number of tokens."""
+    """Keys and values of the tokens read so far, C positions per block."""
 
     def __init__(self, blocks: int, batch: int, heads: int, kv_heads: int, length: int, head_width: int, like: Tensor):
         self.length, self.filled = length, 0
         self.keys, self.values = (like.new_zeros(blocks, batch, kv_heads, length, head_width) for _ in range(2))
-        self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
-        """`filled` on the device."""
+        self.position = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        """The number of tokens of each row, on the device; `filled` is the largest of them."""
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
         """Counters of the attention kernel: finished parts of each row and query head."""
-        self.graphs: dict[Callable[..., Any], CudaGraph[Any]] = {}
-        """The captured graph of reading one token, by the function applied to its hidden states."""
+        self.graphs: dict[tuple[object, ...], CudaGraph[Any]] = {}
+        """The captured graphs of reading a few tokens, by the function applied to their hidden states and by shape."""
 
 
 class FrozenHead:
@@ -169,6 +179,7 @@ class FrozenNetwork:
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
         self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, first.trunk.rotary_base)
         self.anchored = isinstance(network, AnchoredTransformer)
+        self.text_blocks = first.text_blocks
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
             bridge = network.denoiser.bridge
@@ -197,9 +208,16 @@ class FrozenNetwork:
         return HiddenStates(hidden.last[:num_rows], None if hidden.anchor is None else hidden.anchor[:num_rows])
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
-        rotary, causal = self.rotary_table(z.shape[1]), self.trunk.causal
+        rotary, causal, kv_heads = self.rotary_table(z.shape[1]), self.trunk.causal, self.trunk.kv_heads
+        if self.text_blocks is not None:
+            places = self.text_blocks.places(z, z, pad)
+            rotary, layout = rotary[places.layout.positions], places.layout
+            hidden = self._run_trunks(
+                places.ids, lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads), None
+            )
+            anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
+            return HiddenStates(places.noisy(hidden.last), anchor)
         visible = None if pad is None else attention_mask(pad, causal)
-        kv_heads = self.trunk.kv_heads
         return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma)
 
     def _run_trunks(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
@@ -233,7 +251,7 @@ class FrozenNetwork:
 
     def cache(self, batch: int, length: int) -> KVCache:
         """An empty KV cache for `batch` rows of at most `length` tokens."""
-        assert self.trunk.causal, (
+        assert self.trunk.causal or self.text_blocks, (
             "a bidirectional network has no KV cache: later tokens change the keys of earlier ones"
         )
         blocks = len(self.trunk.blocks) + (0 if self.bridge is None else len(self.denoiser_trunk.blocks))
@@ -244,12 +262,33 @@ class FrozenNetwork:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""
         return self.read_and(_identity, ids, cache)
 
-    @torch.no_grad()
     def read_and(self, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None) -> Result:
         """function(read(ids, cache), *inputs). With CUDA graphs, both are one graph if a single token is read.
 
         `function` must then depend on its tensors only, be the same object with the same shapes at every call, and
         never synchronize with the device. The inputs are copied.
+        """
+        result = self.read_open(function, ids, cache, None, *inputs, in_graph=ids.shape[1] == 1)
+        cache.filled += ids.shape[1]
+        cache.position += ids.shape[1]
+        return result
+
+    @torch.no_grad()
+    def read_open(
+        self,
+        function: Callable[..., Result],
+        ids: Tensor,
+        cache: KVCache,
+        tokens: OpenTokens | None,
+        *inputs: Tensor | None,
+        unseen: Tensor | None = None,
+        in_graph: bool = True,
+    ) -> Result:
+        """`read_and` of n tokens that attend to each other as `tokens` says, or causally, and are not yet part of the
+        text: `cache.filled` and `cache.position` stay, and the next call overwrites their keys and values.
+
+        To keep the first of them, as far as they are causal, add their number to both. `unseen` (B, n) is True at
+        tokens that others do not attend to.
         """
         num = ids.shape[1]
         if cache.filled + num > cache.length:
@@ -258,24 +297,31 @@ class FrozenNetwork:
                 "given; create a longer cache"
             )
 
-        def read_and_apply(ids: Tensor, *inputs: Tensor | None) -> Result:
-            return function(self._read(ids, cache), *inputs)
+        def read_and_apply(ids: Tensor, unseen: Tensor | None, *inputs: Tensor | None) -> Result:
+            return function(self._read(ids, cache, tokens, unseen), *inputs)
 
-        if self.graph_cache is None or num > 1:
-            result = read_and_apply(ids, *inputs)
-        else:
-            if function not in cache.graphs:
-                cache.graphs[function] = self.graph_cache.capture(read_and_apply, ids, *inputs)
-            result = cache.graphs[function].replay(ids, *inputs)
-        cache.filled += num
-        cache.position.fill_(cache.filled)
-        return result
+        if self.graph_cache is None or not in_graph:
+            return read_and_apply(ids, unseen, *inputs)
+        key = (function, num, id(tokens), unseen is None)
+        if key not in cache.graphs:
+            cache.graphs[key] = self.graph_cache.capture(read_and_apply, ids, unseen, *inputs)
+        return cache.graphs[key].replay(ids, unseen, *inputs)  # type: ignore[no-any-return]
 
-    def _read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
-        rotary = self.rotary_table(cache.length)
+    def _read(self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None) -> HiddenStates:
+        rotary, bias = self.rotary_table(cache.length), None
+        if ids.shape[1] > 1 or tokens is not None:
+            num = torch.arange(ids.shape[1], device=ids.device)
+            offsets, visible = num, (num <= num[:, None])[None]
+            if tokens is not None:
+                offsets, visible = num if tokens.offsets is None else tokens.offsets, tokens.visible[None]
+            if unseen is not None:
+                visible = visible & ~unseen[:, None] | torch.eye(len(num), dtype=torch.bool, device=ids.device)
+            rotary = rotary[cache.position[:, None] + offsets]
+            bias = cached_attention_bias(cache.position, cache.length, visible, cache.keys.dtype)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
-            return attend_cached(qkv, rotary, cache.keys[number], cache.values[number], cache.position, cache.arrivals)
+            keys, values = cache.keys[number], cache.values[number]
+            return attend_cached(qkv, rotary, keys, values, cache.position, cache.arrivals, bias)
 
         return self._run_trunks(ids, attend, None)
 

@@ -102,7 +102,7 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
     DEPENDENT_LAUNCH is explained in `single_row_kernel`: only qkv is written by a kernel that may still be running.
     """
     row, head, first = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * PART
-    here = tl.load(position)
+    here = tl.load(position + row)
     if first <= here:
         column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
         wide, paired = column < width, pair < width

@@ -103,7 +103,8 @@ def split_heads(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 def apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
     """Rotary embedding, in place, of the queries and keys of qkv (B, L, H + 2 K, w).
 
-    Coordinates 2i and 2i + 1 form a complex number, which is multiplied by rotary (L, w / 2), of modulus 1.
+    Coordinates 2i and 2i + 1 form a complex number, which is multiplied by rotary (L, w / 2) or (B, L, w / 2), of
+    modulus 1.
     """
     if not can_use_triton(qkv):
         plain_apply_rotary_(qkv, rotary, kv_heads)
@@ -115,7 +116,7 @@ def apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
         rotary_kernel[(batch * length,)](
             qkv,
             torch.view_as_real(rotary),
-            length,
+            length if rotary.ndim == 2 else batch * length,
             heads,
             heads - kv_heads,
             width,
@@ -127,21 +128,29 @@ def apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
 def plain_apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
     qk = qkv[:, :, :-kv_heads]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
-    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[:, None])
+    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[..., None, :])
     if qkv.dtype != rotary.real.dtype:
         pairs.copy_(torch.view_as_real(precise))
 
 
 def attend_cached(
-    qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, arrivals: Tensor
+    qkv: Tensor,
+    rotary: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: Tensor,
+    arrivals: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of n new tokens, qkv (B, n, H + 2 K, w), to the KV cache and to themselves: (B, n, H w).
+    """Attention of n new tokens, qkv (B, n, H + 2 K, w), to the KV cache and to themselves: (B, n, H w).
 
-    The first new token is at `position` (1,). The new keys and values are written into keys and values (B, K, C, w).
-    rotary (C, w / 2) covers all positions. arrivals (B, H), int32, is 0 before and after the call.
+    The first new token of a row is at `position` (B,) of the cache; the new keys and values are written into keys and
+    values (B, K, C, w). Without a `bias` there is one new token, and rotary (C, w / 2) covers all positions; else
+    rotary (B, n, w / 2) is that of the new ones, and the bias is a `cached_attention_bias`. arrivals (B, H), int32, is
+    0 before and after the call.
     """
-    if qkv.shape[1] > 1 or not can_use_triton(qkv):
-        return plain_attend_cached(qkv, rotary, keys, values, position)
+    if bias is not None or not can_use_triton(qkv):
+        return plain_attend_cached(qkv, rotary, keys, values, position, bias)
     from adlm.inference.fused_kernels import attend_cached_kernel
 
     batch, kv_heads, _, width = keys.shape
@@ -176,20 +185,36 @@ def attend_cached(
     return mixed
 
 
-def plain_attend_cached(qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    positions = position + torch.arange(qkv.shape[1], device=qkv.device)
+def cached_attention_bias(position: Tensor, length: int, visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, n, C), 0 where a new token attends to a position of the cache and -inf elsewhere.
+
+    It attends to all positions before `position` (B,), and to new tokens as `visible` (1 or B, n, n) says.
+    """
+    num = visible.shape[-1]
+    new = torch.arange(length, device=position.device) - position[:, None]  # (B, C)
+    among_new = visible.expand(len(position), -1, -1).gather(2, new.clamp(0, num - 1)[:, None].expand(-1, num, -1))
+    seen = (new < 0)[:, None] | (new < num)[:, None] & among_new
+    return torch.zeros(seen.shape, dtype=dtype, device=position.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+def plain_attend_cached(
+    qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, bias: Tensor | None
+) -> Tensor:
+    if bias is None:
+        rotary = rotary[position[:, None]]
+        bias = cached_attention_bias(position, keys.shape[2], qkv.new_ones(1, 1, 1, dtype=torch.bool), qkv.dtype)
     kv_heads = keys.shape[1]
-    apply_rotary_(qkv, rotary[positions], kv_heads)
+    apply_rotary_(qkv, rotary, kv_heads)
     q, k, v = (part.transpose(1, 2) for part in split_heads(qkv, kv_heads))
-    keys.index_copy_(2, positions, k)
-    values.index_copy_(2, positions, v)
-    seen = torch.arange(keys.shape[2], device=qkv.device) <= positions[:, None]
+    slots = (position[:, None] + torch.arange(qkv.shape[1], device=qkv.device))[:, None, :, None].expand_as(k)
+    keys.scatter_(2, slots, k)
+    values.scatter_(2, slots, v)
     shape, group = q.shape, q.shape[1] // kv_heads
     if group > 1:  # the queries that share a key become rows of one head, so that the cache need not be repeated
-        q, seen = q.reshape(len(q), kv_heads, -1, q.shape[-1]), seen.repeat(group, 1)
+        q, bias = q.reshape(len(q), kv_heads, -1, q.shape[-1]), bias.repeat(1, 1, group, 1)
     # cuDNN, PyTorch's first choice, would build a new plan for every prompt length: a tenth of a second each.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
-        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
     return mixed.reshape(shape).transpose(1, 2).flatten(-2)
 
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Schedule
-from adlm.diffusion.masking import mask_counted
-from adlm.diffusion.times import BatchRng, draw_times
+from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.methods import method_of
-from adlm.methods.inputs import eval_mode, not_pad, vocabulary_of
-from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
+from adlm.methods.inputs import eval_mode
+from adlm.methods.masked_diffusion import MaskedDiffusion, per_token
 from adlm.methods.method import Method
 
 PUBLISHED_EPS = 1e-3
@@ -53,14 +52,14 @@ def any_order(method: Method) -> Estimator:
             f"{config.schedule.name} with schedule.eps {config.schedule.eps} has alpha from {float(ends[0]):.4g} to "
             f"{float(ends[1]):.4g}; use nelbo, or schedule.eps=0"
         )
-    mask_id, scorer = vocabulary_of(config).mask_id, cast(MaskedDiffusion, method)
+    scorer = cast(MaskedDiffusion, method)
 
     @torch.no_grad()
     def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
-        z, share = mask_counted(x, not_pad(x, pad), draw_times(len(x), rng), mask_id, rng)
+        noised = scorer.counted_noise(x, pad, rng)
         with eval_mode(network):
-            nats = scorer.masked_nats(network, x, NoisedBatch(z, share), pad)
-        return nats / share.to(nats)[:, None]
+            nats = scorer.masked_nats(network, x, noised, pad)
+        return nats / per_token(noised.t.to(nats))
 
     return draw
 

@@ -10,6 +10,10 @@ from adlm.registry import METHODS
 def method_of(config: Config) -> Method:
     """The method that a Config names; the Config is validated."""
     method, config = METHODS[config.method], validate(config)
+    if config.model.block_length:
+        from adlm.methods.block_causal import block_causal
+
+        method = block_causal(config)
     if config.time.noise_option and not method.any_order:
         raise UserError(f"{config.time.noise_option} is for adlm and mdlm, not for {config.method}; leave it out")
     return method(config)  # type: ignore[no-any-return]

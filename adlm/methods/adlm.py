@@ -75,17 +75,10 @@ class Adlm(Anchored, MaskedDiffusion):
         if gamma is not None:
             anchors = self.anchors(x, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        scored, anchor_scored = network.score(
-            noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad)
-        )
-        total, parts = scored.total, {"nelbo": scored.total.detach()}
-        if gamma is not None and anchor_scored is not None:
-            total = total + gamma * anchor_scored.total
-            parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
-        return Loss(total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
-
-    def masked_nats(self, network: AnchoredTransformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
-        """-log p(x | z) of the denoiser at masked positions (B, L), 0 elsewhere."""
-        weight = self.masked_positions(noised.z, pad).float()
-        scored, _ = network.score(noised.z, x, weight, None, self.mask_id, *self.conditioning(noised, pad))
-        return scored.nats
+        options = self.conditioning(noised, pad) | self.causal_options(x, pad)
+        scores = network.score(noised.z, x, weight, anchor_weights, self.mask_id, **options)
+        loss = self.loss_of(scores, weight, x, pad)
+        if gamma is None or scores.anchor is None:
+            return loss
+        parts = loss.parts | {"anchor": scores.anchor.total.detach(), "anchor_share": anchors.sum()}
+        return replace(loss, total=loss.total + gamma * scores.anchor.total, parts=parts)

@@ -21,7 +21,14 @@ from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
-from adlm.methods.inputs import check_sampler, eval_mode, not_pad, vocabulary_of
+from adlm.methods.inputs import (
+    check_left_to_right,
+    check_sampler,
+    eval_mode,
+    not_pad,
+    vocabulary_of,
+    with_first_token,
+)
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import Frame
@@ -82,33 +89,16 @@ class Causal:
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         """The canvas must be a prompt followed by masks, and there must be a bos where it begins with a mask."""
-        vocabulary, method = vocabulary_of(self.config), self.config.method
         check_sampler(self, sampling)
-        masked = canvas == vocabulary.mask_id
-        has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
-        if has_later_token.any():
-            raise UserError(
-                f"row {int(has_later_token.nonzero()[0])} of the canvas gives a token after a mask, and "
-                f"{method} writes from left to right without looking ahead; give the prompt first, or use a diffusion "
-                "model"
-            )
-        if masked[:, 0].any() and vocabulary.bos_id is None:
-            raise UserError(
-                f"the canvas begins with a mask, and {method} needs a first token: vocabulary.bos_id is empty, so give "
-                "one"
-            )
+        check_left_to_right(self.config, canvas, pad)
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
-        vocabulary = vocabulary_of(self.config)
-        masked = canvas[:, :1] == vocabulary.mask_id
-        if masked.any():
-            assert vocabulary.bos_id is not None, "see check_run"
-            canvas = torch.cat([torch.where(masked, vocabulary.bos_id, canvas[:, :1]), canvas[:, 1:]], dim=1)
+        mask_id, canvas = vocabulary_of(self.config).mask_id, with_first_token(self.config, canvas)
         next_token = self._next_token_sampler(network, sampling, *canvas.shape)
-        return sample_left_to_right(next_token, canvas, vocabulary.mask_id, rng, pad)
+        return sample_left_to_right(next_token, canvas, mask_id, rng, pad)
 
     def _next_token_sampler(
         self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int
@@ -153,6 +143,6 @@ class Ar(Causal):
         """The cross-entropy of every next token. Draws no random numbers."""
         predicted = self.predicted(x, pad)
         weight = predicted[:, 1:].float()
-        scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)
+        scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id).denoiser
         parts = {"nll": scored.total.detach()}
         return Loss(scored.total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)

@@ -97,6 +97,33 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
         )
 
 
+def check_left_to_right(config: Config, canvas: Tensor, pad: Tensor | None) -> None:
+    """Checks that the canvas is a prompt followed by masks, with a bos for a masked first token."""
+    vocabulary = vocabulary_of(config)
+    masked = canvas == vocabulary.mask_id
+    has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
+    if has_later_token.any():
+        raise UserError(
+            f"row {int(has_later_token.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} "
+            "writes from left to right without looking ahead; give the prompt first, or use a diffusion model"
+        )
+    if masked[:, 0].any() and vocabulary.bos_id is None:
+        raise UserError(
+            f"the canvas begins with a mask, and {config.method} needs a first token: vocabulary.bos_id is empty, so "
+            "give one"
+        )
+
+
+def with_first_token(config: Config, canvas: Tensor) -> Tensor:
+    """The canvas with bos in place of a masked first token; see `check_left_to_right`."""
+    vocabulary = vocabulary_of(config)
+    masked = canvas[:, :1] == vocabulary.mask_id
+    if not masked.any():
+        return canvas
+    assert vocabulary.bos_id is not None
+    return torch.cat([torch.where(masked, vocabulary.bos_id, canvas[:, :1]), canvas[:, 1:]], dim=1)
+
+
 def _works_with(method: Method, sampler: str) -> bool:
     return method.samplers is None or sampler in method.samplers
 

@@ -24,6 +24,7 @@ from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importan
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
+from adlm.models.heads import Scores
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
@@ -38,11 +39,13 @@ class NoisedBatch:
     z: Tensor
     """(B, L), noisy ids."""
     t: Tensor
-    """(B,), the time of each sequence, in double precision."""
+    """(B,), the time of each sequence, or (B, L), that of each token, in double precision."""
     s: Tensor | None = None
-    """(B,), the end of the step from t in discrete time; None in continuous time."""
+    """Like t, the end of the step from t in discrete time; None in continuous time."""
     importance: Tensor | None = None
-    """(B,), the uniform density of t over the one it was drawn from, in double precision; None is 1."""
+    """Like t, the uniform density of t over the one it was drawn from, in double precision; None is 1."""
+    first_block: int | None = None
+    """Block-causal methods: the length of the first text block; None is that of the others."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class BoundNoise:
 
     noised: NoisedBatch
     importance: Tensor
-    """(B,), the uniform density of t over the one it was drawn from."""
+    """Like t, the uniform density of t over the one it was drawn from."""
     start: Tensor | None
     """(B, L), noisy ids at t = 0; None if the schedule masks nothing there."""
 
@@ -98,6 +101,18 @@ class MaskedDiffusion:
         """The loss of a given noised batch."""
         raise NotImplementedError
 
+    def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
+        """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have one."""
+        return {}
+
+    def loss_of(self, scores: Scores, weight: Tensor, x: Tensor, pad: Tensor | None) -> Loss:
+        """The denoiser's term of the loss, and the next-token term of block-causal networks if it was scored."""
+        scored, causal = scores.denoiser, scores.causal
+        total, parts = scored.total, {"nelbo": scored.total.detach()}
+        if causal is not None:
+            total, parts = total + causal.total, parts | {"causal": causal.nats.sum()}
+        return Loss(total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
+
     def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
         """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
         time = self.config.time
@@ -108,8 +123,9 @@ class MaskedDiffusion:
             share = draw_times(len(x), rng, 0.0, time.antithetic, time.power)
             z, t = mask_counted(x, not_pad(x, pad), share, self.mask_id, rng)
             return NoisedBatch(z, t, importance=importance_weight(share, 0.0, time.power))
-        t = draw_times(len(x), rng, t_min, time.antithetic, time.power)
-        return NoisedBatch(self.noise_at(x, pad, t, rng), t, importance=importance_weight(t, t_min, time.power))
+        t = draw_times(len(x), rng, t_min, time.antithetic, time.power, time.t_max)
+        importance = importance_weight(t, t_min, time.power, time.t_max)
+        return NoisedBatch(self.noise_at(x, pad, t, rng), t, importance=importance)
 
     def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
         """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
@@ -119,7 +135,7 @@ class MaskedDiffusion:
         return z if unattended is None else torch.where(unattended, x, z)
 
     def weight(self, noised: NoisedBatch) -> Tensor:
-        """(B, 1), the weight of each sequence's cross-entropies in the bound, in float32."""
+        """(B, 1) or (B, L), the weight of the cross-entropies in the bound, in float32."""
         schedule, time = self.schedule, self.config.time
         if noised.s is None:
             weights = continuous_weight(schedule, noised.t)
@@ -127,15 +143,15 @@ class MaskedDiffusion:
             weights = discrete_weight(schedule.alpha(noised.s), schedule.alpha(noised.t), time.steps, time.sigma)
         if noised.importance is not None:
             weights = weights * noised.importance.to(weights.device)
-        return weights.float().to(noised.z.device)[:, None]
+        return per_token(weights.float().to(noised.z.device))
 
     def masked_positions(self, z: Tensor, pad: Tensor | None) -> Tensor:
         """(B, L), True at masks outside the padding."""
         return (z == self.mask_id) & not_pad(z, pad)
 
-    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
         """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
-        return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
+        return {"sigma": self._sigma_at(noised.t, noised.z.device), "pad": attention_pad(self.config, pad)}
 
     # The bound
 
@@ -147,11 +163,11 @@ class MaskedDiffusion:
         is still masked at t = 0, one with alpha_1 > 0 adds `prior_nats`. Log-linear with eps 0 needs neither.
         """
         with eval_mode(network):
-            return self.bound_at(network, x, self.noise_for_bound(x, pad, rng), pad) * not_pad(x, pad)
+            return self.bound_at(network, x, self.noise_for_bound(x, pad, rng), pad) * self.predicted(x, pad)
 
     def bound_at(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
         """(B, L), the nats of `bound` for given noise; to be ignored at padding and at tokens that are never masked."""
-        nats = self.step_nats(network, x, noise.noised, pad) * noise.importance.float().to(x.device)[:, None]
+        nats = self.step_nats(network, x, noise.noised, pad) * per_token(noise.importance.float().to(x.device))
         if noise.start is not None:
             at_start = NoisedBatch(noise.start, torch.zeros(len(x), dtype=torch.float64))
             nats = nats + self.masked_nats(network, x, at_start, pad)
@@ -188,8 +204,12 @@ class MaskedDiffusion:
     def masked_nats(self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) at masked positions (B, L), 0 elsewhere."""
         weight = self.masked_positions(noised.z, pad).float()
-        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad))
-        return scored.nats  # type: ignore[no-any-return]
+        scores = network.score(noised.z, x, weight, mask_id=self.mask_id, **self.conditioning(noised, pad))
+        return scores.denoiser.nats  # type: ignore[no-any-return]
+
+    def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
+        """A number of masks uniform in 1, ..., n, then that many of the row's n tokens; t is their share."""
+        return NoisedBatch(*mask_counted(x, not_pad(x, pad), draw_times(len(x), rng), self.mask_id, rng))
 
     # Beliefs and sampling
 
@@ -239,6 +259,11 @@ class MaskedDiffusion:
         return Row(self.config.length, tuple(bos), tuple(eos))
 
 
+def per_token(values: Tensor) -> Tensor:
+    """(B, 1) or (B, L), to broadcast over tokens: values of sequences (B,) or of tokens (B, L)."""
+    return values if values.ndim == 2 else values[:, None]
+
+
 @dataclass(frozen=True)
 class FrozenOutput:
     """The output of a frozen network for one state: each head runs only at the requested positions."""
@@ -285,7 +310,7 @@ SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
 def as_denoiser(network: nn.Module | FrozenNetwork, mask_id: int, sigma_of: SigmaFunction) -> Denoiser:
     """The network as a function from noisy ids to beliefs."""
 
-    def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None) -> DenoiserOutput:
+    def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None) -> DenoiserOutput:
         sigma = sigma_of(z, alpha, pad)
         if isinstance(network, FrozenNetwork):
             return FrozenOutput(network, network.hidden(z, sigma, pad), mask_id)

@@ -22,6 +22,5 @@ class Mdlm(MaskedDiffusion):
     ) -> Loss:
         """The NELBO's weight times the cross-entropy at masked positions; the same at any `progress`."""
         weight = self.weight(noised) * self.masked_positions(noised.z, pad)
-        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad))
-        parts = {"nelbo": scored.total.detach()}
-        return Loss(scored.total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
+        options = self.conditioning(noised, pad) | self.causal_options(x, pad)
+        return self.loss_of(network.score(noised.z, x, weight, self.mask_id, **options), weight, x, pad)

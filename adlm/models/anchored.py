@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
-from adlm.models.heads import Head, Positions, Scored, TiedHead, plain_linear_cross_entropy, score_positions
+from adlm.models.heads import (
+    Head,
+    Positions,
+    Scored,
+    Scores,
+    TiedHead,
+    plain_linear_cross_entropy,
+    score_positions,
+)
+from adlm.models.text_blocks import Layout, TextBlocks
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
@@ -57,9 +66,16 @@ class AnchoredTransformer(nn.Module):
     With `model.denoiser_blocks` 0 there is no denoiser, and the anchor network's logits are used as the denoiser's.
     """
 
-    def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
+    def __init__(
+        self,
+        model: Model,
+        num_symbols: int,
+        causal: bool = False,
+        modulated: bool = True,
+        text_blocks: TextBlocks | None = None,
+    ):
         super().__init__()
-        self.anchor = Transformer(model, num_symbols, causal, modulated)
+        self.anchor = Transformer(model, num_symbols, causal, modulated, text_blocks)
         self.denoiser = None
         if model.num_denoiser_blocks:
             self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
@@ -68,11 +84,16 @@ class AnchoredTransformer(nn.Module):
             self.early = EarlyHead(model, num_symbols, causal, modulated)
 
     def _hidden(
-        self, z: Tensor, sigma: Tensor | None, pad: Tensor | None, cross: Callable[..., Tensor] | None = None
+        self,
+        z: Tensor,
+        sigma: Tensor | None,
+        pad: Tensor | None,
+        cross: Callable[..., Tensor] | None = None,
+        layout: Layout | None = None,
     ) -> PairHidden:
-        """`cross` replaces the forward of the bridge."""
+        """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places."""
         embedded = self.anchor.embedding(z)
-        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, early_blocks=self.early_blocks)
+        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, None, self.early_blocks, layout)
         anchor_hidden = self.anchor.trunk.finish(stream.last, stream.condition)
         early = None if self.early is None else self.early.trunk.finish(stream.early, stream.condition)
         if self.denoiser is None:
@@ -83,7 +104,7 @@ class AnchoredTransformer(nn.Module):
         if bridge.adds_input:
             bridged = bridged + embedded
         condition = stream.condition if bridge.continues_stream else None
-        return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition), early)
+        return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition, layout), early)
 
     @property
     def _head(self) -> Head:
@@ -91,7 +112,12 @@ class AnchoredTransformer(nn.Module):
 
     def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The denoiser's logits."""
-        return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
+        blocks = self.anchor.text_blocks
+        if blocks is None:
+            return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
+        places = blocks.places(z, z, pad)
+        hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
+        return self._head(places.noisy(hidden))  # type: ignore[no-any-return]
 
     def anchor_logits(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The anchor network's logits alone."""
@@ -106,7 +132,9 @@ class AnchoredTransformer(nn.Module):
         mask_id: int | None = None,
         sigma: Tensor | None = None,
         pad: Tensor | None = None,
-    ) -> tuple[Scored, Scored | None]:
+        first_block: int | None = None,
+        causal_weight: Tensor | None = None,
+    ) -> Scores:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
@@ -115,15 +143,24 @@ class AnchoredTransformer(nn.Module):
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        hidden = self._hidden(z, sigma, pad)
+        blocks, causal = self.anchor.text_blocks, None
+        if blocks is None:
+            hidden = self._hidden(z, sigma, pad)
+        else:
+            places = blocks.places(x, z, pad, first_block)
+            both = self._hidden(places.ids, None, None, layout=places.layout)
+            early = None if both.early is None else places.noisy(both.early)
+            hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early)
+            if causal_weight is not None:
+                causal = score_positions(places.clean(both.denoiser), self._head, x, causal_weight, mask_id)
         scored = score_positions(hidden.denoiser, self._head, x, weight, mask_id, positions)
         if anchor_weight is None:
-            return scored, None
+            return Scores(scored, causal=causal)
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)
         if self.early is not None and hidden.early is not None:
-            early = score_positions(hidden.early, self.early.head, x, anchor_weight, positions=anchor_positions)
-            anchor = replace(anchor, total=anchor.total + early.total)
-        return scored, anchor
+            early_scored = score_positions(hidden.early, self.early.head, x, anchor_weight, positions=anchor_positions)
+            anchor = replace(anchor, total=anchor.total + early_scored.total)
+        return Scores(scored, anchor, causal)
 
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None

@@ -42,6 +42,18 @@ class Scored:
     """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What `score` of a network returns: the cross-entropy of each of its predictions that was asked for."""
+
+    denoiser: Scored
+    """That of the network, or of the second one of a pair."""
+    anchor: Scored | None = None
+    """That of the anchor network."""
+    causal: Scored | None = None
+    """That of the next token after the clean text, of block-causal networks."""
+
+
 class TiedHead(nn.Module):
     """A head with a bias of its own and the weight of another head or of the embedding, a parameter of that alone."""
 

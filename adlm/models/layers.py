@@ -34,11 +34,17 @@ class RMSNorm(nn.Module):
         return rms_norm(h, self.weight, self.epsilon)
 
 
-def rotary_angles(length: int, head_width: int, like: Tensor, base: float = ROTARY_BASE) -> tuple[Tensor, Tensor]:
-    """cos and sin (L, head_width / 2) of position * base^(-2i / head_width), in float32 or float64."""
+def rotary_angles(
+    positions: int | Tensor, head_width: int, like: Tensor, base: float = ROTARY_BASE
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (L, head_width / 2) of position * base^(-2i / head_width), in float32 or float64.
+
+    `positions` are L whole numbers, or L itself for 0 to L - 1.
+    """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    frequencies = rotary_frequencies(head_width, like.device, dtype, base)
-    angles = torch.outer(torch.arange(length, device=like.device, dtype=dtype), frequencies)
+    if isinstance(positions, int):
+        positions = torch.arange(positions, device=like.device)
+    angles = torch.outer(positions.to(dtype), rotary_frequencies(head_width, like.device, dtype, base))
     return angles.cos(), angles.sin()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
-from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
+from adlm.models.heads import Head, Positions, Scores, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
     LayerNorm,
     RMSNorm,
@@ -29,6 +29,7 @@ from adlm.models.layers import (
     self_attention,
 )
 from adlm.models.llama import LlamaBlock
+from adlm.models.text_blocks import Layout, TextBlocks
 
 
 class TimeCondition(nn.Module):
@@ -181,10 +182,18 @@ class Trunk(nn.Module):
         self.modulation = zero_linear(model.condition, 2 * model.hidden) if modulated else None
 
     def forward(
-        self, h: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, condition: Tensor | None = None
+        self,
+        h: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        condition: Tensor | None = None,
+        layout: Layout | None = None,
     ) -> Tensor:
-        """sigma (B,) is the noise level for time-conditioned networks; None conditions every sequence on 0."""
-        stream = self.residual_stream(h, sigma, pad, condition)
+        """sigma (B,) is the noise level for time-conditioned networks; None conditions every sequence on 0.
+
+        `layout` has the positions and the attention of block-causal networks, `pad` included.
+        """
+        stream = self.residual_stream(h, sigma, pad, condition, layout=layout)
         return self.finish(stream.last, stream.condition)
 
     def residual_stream(
@@ -194,10 +203,14 @@ class Trunk(nn.Module):
         pad: Tensor | None = None,
         condition: Tensor | None = None,
         early_blocks: int = 0,
+        layout: Layout | None = None,
     ) -> "ResidualStream":
         """The output of the blocks, before the final norm; also after `early_blocks` of them."""
-        angles = rotary_angles(h.shape[1], self.head_width, like=h, base=self.rotary_base)
+        positions = h.shape[1] if layout is None else layout.positions
+        angles = rotary_angles(positions, self.head_width, like=h, base=self.rotary_base)
         visible = None if pad is None else attendable(pad)
+        if layout is not None:
+            visible = layout.visible
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
             condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
@@ -233,17 +246,32 @@ def attendable(pad: Tensor) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """ids (B, L) -> logits (B, L, V)."""
+    """ids (B, L) -> logits (B, L, V).
 
-    def __init__(self, model: Model, num_symbols: int, causal: bool = False, modulated: bool = True):
+    With `text_blocks` it is block-causal: it reads clean ids beside the noisy ones, and predicts each token but the
+    first of a row. Without clean ids the noisy ones are taken for them: right where all masks are in the last block.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_symbols: int,
+        causal: bool = False,
+        modulated: bool = True,
+        text_blocks: TextBlocks | None = None,
+    ):
         super().__init__()
+        self.text_blocks = text_blocks
         self.embedding = nn.Embedding(num_symbols, model.hidden)
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.trunk = Trunk(model, model.blocks, causal, modulated)
         self.head: Head = TiedHead(self.embedding) if model.tie_embedding else zero_linear(model.hidden, num_symbols)
 
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
-        return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]
+        if self.text_blocks is None:
+            return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]
+        places = self.text_blocks.places(z, z, pad)
+        return places.noisy(self.trunk(self.embedding(places.ids), layout=places.layout))
 
     def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, sigma, pad))  # type: ignore[no-any-return]
@@ -256,14 +284,25 @@ class Transformer(nn.Module):
         mask_id: int | None = None,
         sigma: Tensor | None = None,
         pad: Tensor | None = None,
-    ) -> Scored:
+        first_block: int | None = None,
+        causal_weight: Tensor | None = None,
+    ) -> Scores:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
-        wrapped method.
+        wrapped method. Of block-causal networks, `first_block` is the length of the first block, and `causal_weight`
+        (B, L) that of the clean copy's next-token cross-entropies.
         """
         positions = Positions(weight)
-        return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
+        if self.text_blocks is None:
+            return Scores(score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions))
+        places = self.text_blocks.places(x, z, pad, first_block)
+        hidden = self.trunk(self.embedding(places.ids), layout=places.layout)
+        scored = score_positions(places.noisy(hidden), self.head, x, weight, mask_id, positions)
+        causal = None
+        if causal_weight is not None:
+            causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
+        return Scores(scored, causal=causal)
 
     def nats_at_positions(
         self,

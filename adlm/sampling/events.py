@@ -182,7 +182,8 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         z.view(-1).index_fill_(0, call.remasked, mask_id)
         read = z[inverse]
         num_rows = _padded_num_rows(call.num_rows, len(z))
-        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], None if pad is None else pad[:num_rows])
+        padding = None if pad is None else pad[:num_rows]
+        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
         drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
         if call.is_final is not None and run.sampling.final == "argmax":

@@ -27,7 +27,7 @@ from adlm.sampling.adaptive import (
     sample_remdm_conf,
 )
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Frame, Row, SamplingRun, first_frame
+from adlm.sampling.frame import Denoiser, Frame, Row, SamplingRun, first_frame
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,
@@ -72,6 +72,9 @@ def sample_analytic(run: SamplingRun) -> Iterator[Frame]:
     """
     return sample_positions_first(replace(run, sampling=replace(run.sampling, final="draw")))
 
+
+OpenBlock = Callable[[Tensor, int, Tensor | None], Denoiser]
+"""(ids (B, stop), start of the block, pad) -> the denoiser of the block [start, stop)."""
 
 WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
@@ -126,6 +129,28 @@ def with_boundaries(sampler: WindowSampler, before: Sequence[int], after: Sequen
             )
 
     return sample_between
+
+
+def sample_blocks(
+    sampler: Sampler, run: SamplingRun, bounds: Sequence[tuple[int, int]], open_block: OpenBlock
+) -> Iterator[Frame]:
+    """One text block after the other, each by `sampler`, in its own time from 1 to t_end; the first Frame is the
+    canvas.
+
+    A block reads the text up to its end, never what follows. Rows that have no mask in a block wait for the others.
+    """
+    state = first_frame(run.canvas, run.mask_id)
+    yield state
+    for start, stop in bounds:
+        before, part = state, slice(0, stop)
+        if not (before.ids[:, part] == run.mask_id).any():
+            continue
+        canvas, pad = before.ids[:, part], None if run.pad is None else run.pad[:, part]
+        frames = sampler.sample(replace(run, denoiser=open_block(canvas, start, pad), canvas=canvas, pad=pad))
+        next(frames)  # the block before any step
+        for frame in frames:
+            state = _embed(before, frame, part)
+            yield state
 
 
 def sample_windows(sampler: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:

@@ -104,7 +104,8 @@ def test_both_totals_and_all_gradients_equal_the_unfolded_unchunked_form(bridge)
     z = IDS.masked_fill(torch.rand(2, 8, generator=seeded(1)) < 0.6, 0)
     weight = torch.rand(2, 8, generator=seeded(2)).double() * (z == 0)
     anchor_weight = torch.rand(2, 8, generator=seeded(3)).double()
-    scored, anchor_scored = network.score(z, x, weight, anchor_weight, mask_id=0)
+    scores = network.score(z, x, weight, anchor_weight, mask_id=0)
+    scored, anchor_scored = scores.denoiser, scores.anchor
     ours = gradients(scored.total + 0.3 * anchor_scored.total, network)
     plain, anchor_plain = network.plain_score(z, x, weight, anchor_weight, mask_id=0)
     oracle = gradients(plain.total + 0.3 * anchor_plain.total, network)
@@ -124,7 +125,8 @@ def test_tied_heads_are_a_pair_whose_heads_have_equal_weights(bridge):
     assert not torch.equal(tied.anchor.head.bias, tied.denoiser.head.bias)
     weight, results = torch.linspace(0, 1, 8).double().expand(2, 8), []
     for network in (tied, untied):
-        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
+        scores = network.score(IDS, IDS, weight, weight, mask_id=0)
+        scored, anchor_scored = scores.denoiser, scores.anchor
         results.append((network(IDS), gradients(scored.total + 0.3 * anchor_scored.total, network)))
     (logits, ours), (expected_logits, expected) = results
     torch.testing.assert_close(logits, expected_logits)
@@ -172,10 +174,12 @@ def test_a_second_anchor_head_adds_its_loss_and_changes_nothing_else():
     """It is the head of an anchor network that ends earlier, on the same weights."""
     network, z = pair(second_anchor_head=1), IDS.masked_fill(IDS == 1, 0)
     weight, anchor_weight = (z == 0).double(), torch.rand(2, 8, generator=seeded(3)).double()
-    scored, anchor = network.score(z, IDS, weight, anchor_weight, mask_id=0)
+    scores = network.score(z, IDS, weight, anchor_weight, mask_id=0)
+    scored, anchor = scores.denoiser, scores.anchor
     one = pair()
     one.load_state_dict({name: value for name, value in network.state_dict().items() if not name.startswith("early.")})
-    alone, anchor_alone = one.score(z, IDS, weight, anchor_weight, mask_id=0)
+    scores = one.score(z, IDS, weight, anchor_weight, mask_id=0)
+    alone, anchor_alone = scores.denoiser, scores.anchor
     short = AnchoredTransformer(replace(MODEL, blocks=1, denoiser_blocks=0), 12).double().eval()
     early = {name.removeprefix("early."): value for name, value in network.early.state_dict().items()}
     short.anchor.load_state_dict(network.anchor.state_dict() | early, strict=False)
@@ -200,7 +204,8 @@ def test_tied_heads_without_a_denoiser_are_a_user_error():
 
 def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
     network, nothing = pair(), torch.zeros(2, 8).double()
-    scored, anchor_scored = network.score(IDS, IDS, nothing, nothing, mask_id=0)
+    scores = network.score(IDS, IDS, nothing, nothing, mask_id=0)
+    scored, anchor_scored = scores.denoiser, scores.anchor
     pulled = gradients(scored.total + anchor_scored.total, network)
     assert scored.total == 0
     assert all((gradient == 0).all() for gradient in pulled.values())
@@ -218,7 +223,8 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[tuple[str, b
             register_fsdp_forward_method(network, "score")
             row = IDS[rank : rank + 1]
             weight = torch.linspace(0, 1, 8).double()[None]
-            scored, anchor_scored = network.score(row, row, weight, weight, mask_id=0)
+            scores = network.score(row, row, weight, weight, mask_id=0)
+            scored, anchor_scored = scores.denoiser, scores.anchor
             (scored.total + 0.3 * anchor_scored.total).backward()
             for name, parameter in network.named_parameters():
                 assert isinstance(parameter.grad, DTensor)
@@ -236,7 +242,8 @@ def test_sharded_over_two_processes_the_score_has_the_same_gradients():
     weight, expected = torch.linspace(0, 1, 8).double().expand(2, 8), {}
     for bridge, tied in (*((bridge, False) for bridge in BRIDGES), ("hidden", True)):
         network = pair(bridge, tie_heads=tied)
-        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
+        scores = network.score(IDS, IDS, weight, weight, mask_id=0)
+        scored, anchor_scored = scores.denoiser, scores.anchor
         expected[bridge, tied] = gradients(scored.total + 0.3 * anchor_scored.total, network)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,0 +1,268 @@
+"""Block-causal models on tiny languages: what they reduce to, their bound and their samples by enumeration."""
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from adlm.config.schema import Config, Model, Sampling, Vocabulary
+from adlm.diffusion.times import BatchRng
+from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork
+from adlm.likelihood.estimators import ESTIMATORS
+from adlm.methods import method_of
+from adlm.models.text_blocks import TextBlocks
+from adlm.models.transformer import Transformer
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
+
+MASK, BOS = 3, 0
+
+
+def tiny(block_length: int, length: int = 4, method: str = "mdlm", **model) -> Config:
+    """Three words, the first of which begins every row."""
+    sizes = {"hidden": 16, "heads": 2, "blocks": 2, "denoiser_blocks": 1, "condition": 8, "dropout": 0.0} | model
+    return Config(
+        method=method,
+        vocabulary=Vocabulary(size=4, mask_id=MASK, bos_id=BOS, eos_id=BOS),
+        length=length,
+        model=Model(**sizes, block_length=block_length, start="neighbours"),
+    )
+
+
+def built(config: Config, seed: int = 0):
+    """The method and its network in float64, with random weights everywhere."""
+    torch.manual_seed(seed)
+    method = method_of(config)
+    network = method.build().double().eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return method, network
+
+
+def rows(length: int) -> torch.Tensor:
+    """All rows that begin with bos."""
+    return torch.tensor([(BOS, *rest) for rest in itertools.product(range(3), repeat=length - 1)])
+
+
+def exact_log_probs(method, network, length: int, block_length: int, order) -> torch.Tensor:
+    """log p of all rows under sampling one token a call; `order(block)` are the orders of a block's positions."""
+    x = rows(length)
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for start in range(1, length, block_length):
+        stop = min(start + block_length, length)
+        by_order = []
+        for positions in order(range(start, stop)):
+            z, log_p = x.clone(), torch.zeros(len(x), dtype=torch.float64)
+            z[:, start:] = MASK
+            for position in positions:
+                beliefs = method.log_beliefs(network, z[:, :stop])
+                log_p += beliefs[:, position].gather(1, x[:, position, None])[:, 0]
+                z[:, position] = x[:, position]
+            by_order.append(log_p)
+        total += torch.logsumexp(torch.stack(by_order), dim=0) - math.log(len(by_order))
+    return total
+
+
+def all_orders(block):
+    return list(itertools.permutations(block))
+
+
+def expected_bound(method, network, x: torch.Tensor, block_length: int) -> torch.Tensor:
+    """The NELBO of every row: the mean over all orders of all blocks of -log p in that order."""
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for start in range(1, x.shape[1], block_length):
+        stop = min(start + block_length, x.shape[1])
+        orders = all_orders(range(start, stop))
+        for positions in orders:
+            z = x.clone()
+            z[:, start:] = MASK
+            for position in positions:
+                beliefs = method.log_beliefs(network, z[:, :stop])
+                total -= beliefs[:, position].gather(1, x[:, position, None])[:, 0] / len(orders)
+                z[:, position] = x[:, position]
+    return total
+
+
+@pytest.mark.parametrize(("block_length", "first"), [(1, None), (2, None), (3, 1), (3, 2), (5, None), (9, None)])
+def test_blocks_as_rows_and_back(block_length, first):
+    cut = TextBlocks(block_length).cut(10, first)
+    x = torch.arange(20).view(2, 10)
+    assert [token for start, stop in cut.bounds for token in range(start, stop)] == list(range(1, 10))
+    torch.testing.assert_close(cut.join(cut.split(x), torch.zeros_like(x))[:, 1:], x[:, 1:])
+    assert (~cut.split_pad(x, None)).sum() == 18
+
+
+def test_blocks_of_one_token_with_hidden_masks_are_the_causal_network():
+    config = tiny(1, length=8, masked_keys="hidden")
+    method, network = built(config)
+    causal = Transformer(config.model, 4, causal=True).double().eval()
+    causal.load_state_dict(network.state_dict())
+    x = torch.randint(3, (5, 8))
+    x[:, 0] = BOS
+    expected = -causal(x)[:, :-1, :3].log_softmax(dim=-1).gather(2, x[:, 1:, None])[..., 0]
+    nats = method.bound(network, x, None, BatchRng(torch.Generator().manual_seed(0)))
+    counted = ESTIMATORS["any-order"](method)(network, x, None, BatchRng(torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(counted[:, 1:], expected.float().double(), atol=1e-6, rtol=0)
+    assert (nats[:, 0] == 0).all()
+    assert (counted[:, 0] == 0).all()
+
+
+def test_one_block_a_row_is_the_whole_row_network_one_place_earlier():
+    config = tiny(7, length=8)
+    _method, network = built(config)
+    whole = Transformer(config.model, 4).double().eval()
+    whole.load_state_dict(network.state_dict())
+    z = torch.randint(4, (5, 8))
+    z[:, 0] = BOS
+    torch.testing.assert_close(network(z)[:, 1:], whole(z)[:, :-1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+def test_a_block_sees_the_text_before_it_and_nothing_after(method_name, masked_keys):
+    _method, network = built(tiny(3, length=10, method=method_name, masked_keys=masked_keys))
+    z = torch.randint(3, (2, 10))
+    z[:, [4, 6]] = MASK
+    changed = z.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 3
+    before, after = network(z), network(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7], atol=1e-12, rtol=0)
+    changed = z.clone()
+    changed[:, 1] = (changed[:, 1] + 1) % 3
+    assert (network(z)[:, 4] - network(changed)[:, 4]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize("block_length", [1, 2, 3])
+def test_the_bound_is_a_bound_and_the_estimators_have_its_expectation(block_length, method_name):
+    method, network = built(tiny(block_length, method=method_name))
+    x = rows(4)
+    log_p = exact_log_probs(method, network, 4, block_length, all_orders)
+    assert log_p.exp().sum() == pytest.approx(1, abs=1e-9)
+    bound = expected_bound(method, network, x, block_length)
+    assert (bound >= -log_p - 1e-9).all()
+    if block_length > 1:
+        assert (bound > -log_p + 1e-6).any()
+    repeated = x.repeat(1500, 1)
+    for name in ("any-order", "nelbo"):
+        nats = ESTIMATORS[name](method)(network, repeated, None, BatchRng(torch.Generator().manual_seed(1)))
+        by_row = nats.sum(dim=1).view(1500, -1)
+        error = by_row.std(dim=0) / math.sqrt(1500)
+        assert ((by_row.mean(dim=0) - bound).abs() < 5 * error + 1e-6).all(), name
+
+
+@pytest.mark.parametrize("hidden", ["visible", "hidden"])
+def test_padding_and_random_first_blocks_change_no_expectation(hidden):
+    """A padded row has the bound of the row alone; training noise covers blocks that begin anywhere."""
+    config = tiny(2, length=6, masked_keys=hidden)
+    _method, network = built(config)
+    x = torch.tensor([[BOS, 1, 2, 1, 0, 0]])
+    pad = torch.tensor([[False, False, False, False, True, True]])
+    z = torch.tensor([[BOS, MASK, MASK, MASK, 0, 0]])
+    weight = ((z == MASK) & ~pad).float()
+    padded = network.score(z, x, weight, MASK, pad=pad).denoiser.nats[:, :4]
+    alone = network.score(z[:, :4], x[:, :4], weight[:, :4], MASK).denoiser.nats
+    torch.testing.assert_close(padded, alone, atol=1e-12, rtol=0)
+    random = method_of(replace(config, train=replace(config.train, random_blocks=True)))
+    drawn = {random.noise(x, pad, BatchRng(torch.Generator().manual_seed(s)), 0.0).first_block for s in range(20)}
+    assert drawn == {1, 2}
+    loss = random.loss(network, x, pad, 1.0, BatchRng(torch.Generator().manual_seed(0)))
+    assert loss.num_tokens == 3
+    assert loss.total.isfinite()
+
+
+def test_the_next_token_loss_of_the_clean_copy_is_that_of_the_causal_network():
+    config = tiny(3, length=8)
+    config = replace(config, train=replace(config.train, causal_weight=0.5))
+    method, network = built(config)
+    causal = Transformer(config.model, 4, causal=True).double().eval()
+    causal.load_state_dict(network.state_dict())
+    x = torch.randint(3, (5, 8))
+    expected = -causal(x)[:, :-1, :3].log_softmax(dim=-1).gather(2, x[:, 1:, None]).sum().detach()
+    loss = method.loss(network, x, None, 1.0, BatchRng(torch.Generator().manual_seed(0)))
+    assert float(loss.parts["causal"]) == pytest.approx(float(expected), abs=1e-5)
+    assert float(loss.total.detach() - loss.parts["nelbo"]) == pytest.approx(float(expected) / 2, abs=1e-5)
+
+
+def sampled(method, network, sampling: Sampling, num: int, length: int, seed: int = 0) -> torch.Tensor:
+    canvas = torch.full((num, length), MASK)
+    return last_frame(method.generate(network, canvas, sampling, RowRng(seed, range(num)))).ids
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("block_length", "sampler"), [(1, "ancestral"), (2, "ancestral"), (3, "ancestral"), (2, "entropy")]
+)
+def test_samples_have_the_distribution_of_the_model(block_length, sampler, cached):
+    """With so many steps that tokens come one at a time, ancestral sampling takes all orders, entropy one of them."""
+    method, network = built(tiny(block_length))
+    num, sampling = 6000, Sampling(sampler=sampler, steps=100_000)
+    texts = sampled(method, FrozenNetwork(network) if cached else network, sampling, num, 4)
+    counts = Counter(map(tuple, texts.tolist()))
+    if sampler == "ancestral":
+        log_p = exact_log_probs(method, network, 4, block_length, all_orders)
+    else:
+        log_p = entropy_log_probs(method, network, rows(4), block_length)
+    expected = log_p.exp() * num
+    found = torch.tensor([counts[tuple(row)] for row in rows(4).tolist()], dtype=torch.float64)
+    assert found.sum() == num
+    chi_square = ((found - expected) ** 2 / expected.clamp(min=1)).sum()
+    assert chi_square < 27 + 5 * math.sqrt(2 * 27)
+
+
+def entropy_log_probs(method, network, x, block_length):
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for start in range(1, x.shape[1], block_length):
+        stop = min(start + block_length, x.shape[1])
+        z = x.clone()
+        z[:, start:] = MASK
+        for _ in range(start, stop):
+            beliefs = method.log_beliefs(network, z[:, :stop])
+            entropies = torch.special.entr(beliefs.exp()).sum(dim=-1)
+            entropies[z[:, :stop] != MASK] = torch.inf
+            position = entropies[:, start:].argmin(dim=1, keepdim=True) + start
+            token = x.gather(1, position)
+            total += beliefs[torch.arange(len(x)), position[:, 0], token[:, 0]]
+            z = z.scatter(1, position, token)
+    return total
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence", "entropy", "threshold", "remdm-conf", "remdm-cap"])
+def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys, method_name):
+    method, network = built(tiny(3, length=14, method=method_name, masked_keys=masked_keys))
+    frozen, sampling = FrozenNetwork(network), Sampling(sampler=sampler, steps=5)
+    canvas = torch.full((4, 14), MASK)
+    canvas[:, 0] = BOS
+    for row, prompt in enumerate((1, 2, 5, 9)):
+        canvas[row, :prompt] = torch.arange(prompt) % 3
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[2, 11:] = True
+    canvas[2, 11:] = 0
+    plain, cached = (
+        last_frame(method.generate(each, canvas, sampling, RowRng(5, range(4)), pad)).ids for each in (network, frozen)
+    )
+    assert (plain == cached).all()
+    for row in range(4):
+        length = 11 if row == 2 else 14
+        alone = method.generate(frozen, canvas[row : row + 1, :length], sampling, RowRng(5, range(4))[row : row + 1])
+        assert (last_frame(alone).ids[0] == cached[row, :length]).all()
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(UserError, match="block_length 2 is for adlm and mdlm, not ar"):
+        method_of(tiny(2, method="ar"))
+    noisy_end = replace(tiny(2), schedule=replace(Config().schedule, eps=1e-3))
+    with pytest.raises(UserError, match="every block has its own"):
+        method_of(replace(noisy_end, model=replace(noisy_end.model, time_conditioning=True)))
+    method = method_of(tiny(2))
+    with pytest.raises(UserError, match="token after a mask"):
+        method.check_run(torch.tensor([[0, MASK, 1, MASK]]), Sampling(), None)
+    with pytest.raises(UserError, match="semi-autoregressive"):
+        method.check_run(torch.tensor([[0, MASK, MASK, MASK]]), Sampling(sampler="semi-autoregressive"), None)
