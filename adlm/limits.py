@@ -61,7 +61,8 @@ def check_training(
     train, model, size = config.train, config.model, 8 if config.train.precision == "float64" else 4
     weights = check_network(config, device)
     num_moments = 2 if train.optimizer == "adamw" else 1
-    state = weights * (2 + num_moments + (train.ema > 0)) // train.shard  # weights, gradients, moments, EMA
+    num_copies = 1 if train.lora_rank else 2 + num_moments + (train.ema > 0)  # weights, gradients, moments, EMA
+    state = weights * num_copies // train.shard
     _check_fits(
         state,
         device,

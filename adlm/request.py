@@ -36,6 +36,7 @@ class Option:
     commas: bool
     forwarded: bool
     name: str = ""
+    """Of the field; it ends in _ where the option is a word of Python, as `from_`."""
     default: Any = None
     """MISSING where the option must be given."""
     kind: type = str
@@ -48,7 +49,7 @@ class Option:
         """The option as it is written on the command line."""
         if self.positional:
             return str(self.value_name or self.name.upper())
-        return f"--{self.name.replace('_', '-')}"
+        return f"--{self.name.rstrip('_').replace('_', '-')}"
 
     @property
     def value_name(self) -> str | tuple[str, ...] | None:

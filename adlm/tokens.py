@@ -143,6 +143,13 @@ class Tokenizer:
         once, twice = self.decode([index]), self.decode([index, index])
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
+    def is_same(self, other: "Tokenizer | None") -> bool:
+        """Whether the two encode every text alike and have the same special ids."""
+        return other is not None and (other.vocabulary, other.engine.to_str()) == (
+            self.vocabulary,
+            self.engine.to_str(),
+        )
+
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and special_tokens_map.json; `load_tokenizer` restores the same ids."""
         write_file(folder / "tokenizer.json", self.engine.to_str(pretty=True))

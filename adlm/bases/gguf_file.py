@@ -1,17 +1,19 @@
 """GGUF files: metadata, and weights by name. Independent of networks and tokenizers.
 
 The header is parsed here and not by the package `gguf`, whose reader takes 4 s for the vocabulary of SmolLM2 and trusts
-every count in the file: one of 100 bytes can fill the memory. The package only dequantizes.
+every count in the file: one of 100 bytes can fill the memory. The common quantizations are undone here too, in a
+quarter of the package's time; it is needed for the others only.
 """
 
 import importlib
 import math
 import mmap
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,40 @@ MAX_HEADER = 2**26  # bytes; a vocabulary of 256,000 symbols with its merges has
 MAX_DIMENSIONS = 4
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+
+
+def _halves(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Bytes (N, 2 n) as n numbers of half precision."""
+    return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+
+
+def _nibbles(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(N, 2 n) from bytes (N, n): all lower halves, then all upper ones."""
+    return np.concatenate([blocks & 15, blocks >> 4], axis=1)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Blocks of `num_weights` weights in `num_bytes` bytes."""
+
+    num_weights: int
+    num_bytes: int
+    undo: Callable[[NDArray[np.uint8]], NDArray[Any]]
+    """Blocks (N, num_bytes) -> weights (N, num_weights)."""
+
+
+QUANTIZATIONS = {
+    0: Quantization(1, 4, lambda blocks: np.ascontiguousarray(blocks).view("<f4")),  # F32
+    1: Quantization(1, 2, _halves),  # F16
+    2: Quantization(32, 18, lambda blocks: _halves(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - np.float32(8))),  # Q4_0
+    3: Quantization(  # Q4_1: scale, minimum, 32 numbers of 4 bits
+        32, 20, lambda blocks: _halves(blocks[:, :2]) * _nibbles(blocks[:, 4:]) + _halves(blocks[:, 2:4])
+    ),
+    8: Quantization(  # Q8_0: scale, 32 numbers of 8 bits
+        32, 34, lambda blocks: _halves(blocks[:, :2]) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8)
+    ),
+}
+"""By their numbers in the file."""
 
 
 @dataclass(frozen=True)
@@ -93,27 +129,39 @@ class GgufFile:
 
     def weights(self, name: str) -> NDArray[np.float32]:
         """The weights of a tensor in float32, dequantized; check its shape first."""
-        tensor, kinds = self.tensors[name], _gguf()
-        try:
-            kind = kinds.GGMLQuantizationType(tensor.kind)
-            num_weights, num_bytes = kinds.GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            raise UserError(
-                f"{self.path}: tensor {name} has quantization {tensor.kind}, which the installed package gguf does not "
-                "know; try pip install -U gguf, or another file of the model"
-            ) from None
-        rows, (columns, rest) = tensor.shape[:-1], divmod(tensor.shape[-1], num_weights)
-        begin, size = self.start + tensor.offset, math.prod(rows) * columns * num_bytes
+        tensor = self.tensors[name]
+        quantization = QUANTIZATIONS.get(tensor.kind) or self._other_quantization(name, tensor.kind)
+        num_bytes = quantization.num_bytes
+        columns, rest = divmod(tensor.shape[-1], quantization.num_weights)
+        begin, size = self.start + tensor.offset, math.prod(tensor.shape[:-1]) * columns * num_bytes
         if rest or begin + size > len(self._bytes):
             raise UserError(f"{self.path} is damaged or cut off: tensor {name} reaches past its end; download it again")
-        try:
-            weights = kinds.dequantize(self._bytes[begin : begin + size].reshape(*rows, columns * num_bytes), kind)
-        except NotImplementedError:
-            raise UserError(
-                f"{self.path}: tensor {name} has quantization {kind.name}, which the package gguf cannot undo; give "
-                "another file of the model, such as one of Q8_0, Q4_1 or F16"
-            ) from None
+        weights = quantization.undo(self._bytes[begin : begin + size].reshape(-1, num_bytes))
         return np.require(weights, np.float32, ["C_CONTIGUOUS", "WRITEABLE"]).reshape(tensor.shape)
+
+    def _other_quantization(self, name: str, number: int) -> Quantization:
+        """One that only the package gguf knows."""
+        gguf = _gguf()
+        try:
+            kind = gguf.GGMLQuantizationType(number)
+            num_weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError):
+            raise UserError(
+                f"{self.path}: tensor {name} has quantization {number}, which the installed package gguf does not "
+                "know; try pip install -U gguf, or another file of the model"
+            ) from None
+
+        def undo(blocks: NDArray[np.uint8]) -> NDArray[Any]:
+            try:
+                weights: NDArray[Any] = gguf.dequantize(blocks, kind)
+            except NotImplementedError:
+                raise UserError(
+                    f"{self.path}: tensor {name} has quantization {kind.name}, which the package gguf cannot undo; "
+                    "give another file of the model, such as one of Q8_0, Q4_1 or F16"
+                ) from None
+            return weights
+
+        return Quantization(num_weights, num_bytes, undo)
 
     @cached_property
     def _bytes(self) -> NDArray[np.uint8]:
@@ -122,6 +170,13 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a GGUF file; a user error if it is not one, or damaged."""
+    with opened(path) as file:
+        status = os.fstat(file.fileno())
+    return _read_header(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)  # description, tokenizer and weights are read one after the other: 0.5 s each for SmolLM2
+def _read_header(path: Path, _state: tuple[int, ...]) -> GgufFile:
     with opened(path) as file, _damage(path):
         if file.read(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
@@ -160,4 +215,6 @@ def _gguf() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError:
-        raise UserError("a .gguf file needs the package gguf, which is not installed; try pip install gguf") from None
+        raise UserError(
+            "a .gguf file of this quantization needs the package gguf, which is not installed; try pip install gguf"
+        ) from None

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from adlm.bases.description import BaseDescription, describe_base, find_base
 from adlm.bases.gguf_file import read_gguf
+from adlm.bases.named import NAMED_BASES, check_named_base
+from adlm.checkpoints.model_folder import ModelFolder
 from adlm.config.schema import Config, Model
 from adlm.errors import UserError
 from adlm.files import file_sha256, opened, read_json
@@ -106,15 +108,30 @@ def read_base(source: str) -> Base:
     reader = _gguf_tensors if path.suffix == ".gguf" else _folder_tensors
     with reader(path, description) as tensors:
         weights = _weights(path, description, tokenizer, tensors)
+    sha256 = tensors.sha256()
+    if source in NAMED_BASES:
+        check_named_base(source, path, sha256)
     return Base(
         source,
-        tensors.sha256(),
+        sha256,
         description.model,
         description.max_length,
         weights,
         tokenizer,
         description.chat_template,
     )
+
+
+def causal_model(base: Base) -> ModelFolder:
+    """The base as the causal model that it is: method ar."""
+    config = Config(
+        method="ar",
+        tokenizer=f"{BASE}{base.name}",
+        vocabulary=base.tokenizer.vocabulary,
+        length=min(Config.length, base.max_length),
+        model=Model(**base.model),
+    )
+    return ModelFolder(config, base.weights, base.tokenizer)
 
 
 @dataclass(frozen=True)

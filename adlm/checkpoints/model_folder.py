@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from adlm.config.load import load_config, save_config
+from adlm.config.load import ADAPTER, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
 from adlm.files import opened, refuse_taken, replacing_folder, write_file
@@ -71,6 +71,11 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_model_folder(folder: Path) -> ModelFolder:
+    """The contents of a model folder; those of an adapter folder are merged with the adapter's base."""
+    if (folder / ADAPTER).exists():
+        from adlm.checkpoints.adapter import load_adapter  # which loads the base by this function
+
+        return load_adapter(folder)
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).exists():
             raise UserError(f"{folder} has no {name}, so it is not a model folder")
@@ -131,14 +136,13 @@ def network_of(config: Config, weights: Mapping[str, Tensor]) -> Any:
             f"fit: there are {len(weights)} weights, and a block has at least {MIN_WEIGHTS_PER_BLOCK}"
         )
     network: Any = on_meta(method.build)
-    check_fit(network, weights, config)
+    check_fit(network.state_dict(), weights, config)
     network.load_state_dict(dict(weights), assign=True)
     return network.eval().requires_grad_(False)
 
 
-def check_fit(network: nn.Module, weights: Mapping[str, Tensor], config: Config) -> None:
-    """User errors for weights that the network lacks, has in addition, or has in another shape."""
-    expected = network.state_dict()
+def check_fit(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], config: Config) -> None:
+    """User errors for weights that are missing, unexpected, or of another shape than those of a network."""
     for name in sorted(expected.keys() ^ weights.keys()):
         problem = "is missing" if name in expected else "is unexpected"
         raise UserError(f"weight {name} {problem} for method {config.method} with the sizes in the config")

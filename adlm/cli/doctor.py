@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from adlm import __version__, code_commit
+from adlm.bases.named import NAMED_BASES, find_named_base
 from adlm.cli.console import Console
 from adlm.config.schema import Config, Data, Model, Vocabulary
 from adlm.data.sources.corpora import CORPORA
@@ -141,6 +142,7 @@ def check_environment() -> Iterator[Check]:
     yield check_memory()
     yield check_disk()
     yield check_corpora()
+    yield from check_bases()
     yield hub()
     for feature in FEATURES:
         missing = [package for package in feature.packages if importlib.util.find_spec(package) is None]
@@ -329,6 +331,15 @@ def check_corpora() -> Check:
     else:
         detail = f"{listed} (ADLM_DATA {root})"
     return Check("data", "corpora", "ok" if corpora else "absent", detail, facts=facts)
+
+
+def check_bases() -> Iterator[Check]:
+    """The base weights that have a name, in the cache or in an installed package."""
+    for name, base in NAMED_BASES.items():
+        path = find_named_base(name)
+        detail, install = (f"no base weights ({base.size})", f"adlm fetch {name}") if path is None else (str(path), "")
+        facts = {"file": None if path is None else str(path)}
+        yield Check("data", name, "ok" if path else "absent", detail, install, facts)
 
 
 def ask_hub() -> Callable[[], Check]:

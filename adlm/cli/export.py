@@ -1,4 +1,7 @@
-"""`adlm export`: write a model as a folder that Hugging Face transformers loads without adlm, and upload it."""
+"""`adlm export`: write a model as a folder that Hugging Face transformers loads without adlm, and upload it.
+
+Or as a plain model folder, which needs no base any more: an adapter merged with its base.
+"""
 
 import json
 import re
@@ -7,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from adlm.config.load import BOX, BOX_FOLDER
+from adlm.config.load import BOX, MODEL_NAMES, model_source
 from adlm.errors import UserError, printable
+from adlm.files import refuse_taken
 from adlm.request import Request, option
 
 
@@ -16,7 +20,8 @@ from adlm.request import Request, option
 class ExportRequest(Request):
     """The options of `adlm export`."""
 
-    example = "adlm export runs/own --to hf --out exported/own"
+    example = """adlm export runs/own --to hf --out exported/own
+  adlm export runs/own --to adlm --out merged/own"""
 
     model: str = option(
         "a model folder or run folder of method adlm, mdlm, ar or a2r\n"
@@ -24,7 +29,11 @@ class ExportRequest(Request):
         BOX,
         positional=True,
     )
-    to: Literal["hf"] = option("the format: hf, a folder for transformers", "hf")
+    to: Literal["hf", "adlm"] = option(
+        "the format: hf, a folder for transformers; adlm, a model folder,\n"
+        "in which an adapter (train.lora_rank) is merged with its base",
+        "hf",
+    )
     out: Path = option("the folder to create", metavar="FOLDER")
     force: bool = option("replace the folder of --out if it is an earlier export", False)
     push: str | None = option(
@@ -35,17 +44,27 @@ class ExportRequest(Request):
 
 
 def run(request: ExportRequest) -> int:
-    model = BOX_FOLDER if request.model == BOX else Path(request.model)
+    model = model_source(request.model) if request.model in MODEL_NAMES else Path(request.model)
     if request.push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", request.push, re.ASCII):
         raise UserError(f"--push {request.push} is not a repository on the hub; give OWNER/NAME")
     from adlm.apps.export.folder import check_exportable, check_folder, export_model, push
+    from adlm.checkpoints.adapter import merged_config
+    from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
     from adlm.language_model import load
     from adlm.models.transformer import num_parameters
 
-    check_folder(request.out, request.force, model)
-    lm = load(request.model)
-    check_exportable(lm)
-    export_model(lm, model, request.out, request.push or request.out.name)
+    if request.to == "adlm":
+        for name in ("force", "push", "private"):
+            if getattr(request, name):
+                raise UserError(f"--{name} is for --to hf; leave it out, or upload an export to hf")
+        refuse_taken(request.out)
+        lm = load(request.model)
+        save_model_folder(ModelFolder(merged_config(lm.config), lm.network.state_dict(), lm.tokenizer), request.out)
+    else:
+        check_folder(request.out, request.force, model)
+        lm = load(request.model)
+        check_exportable(lm)
+        export_model(lm, model, request.out, request.push or request.out.name)
     address = None if request.push is None else push(request.out, request.push, request.private)
     report = {
         "folder": str(request.out),

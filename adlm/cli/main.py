@@ -30,6 +30,7 @@ from adlm.request import Option, Request, json_schema, options_of
 GROUPS = {
     "start": {
         "quickstart": "train and compare two small models, minutes on a CPU",
+        "fetch": "get the base weights of smollm2, once",
         "doctor": "check this machine: devices, packages, data, what works",
         "completion": "print the shell completion script for bash, zsh or fish",
     },
@@ -85,7 +86,7 @@ MEANT = {
     "evaluate": "perplexity",
 }
 """What other names for commands stand for."""
-WITHOUT_TORCH = ("presets", "completion", "prepare")
+WITHOUT_TORCH = ("presets", "completion", "prepare", "fetch")
 LEAST_MEMORY = 1_500_000_000
 """Bytes of virtual memory below which torch aborts or hangs, sometimes while it is imported."""
 OUT_OF_MEMORY = re.compile("allocate memory|not enough memory|out of memory|failed to map segment", re.IGNORECASE)
@@ -304,7 +305,10 @@ def add_options(parser: argparse.ArgumentParser, request: type[Request]) -> None
             continue
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        groups[option.group].add_argument(option.name if option.positional else option.flag, **_settings(option))
+        if option.positional:
+            groups[option.group].add_argument(option.name, **_settings(option))
+        else:
+            groups[option.group].add_argument(option.flag, dest=option.name, **_settings(option))
 
 
 def _settings(option: Option) -> dict[str, Any]:

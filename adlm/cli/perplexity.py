@@ -13,7 +13,7 @@ from rich.text import Text
 from adlm import __version__
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
-from adlm.config.load import BOX
+from adlm.config.load import ADAPTER, BOX, MODEL_NAMES
 from adlm.config.schema import PackingName
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
@@ -24,7 +24,7 @@ from adlm.request import narrow, option
 if TYPE_CHECKING:  # importing torch takes seconds
     from adlm.apps.perplexity import Difference, PerplexityResult
 
-WEIGHTS = ("model.safetensors", "model/model.safetensors")  # in a model folder, in a run folder
+WEIGHTS = tuple(f"{folder}{file}" for folder in ("", "model/") for file in ("model.safetensors", ADAPTER))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PerplexityRequest(MeasurementRequest):
 
 def run(request: PerplexityRequest) -> int:
     for name in request.data:
-        if name == BOX or any((Path(name) / file).is_file() for file in WEIGHTS):
+        if name in MODEL_NAMES or any((Path(name) / file).is_file() for file in WEIGHTS):
             raise UserError(f"--data {name} is a model; write models before --data and texts after it")
     inputs = [Path(name) for name in (*request.models, *request.data, request.tokenizer) if name]
     check_output(request.out, force=request.force, inputs=inputs)

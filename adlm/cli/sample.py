@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from adlm.canvas import MAX_HOLE
 from adlm.cli.streams import write_error
-from adlm.config.load import BOX, load_config, model_source
+from adlm.config.load import BOX, MODEL_NAMES, load_config, model_source
 from adlm.errors import TEXT, UserError, printable
 from adlm.files import check_output
 from adlm.hub import download_model
@@ -89,12 +89,13 @@ def run(request: SampleRequest) -> int:
     model, overrides = _model_and_overrides([request.model, *request.overrides])
     options = parse_sampling(overrides, sampler=request.sampler, steps=request.steps)
     _check_outputs(request, model)
-    source = model_source(model)
+    source, given = model_source(model), model
     if not source.exists() and source.suffix != ".ckpt":  # a name on the hub
         source = download_model(model)
+        given = str(source)
     saved = source / "config.yaml"
     # the default options of a .ckpt, or of an exported model, are known once it is loaded
-    lm = None if saved.is_file() else _load(source, request.device)
+    lm = None if saved.is_file() else _load(given, request.device)
     defaults = lm.config.sampling if lm else load_config(saved).sampling
     asked = SampleSettings(  # checked before torch is imported
         sampling_with(defaults, options),
@@ -130,7 +131,7 @@ def run(request: SampleRequest) -> int:
     return 0
 
 
-def _load(model: str | Path, device: str) -> "LanguageModel":
+def _load(model: str, device: str) -> "LanguageModel":
     from adlm.language_model import load  # imports torch, which takes seconds
 
     return load(model, device)
@@ -142,7 +143,8 @@ def _model_and_overrides(words: list[str | None]) -> tuple[str, list[str]]:
     names_model = bool(given) and ("=" not in given[0] or os.path.exists(given[0]))
     model, overrides = (given[0], given[1:]) if names_model else (BOX, given)
     texts = [word for word in overrides if "=" not in word]
-    if model != BOX and not os.path.exists(model) and (" " in model or not ("/" in model or model.endswith(".ckpt"))):
+    looks_like_text = " " in model or not ("/" in model or model.endswith((".ckpt", ".gguf")))
+    if model not in MODEL_NAMES and not os.path.exists(model) and looks_like_text:
         texts = [model]
     if texts:
         raise UserError(

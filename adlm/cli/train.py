@@ -241,7 +241,10 @@ def describe_start(start: "RunStart", config: Config) -> str:
             f"{passes:.2g} epochs in {train.steps:,} steps of {train.batch_size} rows"
         )
     held_out = f"validation on {describe_held_out(start)}" if start.size.num_held_out else "no rows held out"
-    return f"{start.device}{threads}; {start.num_parameters:,} parameters; {text}; {held_out}"
+    parameters = f"{start.num_parameters:,} parameters"
+    if start.num_trained < start.num_parameters:
+        parameters += f", {start.num_trained:,} of them trained"
+    return f"{start.device}{threads}; {parameters}; {text}; {held_out}"
 
 
 def describe_held_out(start: "RunStart") -> str:

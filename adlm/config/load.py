@@ -20,6 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from adlm.bases.description import describe_base, find_base
+from adlm.bases.named import NAMED_BASES, named_base
 from adlm.config import options
 from adlm.config.schema import SOURCES, Config, Model, Sampling
 from adlm.errors import UserError
@@ -34,6 +35,10 @@ LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed a
 PRESETS = files("adlm") / "presets"
 BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
 """Name and folder of the small model that the package holds, the model in the box."""
+MODEL_NAMES = (BOX, *NAMED_BASES)
+"""Names that stand for a model; a folder of such a name is given as ./box."""
+ADAPTER = "adapter.safetensors"
+"""The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
 _CONFIG = TypeAdapter(Config)
@@ -116,10 +121,23 @@ def _init_options(model: str, others: list[str]) -> Raw:
     folder = init_folder(model)
     if folder is None:
         return {"init": model, **_base_options(model, others), **_read_preset("recipe/adapt")}
-    config = to_mapping(load_config(folder / "config.yaml"))
-    time = {option: config["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
-    own = {"init": model, "tokenizer": BOX if model == BOX else str(folder), "time": time}
-    return {**{option: config[option] for option in INHERITED}, **own, **_read_preset("recipe/fine-tune")}
+    config = load_config(folder / "config.yaml")
+    raw = to_mapping(config)
+    time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
+    recipe, tokenizer = _read_preset("recipe/fine-tune"), BOX if model == BOX else str(folder)
+    if (folder / ADAPTER).exists():
+        lora = {option: value for option, value in raw["train"].items() if option.startswith("lora_")}
+        recipe = merge(recipe, {"train": lora})
+        if not (folder / "tokenizer.json").exists():
+            tokenizer = _base_tokenizer(config.init)
+    own = {"init": model, "tokenizer": tokenizer, "time": time}
+    return {**{option: raw[option] for option in INHERITED}, **own, **recipe}
+
+
+def _base_tokenizer(name: str) -> str:
+    """The option `tokenizer` for the tokenizer of an adapter's base."""
+    folder = None if name in NAMED_BASES else init_folder(name)
+    return f"base:{name}" if folder is None else BOX if name == BOX else str(folder)
 
 
 def _base_options(model: str, others: list[str]) -> Raw:
@@ -139,16 +157,21 @@ def _base_options(model: str, others: list[str]) -> Raw:
 
 
 def model_source(path: str | Path) -> Path:
-    """Where a model is: its folder, also that in a run or of the name `box`, or a .ckpt file.
+    """Where a model is: its folder, also that in a run or of the name `box`, a .ckpt file, or a pretrained .gguf file.
 
-    A name on the hub, owner/name, is returned as it is. What is none of these is a user error.
+    A name such as smollm2 is the adapter in the box, or the base itself if the box has none. A name on the hub,
+    owner/name, is returned as it is. What is none of these is a user error.
     """
     source = BOX_FOLDER if path == BOX else Path(path)
+    if path in NAMED_BASES:
+        source = BOX_FOLDER / path
+        if not (source / ADAPTER).is_file():
+            return named_base(str(path))
     with reporting_os_errors(source, f"{path} cannot be read"):
         if source.is_dir():
             return source / "model" if (source / "model").is_dir() else source
         exists = source.exists()
-    if source.suffix == ".ckpt" or (not exists and is_hub_name(str(path))):
+    if source.suffix == ".ckpt" or (exists and source.suffix == ".gguf") or (not exists and is_hub_name(str(path))):
         return source
     absent = "" if exists else ": there is nothing of that name"
     remedy = "give a run folder such as runs/own, a model folder, or box, the small model that comes with adlm"
@@ -159,7 +182,7 @@ def init_folder(model: str) -> Path | None:
     """The model folder that the option `init` names; None if it is a pretrained base; a user error if it is neither."""
     with suppress(UserError):
         folder = model_folder_at(model_source(model))
-        if folder is not None and (folder / "model.safetensors").is_file():
+        if folder is not None and any((folder / name).is_file() for name in ("model.safetensors", ADAPTER)):
             return folder
     if find_base(model) is not None:
         return None

@@ -357,6 +357,16 @@ class Train:
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     unigram_start: bool = False
     """Initialise the output biases to the log unigram frequencies of the training text, instead of 0 as published."""
+    lora_rank: Annotated[int, Ge(0), Le(2**20)] = 0
+    """Rank of LoRA, which trains W + lora_scale B A for frozen matrices W of the model `init`; 0 trains all weights."""
+    lora_scale: Annotated[float, Gt(0)] = 1.0
+    """Factor of the low-rank updates B A."""
+    lora_norms: bool = False
+    """Also train the weights of the norms with LoRA."""
+    lora_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the adapter in RUN/model: float32, or bfloat16 at half the size."""
+    base_sha256: str = ""
+    """With LoRA, sha256 of the frozen weights; filled in when the model `init` is opened."""
     seed: Seed = 0
     """Seed of all random numbers of the run."""
     micro_batch: Count | None = None
@@ -533,6 +543,11 @@ class Config:
     """Set for reasoning runs (`adlm reason`), null for language modelling."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.train, Train) and self.train.lora_rank and not self.init:
+            raise UserError(
+                f"train.lora_rank {self.train.lora_rank} needs a model to start from; add init=MODEL, or "
+                "train.lora_rank=0 to train all weights"
+            )
         if (
             not isinstance(self.schedule, Schedule)
             or not isinstance(self.model, Model)

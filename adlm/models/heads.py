@@ -192,25 +192,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         low_hidden, low_weight, low_bias = hidden.to(dtype), *_padded_head(weight, bias, excluded, dtype)
         nats = torch.empty(len(targets), dtype=precise, device=hidden.device)
-        gradients = None
-        if differentiable:
-            gradients = (
-                torch.empty_like(low_hidden),
-                torch.zeros_like(low_weight, dtype=precise),
-                torch.zeros_like(low_bias, dtype=precise),
-            )
+        gradient = torch.empty_like(low_hidden) if differentiable else None
+        head_gradients = None
+        if differentiable and any(ctx.needs_input_grad[1:3]):  # a head that LoRA freezes needs none
+            head_gradients = tuple(torch.zeros_like(each, dtype=precise) for each in (low_weight, low_bias))
         buffer = low_hidden.new_empty((min(rows, len(targets)), len(low_bias)))
         for chunk in _even_chunks(len(targets), rows):
             logits = buffer[: chunk.stop - chunk.start]
             torch.addmm(low_bias, low_hidden[chunk], low_weight.T, out=logits)
             nats[chunk] = logit_gradients_(logits, targets[chunk], token_weight[chunk], differentiable)
-            if gradients is not None:
-                gradients[0][chunk] = torch.mm(logits, low_weight)
-                _add_product_(gradients[1], logits.T, low_hidden[chunk])
-                gradients[2].add_(logits.sum(dim=0, dtype=precise))
-        if gradients is not None:
-            symbols = len(bias)
-            ctx.save_for_backward(gradients[0], gradients[1][:symbols], gradients[2][:symbols])
+            if gradient is not None:
+                gradient[chunk] = torch.mm(logits, low_weight)
+            if head_gradients is not None:
+                _add_product_(head_gradients[0], logits.T, low_hidden[chunk])
+                head_gradients[1].add_(logits.sum(dim=0, dtype=precise))
+        if gradient is not None:
+            ctx.save_for_backward(gradient, *(each[: len(bias)] for each in head_gradients or ()))
             ctx.dtypes = (hidden.dtype, weight.dtype, bias.dtype)
         ctx.mark_non_differentiable(nats)
         return (token_weight.to(precise) * nats).sum(), nats
@@ -219,9 +216,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, total_gradient: Tensor, _nats_gradient: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [
-            (gradient * total_gradient).to(dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            (gradient * total_gradient).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=False)  # a frozen head has no gradients
         ]
-        return (*scaled, None, None, None, None, None, None)
+        return (*scaled, *[None] * (9 - len(scaled)))
 
 
 def _even_chunks(num: int, rows: int) -> Iterator[slice]:

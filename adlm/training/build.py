@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
+from adlm.checkpoints.adapter import Adapter, add_lora_of
 from adlm.checkpoints.model_folder import check_fit
 from adlm.config.schema import Train
 from adlm.distributed import Processes
@@ -17,6 +18,7 @@ from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
 from adlm.models.heads import why_no_triton
+from adlm.models.lora import start_from_adapter
 from adlm.models.transformer import Trunk
 from adlm.training.metrics import flops_per_token
 from adlm.training.sharding import blocks_of, shard_network
@@ -33,10 +35,12 @@ def build_train_state(
     report: Callable[[str], None],
     log_frequencies: Tensor | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    adapter: Adapter | None = None,
 ) -> TrainState:
     """A new network, initialized identically on every process and for any number of them, then sharded.
 
-    The output heads start at `log_frequencies` (V,), if given; `weights`, if given, replace the initial ones.
+    The output heads start at `log_frequencies` (V,), if given; `weights`, if given, replace the initial ones. LoRA
+    starts from `adapter`, if given.
     """
     train = method.config.train
     torch.manual_seed(seed_of(train.seed, "weights"))
@@ -45,12 +49,19 @@ def build_train_state(
         start_from_unigram(network, log_frequencies)
     if weights is not None:
         try:
-            check_fit(network, weights, method.config)
+            check_fit(network.state_dict(), weights, method.config)
         except UserError as error:
             raise UserError(
                 f"init {method.config.init} does not fit: {error}; leave out the options of model"
             ) from None
-        network.load_state_dict(weights)
+        if train.lora_rank:  # frozen weights are not copied
+            network.load_state_dict({name: value.float() for name, value in weights.items()}, assign=True)
+        else:
+            network.load_state_dict(weights)
+    if train.lora_rank:
+        add_lora_of(network, method.config)
+        if adapter is not None:
+            start_from_adapter(network, adapter.weights, adapter.config.train.lora_scale)
     network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()

@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from adlm.config.schema import Train
 from adlm.errors import UserError
+from adlm.models.lora import trained_parameters
 from adlm.training.sharding import local_shard
 
 MOMENTUM = 0.95  # of Muon
@@ -91,21 +92,21 @@ def _nearest_orthogonal(matrices: Tensor) -> Tensor:
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:
-    """The optimizer of all weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
+    """The optimizer of all trained weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
 
     `parts` of a group is the number of matrices that each weight stacks for Muon (query, key and value), 0 for AdamW.
     The fused kernel of AdamW also clips the gradients, and skips the update if they are not finite (`update_weights`).
     With `train.optimizer` muon, the matrices of the blocks are Muon's, the rest AdamW's: embeddings, heads, bridges,
-    modulations, norms and biases.
+    modulations, norms and biases. Frozen weights are in no group; the factors of LoRA are matrices of the blocks.
     """
-    named = dict(network.named_parameters())
+    named = trained_parameters(network)
     bridge = [weight for name, weight in named.items() if "bridge" in name.split(".")]
     matrices, stacked = [], []
     if train.optimizer == "muon":
         in_blocks = [(name.split("."), weight) for name, weight in named.items() if ".blocks." in name]
         in_blocks = [(words, weight) for words, weight in in_blocks if weight.ndim == 2 and "modulation" not in words]
-        stacked = [weight for words, weight in in_blocks if "qkv" in words]
-        matrices = [weight for words, weight in in_blocks if "qkv" not in words]
+        stacked = [weight for words, weight in in_blocks if words[-2:] == ["qkv", "weight"]]
+        matrices = [weight for words, weight in in_blocks if words[-2:] != ["qkv", "weight"]]
         if not matrices:
             raise UserError("train.optimizer muon is for networks of our own; use adamw for models of transformers")
     chosen = {*bridge, *matrices, *stacked}

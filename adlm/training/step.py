@@ -29,6 +29,7 @@ from adlm.distributed import Processes
 from adlm.errors import UserError
 from adlm.methods.inputs import check_clean
 from adlm.methods.method import Loss
+from adlm.models.lora import trained_parameters
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
 from adlm.training.sharding import gather_tensors, local_shard, reshard
 
@@ -41,12 +42,12 @@ class EMA:
 
     As in the published code, the first update keeps 2/11 of the initial weights. Steps that were skipped because their
     loss or gradient was not finite change neither a nor n. The average has the dtype and the sharding (DTensor) of the
-    weights. With max_decay 0 it equals the weights.
+    weights. With max_decay 0 it equals the weights. Frozen weights have none.
     """
 
     def __init__(self, network: nn.Module, max_decay: float):
         self.max_decay = max_decay
-        self.weights = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        self.weights = {name: weight.detach().clone() for name, weight in trained_parameters(network).items()}
         self.num_updates = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
 
     @torch.no_grad()
@@ -55,7 +56,7 @@ class EMA:
         self.num_updates += finite
         decay = ((1 + self.num_updates.double()) / (10 + self.num_updates)).clamp(max=self.max_decay)
         averages = [local_shard(weight) for weight in self.weights.values()]
-        weights = [local_shard(weight) for weight in network.parameters()]
+        weights = [local_shard(weight) for weight in trained_parameters(network).values()]
         share = ((1 - decay) * finite).to(averages[0].dtype)
         torch._foreach_lerp_(averages, weights, [share] * len(weights))
 
@@ -70,7 +71,7 @@ class EMA:
 
     @torch.no_grad()
     def _swap(self, network: nn.Module) -> None:
-        for name, weight in network.named_parameters():
+        for name, weight in trained_parameters(network).items():
             own = weight.clone()
             weight.copy_(self.weights[name])
             self.weights[name].copy_(own)
@@ -124,9 +125,12 @@ class TrainState:
                 reshard(self.network)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet."""
+        """All tensors to save or to load into, by name; creates the optimizer's if there are none yet.
+
+        Frozen weights are not among them: a run with LoRA reads them from its base again.
+        """
         tensors = {}
-        for name, weight in self.network.named_parameters():
+        for name, weight in trained_parameters(self.network).items():
             if weight not in self.optimizer.state:
                 self.optimizer.state[weight] = new_moments(self.optimizer, weight)
             tensors[f"weights.{name}"] = weight.detach()
@@ -135,8 +139,8 @@ class TrainState:
         return tensors | {f"ema.{name}": weight for name, weight in ema_weights.items()}
 
     def model_weights(self, processes: Processes) -> dict[str, Tensor]:
-        """The EMA weights, unsharded, on the CPU of rank 0. A collective call: every process must make it."""
-        weights = dict(self.network.named_parameters()) if self.ema is None else self.ema.weights
+        """The EMA of the trained weights, on the CPU of rank 0. A collective call: every process must make it."""
+        weights = trained_parameters(self.network) if self.ema is None else self.ema.weights
         return gather_tensors(weights, processes)
 
 

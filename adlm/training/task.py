@@ -20,8 +20,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from adlm.checkpoints.base import read_base
-from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, replace_model_folder
+from adlm.checkpoints.adapter import (
+    Adapter,
+    LoraBase,
+    base_of_run,
+    initial_weights,
+    is_adapter,
+    open_model,
+    read_adapter,
+    replace_adapter,
+)
+from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
 from adlm.config.load import init_folder
 from adlm.config.schema import Config
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
@@ -131,6 +140,8 @@ class TextTask:
     size: DataSize
     read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
     """x and pad of the held-out rows [start, stop)."""
+    base: LoraBase | None = None
+    """Of a run with LoRA."""
 
     def held_out_batches(self, size: int) -> Iterator[HeldOutBatch]:
         """All held-out rows in order, at most `size` at a time and never across two groups."""
@@ -154,8 +165,28 @@ class TextTask:
         if self.config.train.unigram_start:
             counts = 1 + statistics().counts  # add-one smoothing
             frequencies = (counts / counts.sum()).log()
-        weights = None if resumes or not self.config.init else self._initial_weights()
-        return build_train_state(method, processes, report, frequencies, weights)
+        weights, adapter = None, None
+        if self.config.init and (self.base is not None or not resumes):  # checkpoints have no frozen weights
+            weights = self._initial_weights()
+        if self.base is not None and not resumes:
+            adapter = self._initial_adapter()
+        return build_train_state(method, processes, report, frequencies, weights, adapter)
+
+    def _initial_adapter(self) -> Adapter | None:
+        """The adapter `init`, which LoRA continues to train; None if `init` is none."""
+        folder, train = init_folder(self.config.init), self.config.train
+        if folder is None or not is_adapter(folder):
+            return None
+        adapter = read_adapter(folder)
+        saved = adapter.config.train
+        if train.lora_rank < saved.lora_rank:
+            raise UserError(
+                f"train.lora_rank {train.lora_rank} is below the {saved.lora_rank} of init {self.config.init}; give at "
+                f"least train.lora_rank={saved.lora_rank}, or 0 to train all weights"
+            )
+        if saved.lora_norms and not train.lora_norms:
+            raise UserError(f"init {self.config.init} has trained norms; add train.lora_norms=true")
+        return adapter
 
     def _statistics(self, processes: Processes) -> SymbolStatistics:
         """Counted in the first training batches of all processes."""
@@ -168,19 +199,15 @@ class TextTask:
         return SymbolStatistics(symbol_texts(self.tokenizer), counts, rows, int(processes.sum([num_rows])[0]))
 
     def _initial_weights(self) -> dict[str, Tensor]:
-        """The weights of the model `init`, whose tokenizer must be that of the prepared text."""
-        init, folder = self.config.init, init_folder(self.config.init)
-        model = read_base(init) if folder is None else load_model_folder(folder)
+        """The weights of the model `init`, with LoRA of its base; its tokenizer must be that of the prepared text."""
+        init = self.config.init
+        model = open_model(init) if self.base is None else self.base.model
         if model.tokenizer is not None and model.tokenizer.sha256 != self.tokenizer.sha256:
             raise UserError(
                 f"init {init} has another tokenizer than the prepared text; leave out data.prepared and tokenizer=, or "
                 f"prepare the text with `adlm prepare init={init} ...`"
             )
-        if isinstance(model, ModelFolder):
-            return model.weights
-        if self.config.length > model.max_length:
-            raise UserError(f"length {self.config.length} is more than the {model.max_length} tokens that {init} reads")
-        return model.weights_for(self.config, method_of(self.config).anchored)
+        return initial_weights(model, self.config)
 
     def validate(self, state: TrainState, processes: Processes) -> ValidationResult:
         """The mean bound per token over all held-out rows, a micro-batch per process at a time.
@@ -228,7 +255,11 @@ class TextTask:
     def save_model(self, weights: dict[str, Tensor], path: Path) -> None:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""
         config = replace(self.config, data=replace(self.config.data, prepared=""))
-        replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
+        if self.base is None:
+            replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
+        else:
+            tokenizer = None if self.tokenizer.is_same(self.base.model.tokenizer) else self.tokenizer
+            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer), path)
 
 
 def _ratio_of_sums(
@@ -245,6 +276,10 @@ def _ratio_of_sums(
 def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
     """The text that the config names. Without `data.prepared`, a new run first prepares it in RUN/data."""
     task = _open_stream(config, processes) if config.data.streaming else _open_rows(config, run, processes, report)
+    if config.train.lora_rank:
+        base = base_of_run(config.init)
+        resolved = replace(task.config, train=replace(config.train, base_sha256=base.sha256))
+        task = replace(task, base=base, config=resolved)
     method_of(task.config)  # raises for an invalid config before it is saved as the run's config
     check_training(task.config, processes.device, processes.num_ranks)
     return task

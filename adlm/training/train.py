@@ -20,6 +20,7 @@ from adlm.diffusion.times import BatchSlice
 from adlm.distributed import Processes, default_threads, device_name
 from adlm.errors import UserError
 from adlm.files import reporting_os_errors, write_file
+from adlm.models.lora import trained_parameters
 from adlm.models.transformer import num_parameters
 from adlm.training import run_folder
 from adlm.training.metrics import (
@@ -56,6 +57,8 @@ class RunStart:
     threads: int | None
     """CPU threads; None on a GPU."""
     num_parameters: int
+    num_trained: int
+    """Parameters that are not frozen: all of them without LoRA."""
     size: DataSize
     step: int
     """Steps already done: 0 for a new run."""
@@ -223,6 +226,7 @@ def _training_loop(context: TrainContext, counters: Counters) -> TrainOutcome:
             device=device_name(processes.device),
             threads=train.threads if processes.device.type == "cpu" else None,
             num_parameters=num_parameters(context.state.network),
+            num_trained=sum(weight.numel() for weight in trained_parameters(context.state.network).values()),
             size=task.size,
             step=first_step,
             exact=context.state.method.exact,

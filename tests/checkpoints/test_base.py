@@ -86,7 +86,7 @@ def test_in_float64_the_logits_agree_to_the_last_digits(architecture, tmp_path):
 
 
 @pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
-@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("quantization", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 def test_a_gguf_file_has_the_logits_of_its_weights(architecture, tied, quantization, tmp_path):
     model = causal_model(architecture, tied)
     base = read_base(str(write_gguf(model, tmp_path / "tiny.gguf", quantization)))
@@ -245,15 +245,17 @@ def test_a_file_that_is_no_base_is_one_line(tmp_path):
 
 
 def test_a_quantization_that_gguf_cannot_undo_is_one_line(tmp_path, monkeypatch):
-    path = write_gguf(causal_model(*LLAMA), tmp_path / "x.gguf", "Q8_0")
+    path = write_gguf(causal_model(*LLAMA), tmp_path / "x.gguf", "Q5_0")
     monkeypatch.setattr(gguf.quants, "_type_traits", {})
-    with pytest.raises(UserError, match="has quantization Q8_0, which the package gguf cannot undo; give another file"):
+    with pytest.raises(UserError, match="has quantization Q5_0, which the package gguf cannot undo; give another file"):
         read_base(str(path))
 
 
-def test_without_the_package_gguf_a_file_names_the_remedy(tmp_path, monkeypatch):
-    path = write_gguf(causal_model(*LLAMA), tmp_path / "x.gguf")
+def test_the_package_gguf_is_needed_for_rare_quantizations_only(tmp_path, monkeypatch):
+    path = write_gguf(causal_model(*LLAMA), tmp_path / "x.gguf", "Q5_0")
+    common = write_gguf(causal_model(*LLAMA), tmp_path / "y.gguf", "Q4_1")
     monkeypatch.setitem(sys.modules, "gguf", None)
+    read_base(str(common))
     with pytest.raises(UserError, match="needs the package gguf, which is not installed; try pip install gguf"):
         read_base(str(path))
 

@@ -39,7 +39,7 @@ def test_every_check_is_a_line_with_a_mark(capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     checked = [line for line in lines if re.match(r"  [✓-] \S", line)]
-    assert len(checked) == 9 + len(FEATURES)
+    assert len(checked) == 10 + len(FEATURES)
     assert lines[-1].startswith("adlm works here; ")
 
 

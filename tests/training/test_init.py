@@ -103,7 +103,7 @@ def test_reasoning_runs_have_another_option_for_it(first, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A tiny pretrained causal model of three blocks, and the words of a run from it of one small step."""
+    """A tiny pretrained causal model of three blocks, and the words of a run of one step that changes little."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = tmp_path_factory.mktemp("base")
     write_folder(causal_model("llama", True), folder / "tiny")

@@ -20,7 +20,7 @@ from adlm.apps.judge.inputs import Pooling
 from adlm.apps.judge.mauve import PUBLISHED_LONGEST, FeaturiserInfo, check_finite
 from adlm.checkpoints.exported import is_exported
 from adlm.checkpoints.pretrained import context_length, load_pretrained
-from adlm.config.load import BOX
+from adlm.config.load import MODEL_NAMES
 from adlm.config.schema import Config
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
@@ -34,7 +34,7 @@ def judge_of(name: str, device: torch.device) -> Judge:
     """A judge from one of our model folders, run folders or .ckpt files, else from transformers by this name."""
     path = Path(name)
     is_ours = any((folder / "config.yaml").is_file() for folder in (path / "model", path)) or is_exported(path)
-    if is_ours or path.suffix == ".ckpt" or name == BOX:
+    if is_ours or path.suffix == ".ckpt" or name in MODEL_NAMES:
         lm = load(name, str(device))
         return OwnJudge(name, lm.config, lm.network, lm.tokenizer)
     return HuggingFaceJudge(name, device)
