@@ -127,7 +127,7 @@ def apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
 def plain_apply_rotary_(qkv: Tensor, rotary: Tensor, kv_heads: int) -> None:
     qk = qkv[:, :, :-kv_heads]
     pairs = qk.view(*qk.shape[:-1], -1, 2)
-    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[:, None])
+    precise = torch.view_as_complex(pairs.to(rotary.real.dtype)).mul_(rotary[..., None, :])
     if qkv.dtype != rotary.real.dtype:
         pairs.copy_(torch.view_as_real(precise))
 
@@ -186,7 +186,7 @@ def plain_attend_cached(qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tenso
     seen = torch.arange(keys.shape[2], device=qkv.device) <= positions[:, None]
     shape, group = q.shape, q.shape[1] // kv_heads
     if group > 1:  # the queries that share a key become rows of one head, so that the cache need not be repeated
-        q, seen = q.reshape(len(q), kv_heads, -1, q.shape[-1]), seen.repeat(group, 1)
+        q, seen = q.reshape(len(q), kv_heads, -1, q.shape[-1]), torch.cat([seen] * group, dim=-2)
     # cuDNN, PyTorch's first choice, would build a new plan for every prompt length: a tenth of a second each.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)

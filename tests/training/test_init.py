@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
-from bases import causal_model, write_folder
 from safetensors.torch import load_file
 from small_runs import SMALL, corpus
+from tiny_bases import causal_model, write_folder
 
 from adlm import load
 from adlm.checkpoints.base import read_base
@@ -103,7 +103,7 @@ def test_reasoning_runs_have_another_option_for_it(first, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A tiny pretrained causal model of three blocks, and the words of a run from it of one step that changes little."""
+    """A tiny pretrained causal model of three blocks, and the words of a run from it whose one step changes little."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = tmp_path_factory.mktemp("base")
     write_folder(causal_model("llama", True), folder / "tiny")
