@@ -7,11 +7,12 @@ every count in the file: one of 100 bytes can fill the memory. The package only 
 import importlib
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,18 @@ class GgufFile:
 
     @cached_property
     def _bytes(self) -> NDArray[np.uint8]:
-        return np.memmap(self.path, mode="r", dtype=np.uint8)
+        return np.memmap(self.path, mode="r", dtype=np.uint8).view(np.ndarray)  # slices of a memmap are slower
 
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a GGUF file; a user error if it is not one, or damaged."""
+    with opened(path) as file:
+        stat = os.fstat(file.fileno())
+    return _read_header(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # options, tokenizer and weights are read from the same file, one after the other
+def _read_header(path: Path, size: int, changed: int) -> GgufFile:
     with opened(path) as file, _damage(path):
         if file.read(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")

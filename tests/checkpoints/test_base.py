@@ -172,6 +172,29 @@ def test_the_blocks_of_a_base_are_split_over_an_anchored_pair(tied, tmp_path):
         network(base, "adlm", blocks=2, denoiser_blocks=2, bridge="none")
 
 
+def test_a_name_on_the_hub_is_downloaded_without_code(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    folder, asked = write_folder(causal_model("llama", True), tmp_path / "cache"), []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("adlm.hub.skip_unreachable_hub", lambda: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    base, local = read_base("owner/tiny"), read_base(str(folder))
+    assert (base.name, base.sha256, base.tokenizer.sha256) == ("owner/tiny", local.sha256, local.tokenizer.sha256)
+    assert {name for name, _ in asked} == {"owner/tiny"}
+    assert not [pattern for _, patterns in asked for pattern in patterns if ".py" in pattern or pattern == "*"]
+
+    def fail(name, allow_patterns):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert_one_line("owner/tiny", r"owner/tiny could not be downloaded from the Hugging Face hub \(OSError\)")
+
+
 def cut(path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     return path
