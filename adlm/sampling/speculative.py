@@ -97,8 +97,9 @@ def sample_speculative(
     num_masks, everywhere = masked.sum(dim=1), torch.ones(len(canvas), 2 * num_drafts + 1, dtype=torch.bool)
     while bool((known < end).any()):
         uniforms = rng.at_tokens(everywhere).view(everywhere.shape).to(canvas.device)
+        before = drafts.tokens.clone()  # the call may overwrite them with the next ones
         verified = model(frame.ids, known, drafts, uniforms)
-        tokens = torch.cat([drafts.tokens, verified.token[:, None]], dim=1)
+        tokens = torch.cat([before, verified.token[:, None]], dim=1)
         tokens = tokens.scatter(1, verified.num_accepted[:, None], verified.token[:, None])
         stop = torch.minimum(known + verified.num_accepted + 1, end)
         revealed = (column >= known[:, None]) & (column < stop[:, None])

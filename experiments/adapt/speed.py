@@ -1,0 +1,81 @@
+"""Seconds for 256 tokens and tokens per network call: the causal model, draft and verify, and block sampling.
+
+    python experiments/adapt/speed.py --causal runs/causal --blocks runs/blocks4 --out speed.jsonl
+
+Every run is timed after one of the same shape that warms it up. The prompt is bos alone.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+import adlm
+from adlm.language_model import LanguageModel
+from adlm.canvas import Canvas
+from adlm.sampling.settings import SampleSettings, sampling_with
+
+ROWS = (1, 8, 64)
+LENGTH = 257
+
+
+def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: int = 0) -> dict[str, object]:
+    """One run: seconds, tokens, calls; and the first of its texts."""
+    canvas = Canvas(torch.full((num_rows, LENGTH), lm.mask_id))
+    sampling = sampling_with(lm.config.sampling, options)
+    for seed in (1, 0):
+        run = lm.plan(SampleSettings(sampling, canvas=canvas, seed=seed))
+        torch.cuda.synchronize() if torch.cuda.is_available() else None
+        began, calls, revealed = time.monotonic(), -1, torch.zeros(num_rows, dtype=torch.int64)
+        active = torch.zeros(num_rows, dtype=torch.int64)
+        for frame in run.frames():
+            calls += 1
+            if frame.revealed.any():
+                new = frame.revealed.sum(dim=1).cpu()
+                revealed, active = revealed + new, active + (new > 0)
+        ids = frame.ids.cpu()
+        seconds = time.monotonic() - began
+    result: dict[str, object] = {
+        "rows": num_rows,
+        "options": options,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(float(revealed.sum()) / seconds, 1),
+        "calls": calls,
+        "tokens_per_call_of_a_row": round(float(revealed.sum() / active.sum()), 3),
+    }
+    if texts:
+        result["texts"] = [lm.require_tokenizer().decode(row, special_tokens=False) for row in ids[:texts].tolist()]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--causal", required=True)
+    parser.add_argument("--blocks", required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--texts", type=int, default=0, help="texts to keep of each run")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runs = [(options.causal, {"sampler": "ancestral"})]
+    runs += [(options.blocks, {"sampler": "speculative"})]
+    runs += [(options.blocks, {"sampler": "confidence", "steps": steps}) for steps in (4, 2, 1)]
+    runs += [(options.blocks, {"sampler": "threshold", "threshold": 0.8})]
+    models: dict[str, LanguageModel] = {}
+    for model, sampler in runs:
+        lm = models.setdefault(model, adlm.load(model, device))
+        for shaping in ({}, {"top_p": 0.9}, {"temperature": 0.0}):
+            for num_rows in options.rows:
+                if shaping and num_rows != 1:
+                    continue
+                result = {"model": model, **timed(lm, num_rows, sampler | shaping, options.texts)}
+                print(json.dumps({key: value for key, value in result.items() if key != "texts"}), flush=True)
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
