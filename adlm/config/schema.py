@@ -543,11 +543,6 @@ class Config:
     """Set for reasoning runs (`adlm reason`), null for language modelling."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.train, Train) and self.train.lora_rank and not self.init:
-            raise UserError(
-                f"train.lora_rank {self.train.lora_rank} needs a model to start from; add init=MODEL, or "
-                "train.lora_rank=0 to train all weights"
-            )
         if (
             not isinstance(self.schedule, Schedule)
             or not isinstance(self.model, Model)

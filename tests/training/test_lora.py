@@ -13,7 +13,6 @@ from adlm import load
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.distributed import Processes
-from adlm.errors import UserError
 from adlm.models.lora import trained_parameters
 from adlm.training.build import compile_trunks
 from adlm.training.run_folder import RunFolder
@@ -186,9 +185,17 @@ def test_an_adapter_that_cannot_be_continued_is_a_user_error(words, sentence, fo
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_lora_without_a_model_to_start_from_is_a_user_error():
-    with pytest.raises(UserError, match=r"train\.lora_rank 4 needs a model to start from; add init=MODEL"):
-        resolve(["own", "train.lora_rank=4", "data.path=x"])
+def test_lora_without_a_model_to_start_from_is_a_user_error(tmp_path, capsys):
+    assert main(["train", "own", "train.lora_rank=4", "data.path=x", "--out", str(tmp_path / "run")]) == 2
+    error = "adlm: train.lora_rank 4 needs a model to start from; add init=MODEL, or train.lora_rank=0 to train all"
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_reasoning_runs_have_no_lora(tmp_path, capsys):
+    words = ["prosqa/small", "train.lora_rank=4", "data.problems=16", "train.warm_up_steps=1"]
+    assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "train.lora_rank 4 is for `adlm train`; leave it out" in capsys.readouterr().err
 
 
 def test_a_run_does_not_resume_on_another_base(folders, tmp_path, capsys):
