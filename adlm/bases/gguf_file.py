@@ -165,7 +165,7 @@ class GgufFile:
 
     @cached_property
     def _bytes(self) -> NDArray[np.uint8]:
-        return np.memmap(self.path, mode="r", dtype=np.uint8)
+        return np.memmap(self.path, mode="r", dtype=np.uint8).view(np.ndarray)  # slices of a memmap are slower
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -59,38 +59,46 @@ def _byte_level(path: Path, metadata: dict[str, Any], vocabulary: dict[str, int]
         raise UserError(
             f"{path} has a tokenizer that splits text in the way {split!r:.60}; {', '.join(splits)} are supported"
         )
-    merges = metadata.get("tokenizer.ggml.merges")
-    pairs = []
-    for merge in merges if isinstance(merges, list) else []:
-        first, _, second = str(merge).partition(" ")
-        if {first, second, first + second} <= vocabulary.keys():
-            pairs.append((first, second))
-    if not isinstance(merges, list) or len(pairs) != len(merges):
-        raise UserError(f"{path} has a damaged tokenizer: its merges (tokenizer.ggml.merges) are not of its symbols")
-    engine = Engine(models.BPE(vocabulary, pairs, ignore_merges=split == "llama-bpe"))
-    engine.normalizer = normalizers.NFC() if split == "qwen2" else None
+    engine = Engine(models.BPE(vocabulary, _merges(path, metadata, vocabulary), ignore_merges=split == "llama-bpe"))
+    if split == "qwen2":
+        engine.normalizer = normalizers.NFC()
     engine.pre_tokenizer = pre_tokenizers.Sequence(splits[split])
     engine.decoder = decoders.ByteLevel()
     return engine
 
 
 def _sentencepiece(path: Path, metadata: dict[str, Any], vocabulary: dict[str, int]) -> Engine:
-    """BPE over characters, bytes where a character has no symbol. Merges follow from the scores of the symbols."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(vocabulary):
-        raise UserError(f"{path} has a damaged tokenizer: no score (tokenizer.ggml.scores) for every symbol")
-    merges = []
-    for symbol, index in vocabulary.items():
-        for cut in range(1, len(symbol)):
-            if symbol[:cut] in vocabulary and symbol[cut:] in vocabulary:
-                merges.append((-scores[index], vocabulary[symbol[:cut]], vocabulary[symbol[cut:]], symbol, cut))
-    pairs = [(symbol[:cut], symbol[cut:]) for *_, symbol, cut in sorted(merges)]
+    """BPE over characters, bytes where a character has no symbol. Merges are the file's, or follow from the scores."""
+    if "tokenizer.ggml.merges" in metadata:
+        pairs = _merges(path, metadata, vocabulary)
+    else:
+        scores = metadata.get("tokenizer.ggml.scores")
+        if not isinstance(scores, list) or len(scores) != len(vocabulary):
+            raise UserError(f"{path} has a damaged tokenizer: no score (tokenizer.ggml.scores) for every symbol")
+        ranked = []
+        for symbol, index in vocabulary.items():
+            for first, second in ((symbol[:cut], symbol[cut:]) for cut in range(1, len(symbol))):
+                if first in vocabulary and second in vocabulary:
+                    ranked.append((-scores[index], vocabulary[first], vocabulary[second], first, second))
+        pairs = [(first, second) for *_, first, second in sorted(ranked)]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    symbols = list(vocabulary)
-    token = symbols[unknown] if isinstance(unknown, int) and 0 <= unknown < len(symbols) else None
+    token = next((symbol for symbol, index in vocabulary.items() if index == unknown), None)
     engine = Engine(models.BPE(vocabulary, pairs, unk_token=token, fuse_unk=True, byte_fallback=True))
-    steps = [normalizers.Prepend(SPACE)] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
-    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    words = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    engine.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)] if steps else words)
+    words: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces: list[Any] = [normalizers.Replace(" ", SPACE)]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        words, spaces = [*words, decoders.Strip(" ", 1, 0)], [normalizers.Prepend(SPACE), *spaces]
+    engine.normalizer = normalizers.Sequence(spaces)
+    engine.decoder = decoders.Sequence(words)
     return engine
+
+
+def _merges(path: Path, metadata: dict[str, Any], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    merges, pairs = metadata.get("tokenizer.ggml.merges"), []
+    for merge in merges if isinstance(merges, list) else []:
+        first, _, second = str(merge).partition(" ")
+        if {first, second, first + second} <= vocabulary.keys():
+            pairs.append((first, second))
+    if not isinstance(merges, list) or len(pairs) != len(merges):
+        raise UserError(f"{path} has a damaged tokenizer: its merges (tokenizer.ggml.merges) are not of its symbols")
+    return pairs

@@ -179,7 +179,8 @@ def _weights(path: Path, description: BaseDescription, tokenizer: Tokenizer, ten
             raise UserError(f"{path}: tensor {name} holds a NaN or an infinity, so the model is broken")
         if of_symbols:
             before, after = weight[: vocabulary.mask_id], weight[vocabulary.mask_id + 1 : vocabulary.size]
-            weight = torch.cat([before, torch.cat([before, after]).mean(dim=0, keepdim=True), after])
+            mean = (before.sum(dim=0, keepdim=True) + after.sum(dim=0, keepdim=True)) / (len(before) + len(after))
+            weight = torch.cat([before, mean, after])
         weights[name] = weight
     return weights
 

@@ -153,11 +153,16 @@ def _base_options(model: str, others: list[str]) -> Raw:
     path = find_base(model)
     assert path is not None, "see init_folder"
     base, given = describe_base(path), parse_overrides(others)
-    own = parse_overrides(word for word in others if "=" in word).get("model") or {}  # not those of a preset
-    network = {**dataclasses.asdict(Model()), **base.model}
-    if (method := given.get("method", Config.method)) in METHODS and METHODS[method].anchored:
-        total = base.model["blocks"]
-        upper = own.get("denoiser_blocks", total - own["blocks"] if "blocks" in own else total // 3)
+    network, method = {**dataclasses.asdict(Model()), **base.model}, given.get("method", Config.method)
+    if isinstance(method, str) and method in METHODS and METHODS[method].anchored:
+        own = parse_overrides(word for word in others if "=" in word).get("model")  # not that of a preset
+        own, total = own if isinstance(own, dict) else {}, base.model["blocks"]
+        lower, upper = own.get("blocks"), own.get("denoiser_blocks")
+        if isinstance(lower, int):
+            upper = total - lower
+        upper = upper if isinstance(upper, int) else total // 3
+        if not 0 <= upper < total:
+            raise UserError(f"init {model} has {total} blocks; give model.blocks from 1 to {total}", "model.blocks")
         network |= {"blocks": total - upper, "denoiser_blocks": upper, "bridge": "none"}
         network["tie_heads"] = upper > 0 and not network["tie_embedding"]
     length = given.get("length", min(Config.length, base.max_length))

@@ -25,6 +25,7 @@ from adlm.methods.adlm import Adlm
 from adlm.methods.inputs import check_left_to_right, check_sampler, not_pad, vocabulary_of, with_first_token
 from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
 from adlm.methods.mdlm import Mdlm
+from adlm.methods.speculative import check_speculative, generate_speculative
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.text_blocks import BlockCut, TextBlocks
 from adlm.models.transformer import Transformer
@@ -121,11 +122,15 @@ class BlockCausal(MaskedDiffusion):
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
         check_left_to_right(self.config, canvas, pad)
+        if sampling.sampler == "speculative":
+            check_speculative(self.config, sampling)
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache."""
+        if sampling.sampler == "speculative":
+            return generate_speculative(self.config, network, with_first_token(self.config, canvas), sampling, rng, pad)
         run = self.sampling_run(network, with_first_token(self.config, canvas), sampling, rng, pad)
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if isinstance(network, FrozenNetwork):

@@ -90,6 +90,11 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             f"sampling.sampler {sampler} does not work with method {name}; use {' or '.join(method.samplers or ())}",
             "sampling.sampler",
         )
+    if sampler_of(sampling).block_causal and not method.config.model.block_length:
+        raise UserError(
+            f"sampling.sampler {sampler} needs a block-causal model, and model.block_length is 0; try confidence",
+            "sampling.sampler",
+        )
     if sampler_of(sampling).anchored and not method.anchored:
         raise UserError(
             f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",

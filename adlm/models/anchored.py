@@ -110,14 +110,23 @@ class AnchoredTransformer(nn.Module):
     def _head(self) -> Head:
         return self.anchor.head if self.denoiser is None else self.denoiser.head
 
-    def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+    ) -> Tensor:
         """The denoiser's logits."""
         blocks = self.anchor.text_blocks
         if blocks is None:
             return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
-        places = blocks.places(z, z, pad)
+        places = blocks.places(z, z, pad, first_block)
         hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
         return self._head(places.noisy(hidden))  # type: ignore[no-any-return]
+
+    def causal_logits(self, x: Tensor) -> Tensor:
+        """As `Transformer.causal_logits`, by the pair."""
+        assert self.anchor.text_blocks is not None
+        places = self.anchor.text_blocks.places(x, x)
+        hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
+        return self._head(places.clean(hidden))  # type: ignore[no-any-return]
 
     def anchor_logits(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The anchor network's logits alone."""

@@ -267,14 +267,25 @@ class Transformer(nn.Module):
         self.trunk = Trunk(model, model.blocks, causal, modulated)
         self.head: Head = TiedHead(self.embedding) if model.tie_embedding else zero_linear(model.hidden, num_symbols)
 
-    def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+    ) -> Tensor:
         if self.text_blocks is None:
             return self.trunk(self.embedding(z), sigma, pad)  # type: ignore[no-any-return]
-        places = self.text_blocks.places(z, z, pad)
+        places = self.text_blocks.places(z, z, pad, first_block)
         return places.noisy(self.trunk(self.embedding(places.ids), layout=places.layout))
 
-    def forward(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
-        return self.head(self.hidden(z, sigma, pad))  # type: ignore[no-any-return]
+    def forward(
+        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+    ) -> Tensor:
+        return self.head(self.hidden(z, sigma, pad, first_block))  # type: ignore[no-any-return]
+
+    def causal_logits(self, x: Tensor) -> Tensor:
+        """(B, L, V), of each token given the clean text before it, by a block-causal network; the first is given."""
+        assert self.text_blocks is not None
+        places = self.text_blocks.places(x, x)
+        hidden = self.trunk(self.embedding(places.ids), layout=places.layout)
+        return self.head(places.clean(hidden))  # type: ignore[no-any-return]
 
     def score(
         self,

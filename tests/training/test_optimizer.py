@@ -7,9 +7,10 @@ import pytest
 import torch
 from worlds import randomized, seeded
 
-from adlm.config.schema import Train
+from adlm.config.schema import Model, Train
 from adlm.errors import UserError
 from adlm.methods import method_of
+from adlm.models.transformer import Transformer
 from adlm.training.optimizer import (
     DECAYS,
     build_optimizer,
@@ -172,3 +173,14 @@ def test_muon_moves_like_the_one_of_torch():
 def test_muon_of_a_network_without_blocks_of_ours_is_a_user_error():
     with pytest.raises(UserError, match=r"train\.optimizer muon"):
         build_optimizer(torch.nn.Linear(2, 2), Train(optimizer="muon"))
+
+
+def test_muon_updates_queries_keys_and_values_of_a_llama_block_one_by_one():
+    model = Model(family="llama", hidden=16, heads=4, kv_heads=2, blocks=1, tie_embedding=True)
+    network = Transformer(model, 11, causal=True, modulated=False)
+    optimizer = build_optimizer(network, Train(optimizer="muon"))
+    matrices = [weight for group in optimizer.param_groups if group["parts"] for weight in group["params"]]
+    assert {id(weight) for weight in matrices} == {
+        id(weight) for name, weight in network.named_parameters() if ".blocks." in name and weight.ndim == 2
+    }
+    assert [group["parts"] for group in optimizer.param_groups] == [0, 1]

@@ -46,6 +46,7 @@ MODELS = {
     "tied": {"model.tie_heads": True},
     "one-network": {"model.denoiser_blocks": 0},
     "time": {"model.time_conditioning": True},
+    "llama": {"model.family": "llama", "model.kv_heads": 1, "model.bridge": "none", "model.tie_embedding": True},
     "mdlm": {"method": "mdlm"},
     "ar": {"method": "ar"},
     "a2r": {"method": "a2r"},
