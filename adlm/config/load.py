@@ -134,8 +134,9 @@ def _init_options(model: str, others: list[str]) -> Raw:
     time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
     recipe, tokenizer = _read_preset("recipe/fine-tune"), BOX if model == BOX else str(folder)
     if (folder / ADAPTER).exists():
-        lora = {option: raw["train"][option] for option in ("lora_rank", "lora_scale", "lora_norms")}
+        lora = {option: value for option, value in raw["train"].items() if option.startswith("lora_")}
         recipe = merge(_read_preset("recipe/lora"), {"train": lora})
+        recipe["length"] = min(recipe["length"], config.length)
         if not (folder / "tokenizer.json").exists():
             tokenizer = _base_tokenizer(config.init)
     own = {"init": model, "tokenizer": tokenizer, "time": time}

@@ -193,7 +193,7 @@ def test_lora_without_a_model_to_start_from_is_a_user_error(tmp_path, capsys):
 
 
 def test_reasoning_runs_have_no_lora(tmp_path, capsys):
-    words = ["prosqa/small", "train.lora_rank=4", "data.problems=16", "train.warm_up_steps=1"]
+    words = ["prosqa/small", "train.lora_rank=4", "data.problems=16", "train.batch_size=8", "train.warm_up_steps=1"]
     assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2
     assert "train.lora_rank 4 is for `adlm train`; leave it out" in capsys.readouterr().err
 
