@@ -8,12 +8,17 @@ from safetensors.torch import load_file
 from small_models import small_model
 from small_runs import RecordingReporter, corpus, logged, run_on_two
 from small_runs import run as small_run
+from worlds import randomized
 
 from adlm import load
+from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 from adlm.config.load import resolve
+from adlm.config.schema import Config, Model
 from adlm.distributed import Processes
+from adlm.methods import method_of
 from adlm.models.lora import trained_parameters
+from adlm.tokens import load_tokenizer
 from adlm.training.build import compile_trunks
 from adlm.training.run_folder import RunFolder
 from adlm.training.step import MicroBatch, count_tokens, generator_of, train_step
@@ -132,15 +137,26 @@ def test_recomputed_blocks_train_like_plain_ones(folders, tmp_path):
         torch.testing.assert_close(plain[name], recomputed[name], rtol=0, atol=1e-6)
 
 
+def tied_llama(folder):
+    """A block-causal model whose head is the embedding, of which LoRA trains one row."""
+    tokenizer = load_tokenizer("bytes")
+    model = Model(family="llama", hidden=16, heads=2, kv_heads=1, blocks=2, tie_embedding=True, block_length=4)
+    config = Config(method="mdlm", tokenizer="bytes", vocabulary=tokenizer.vocabulary, length=16, model=model)
+    weights = randomized(method_of(config).build()).state_dict()
+    save_model_folder(ModelFolder(config, weights, tokenizer), folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_two_processes_train_like_one(folders, tmp_path, optimizer):
-    words = words_of(folders, "train.steps=4", "train.precision=float64", "model.dropout=0.0", "model.bridge=logits")
-    words += [f"train.optimizer={optimizer}"]
-    small_run(folders[1], tmp_path / "single", *words)
+@pytest.mark.parametrize(("family", "optimizer"), [("published", "adamw"), ("published", "muon"), ("llama", "adamw")])
+def test_two_processes_train_like_one(folders, tmp_path, family, optimizer):
+    base, prepared = tied_llama(tmp_path / "llama") if family == "llama" else folders[0], folders[1]
+    words = words_of((base, prepared), "train.steps=4", "train.precision=float64", "model.dropout=0.0")
+    words += [f"train.optimizer={optimizer}", "model.bridge=logits"]
+    small_run(prepared, tmp_path / "single", *words)
     cases = {name: (tmp_path / name, (*words, *more)) for name, more in PROCESSES.items()}
-    run_on_two(folders[1], cases)
+    run_on_two(prepared, cases)
     for name in cases:
         ours, single = adapter_of(tmp_path / name), adapter_of(tmp_path / "single")
         for key in single:
