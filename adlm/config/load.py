@@ -178,9 +178,9 @@ def model_source(path: str | Path) -> Path:
     """
     source = BOX_FOLDER if path == BOX else Path(path)
     if path in NAMED_BASES:
-        source = BOX_FOLDER / path
+        source, base = BOX_FOLDER / path, named_base(str(path))  # both need the base
         if not (source / ADAPTER).is_file():
-            return named_base(str(path))
+            return base
     with reporting_os_errors(source, f"{path} cannot be read"):
         if source.is_dir():
             return source / "model" if (source / "model").is_dir() else source
