@@ -184,8 +184,6 @@ class TextTask:
                 f"train.lora_rank {train.lora_rank} is below the {saved.lora_rank} of init {self.config.init}; give at "
                 f"least train.lora_rank={saved.lora_rank}, or 0 to train all weights"
             )
-        if saved.lora_norms and not train.lora_norms:
-            raise UserError(f"init {self.config.init} has trained norms; add train.lora_norms=true")
         return adapter
 
     def _statistics(self, processes: Processes) -> SymbolStatistics:

@@ -176,7 +176,8 @@ def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     still = ["train.learning_rate=1e-12", "train.ema=0", "train.steps=1", "train.warm_up_steps=0"]
     ids = torch.randint(258, (2, 16), generator=generator_of(1, "order"))
     first = load(tmp_path / "first").network(ids)
-    for name, words in (("same", []), ("higher", ["train.lora_rank=5"]), ("full", ["train.lora_rank=0"])):
+    ways = {"same": [], "higher": ["train.lora_rank=5"], "norms": ["train.lora_norms=true"]}
+    for name, words in (ways | {"full": ["train.lora_rank=0"]}).items():
         out = tmp_path / name
         arguments = [f"init={tmp_path / 'first'}", f"data.prepared={prepared}", "train.batch_size=8", *still, *words]
         assert main(["train", *arguments, "--out", str(out)]) == 0
@@ -191,7 +192,8 @@ def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     ("words", "sentence"),
     [
         (["train.lora_rank=1"], "train.lora_rank 1 is below the 2 of init"),
-        (["train.lora_norms=false"], "has trained norms; add train.lora_norms=true"),
+        (["train.lora_norms=false"], "norm1.weight, which this network lacks or leaves frozen; leave out method"),
+        (["method=a2r"], "does not fit: "),
     ],
 )
 def test_an_adapter_that_cannot_be_continued_is_a_user_error(words, sentence, folders, tmp_path, capsys):
