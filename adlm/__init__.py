@@ -21,7 +21,7 @@ UNKNOWN_COMMIT = "unknown"
 def load(path: str | Path = "box", device: str = "cpu") -> "LanguageModel":
     """Load a model folder or a released checkpoint; device `auto` is a GPU if there is one.
 
-    `box` is the small model that the package holds.
+    `box` is the small model that the package holds, `smollm2` a larger one that needs `adlm fetch smollm2` first.
     """
     from adlm.language_model import (
         load as load_language_model,  # slow: imports torch, which `adlm --help` does not need

@@ -46,6 +46,7 @@ class TrainRequest(Request):
     """The options of `adlm train`."""
 
     example = """adlm train own init=box data.path='texts/*.txt'
+  adlm train own init=smollm2 data.path=book.txt
   adlm train --out runs/own train.steps=400
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
@@ -53,7 +54,7 @@ class TrainRequest(Request):
 
     overrides: tuple[str, ...] = option(
         "a preset or .yaml file, section=preset, or option=value, applied from left to right;\n"
-        "init=box starts from the model in the box, init=RUN from another run;\n"
+        "init=box starts from the model in the box, init=smollm2 from a larger one, init=RUN from another run;\n"
         "without a preset they change the run in --out: train.steps=2000 extends it; with none, it is resumed",
         (),
         positional=True,

@@ -61,8 +61,14 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     run_preset = ""  # the preset that sets `method`; a second one would inherit options of the first
     words = list(words)
     others = [word for word in words if not word.startswith("init=")]
-    end = max((number for number, word in enumerate(others, 1) if "=" not in word), default=0)
-    # `init=MODEL` directly after the last preset, so that options given before it hold too
+    num_before = next((number for number, word in enumerate(words) if word.startswith("init=")), 0)
+    # `init=MODEL` directly after the last preset, so that options given before it hold too; recipes after it stay there
+    ends = [
+        number
+        for number, word in enumerate(others, 1)
+        if "=" not in word and not (number > num_before and word.startswith("recipe/"))
+    ]
+    end = max(ends, default=0)
     for word in [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]:
         override = _init_options(word[5:], others) if re.match("init=.", word) else _parse_override(word)
         if "=" not in word and "method" in override:
@@ -114,20 +120,23 @@ def _parse_override(word: str) -> Raw:
 
 
 def _init_options(model: str, others: list[str]) -> Raw:
-    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of recipe/fine-tune.
+    """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of a recipe.
 
-    A pretrained base sets no more than that; `others` are the other overrides, which choose the method.
+    The recipe is recipe/fine-tune for a model folder, recipe/lora for an adapter and for a base that has a name, and
+    recipe/adapt for any other pretrained base. `others` are the other overrides, which choose the method of a base.
     """
     folder = init_folder(model)
     if folder is None:
-        return {"init": model, **_base_options(model, others), **_read_preset("recipe/adapt")}
+        recipe = _read_preset("recipe/lora" if model in NAMED_BASES else "recipe/adapt")
+        return {"init": model, **_base_options(model, others), **recipe}
     config = load_config(folder / "config.yaml")
     raw = to_mapping(config)
     time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
     recipe, tokenizer = _read_preset("recipe/fine-tune"), BOX if model == BOX else str(folder)
     if (folder / ADAPTER).exists():
         lora = {option: value for option, value in raw["train"].items() if option.startswith("lora_")}
-        recipe = merge(recipe, {"train": lora})
+        recipe = merge(_read_preset("recipe/lora"), {"train": lora})
+        recipe["length"] = min(recipe["length"], config.length)
         if not (folder / "tokenizer.json").exists():
             tokenizer = _base_tokenizer(config.init)
     own = {"init": model, "tokenizer": tokenizer, "time": time}
@@ -169,9 +178,9 @@ def model_source(path: str | Path) -> Path:
     """
     source = BOX_FOLDER if path == BOX else Path(path)
     if path in NAMED_BASES:
-        source = BOX_FOLDER / path
+        source, base = BOX_FOLDER / path, named_base(str(path))  # both need the base
         if not (source / ADAPTER).is_file():
-            return named_base(str(path))
+            return base
     with reporting_os_errors(source, f"{path} cannot be read"):
         if source.is_dir():
             return source / "model" if (source / "model").is_dir() else source

@@ -527,7 +527,7 @@ class Config:
     tokenizer: str = "gpt2"
     """A name, tokenizer.json, folder, vocab.txt, text8, bytes, box, bpe-SIZE (trained on the text), or base:MODEL."""
     init: str = ""
-    """Model to start from: box, a run, or a pretrained base (.gguf, folder, owner/name); also sets its network."""
+    """Model to start from: box, smollm2, a run, or a base (.gguf, folder, owner/name); also sets its network."""
     length: Annotated[int, Ge(2), Le(2**24)] = 1024
     """Tokens per row, L; at least 2, so that tokens have context."""
     vocabulary: Vocabulary | None = None
@@ -543,11 +543,6 @@ class Config:
     """Set for reasoning runs (`adlm reason`), null for language modelling."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.train, Train) and self.train.lora_rank and not self.init:
-            raise UserError(
-                f"train.lora_rank {self.train.lora_rank} needs a model to start from; add init=MODEL, or "
-                "train.lora_rank=0 to train all weights"
-            )
         if (
             not isinstance(self.schedule, Schedule)
             or not isinstance(self.model, Model)

@@ -98,12 +98,14 @@ def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 def start_from_adapter(network: nn.Module, adapter: Mapping[str, Tensor], scale: float) -> None:
     """Continue training an adapter that was trained with this `scale`, and with the rank of the network or a lower one.
 
-    The function of the network is the adapter's: added columns of B are 0.
+    The function of the network is the adapter's: added columns of B are 0, and what the adapter lacks is the base's.
     """
     layers: dict[str, Any] = dict(network.named_modules())
-    for name, weight in trained_parameters(network).items():
+    trained = trained_parameters(network)
+    for name, value in adapter.items():
         layer, _, part = name.rpartition(".")
-        saved = adapter[name].to(weight)
+        weight = trained[name]
+        saved = value.to(weight)
         if part == A:
             weight[: len(saved)] = saved
         elif part == B:

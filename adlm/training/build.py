@@ -18,7 +18,7 @@ from adlm.errors import UserError
 from adlm.methods.method import Method
 from adlm.models.anchored import start_from_unigram
 from adlm.models.heads import why_no_triton
-from adlm.models.lora import start_from_adapter
+from adlm.models.lora import start_from_adapter, trained_parameters
 from adlm.models.transformer import Trunk
 from adlm.training.metrics import flops_per_token
 from adlm.training.sharding import blocks_of, shard_network
@@ -61,6 +61,11 @@ def build_train_state(
     if train.lora_rank:
         add_lora_of(network, method.config)
         if adapter is not None:
+            if missing := sorted(adapter.weights.keys() - trained_parameters(network).keys()):
+                raise UserError(
+                    f"init {method.config.init} does not fit: it trained {missing[0]}, which this network lacks or "
+                    "leaves frozen; leave out method, the options of model, and train.lora_norms=false"
+                )
             start_from_adapter(network, adapter.weights, adapter.config.train.lora_scale)
     network = network.to(processes.device)
     if train.precision == "float64":

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from adlm import UNKNOWN_COMMIT, code_commit
 from adlm.checkpoints.model_folder import WEIGHTS, write_tensors
-from adlm.config.load import differences, load_config, merge, save_config, to_mapping
+from adlm.config.load import ADAPTER, differences, load_config, merge, save_config, to_mapping
 from adlm.config.schema import Config
 from adlm.distributed import Processes
 from adlm.errors import UserError
@@ -96,7 +96,7 @@ def open_run_folder(path: Path) -> Iterator[RunFolder]:
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if CONFIG not in names and any(name not in run_files and not name.endswith(PART) for name in names):
             raise UserError(f"{path} is not a run of adlm and is not empty; give another --out")
-        if (path / WEIGHTS).is_file():
+        if any((path / name).is_file() for name in (WEIGHTS, ADAPTER)):
             raise UserError(f"{path} is a model folder, not a run; give another --out")
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)

@@ -185,8 +185,6 @@ class TextTask:
                 f"train.lora_rank {train.lora_rank} is below the {saved.lora_rank} of init {self.config.init}; give at "
                 f"least train.lora_rank={saved.lora_rank}, or 0 to train all weights"
             )
-        if saved.lora_norms and not train.lora_norms:
-            raise UserError(f"init {self.config.init} has trained norms; add train.lora_norms=true")
         return adapter
 
     def _statistics(self, processes: Processes) -> SymbolStatistics:
@@ -279,6 +277,11 @@ def _ratio_of_sums(
 
 def open_text_task(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
     """The text that the config names. Without `data.prepared`, a new run first prepares it in RUN/data."""
+    if config.train.lora_rank and not config.init:
+        raise UserError(
+            f"train.lora_rank {config.train.lora_rank} needs a model to start from; add init=MODEL, or "
+            "train.lora_rank=0 to train all weights"
+        )
     task = _open_stream(config, processes) if config.data.streaming else _open_rows(config, run, processes, report)
     if config.train.lora_rank:
         base = base_of_run(config.init)

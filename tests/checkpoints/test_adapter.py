@@ -102,6 +102,11 @@ def test_damaged_weights_are_refused_in_one_line(damage, copy, capsys):
     assert sentence in error
 
 
+def test_a_run_is_not_written_into_an_adapter_folder(copy, tmp_path, capsys):
+    assert main(["train", "--out", str(copy[0]), "train.steps=9"]) == 2
+    assert "is a model folder, not a run; give another --out" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_safetensors_is_refused_in_one_line(copy):
     folder, _ = copy
     (folder / "adapter.safetensors").write_bytes(b"\xff" * 100)

@@ -8,13 +8,17 @@ from safetensors.torch import load_file
 from small_models import small_model
 from small_runs import RecordingReporter, corpus, logged, run_on_two
 from small_runs import run as small_run
+from worlds import randomized
 
 from adlm import load
+from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
 from adlm.cli.main import main
 from adlm.config.load import resolve
+from adlm.config.schema import Config, Model
 from adlm.distributed import Processes
-from adlm.errors import UserError
+from adlm.methods import method_of
 from adlm.models.lora import trained_parameters
+from adlm.tokens import load_tokenizer
 from adlm.training.build import compile_trunks
 from adlm.training.run_folder import RunFolder
 from adlm.training.step import MicroBatch, count_tokens, generator_of, train_step
@@ -133,15 +137,26 @@ def test_recomputed_blocks_train_like_plain_ones(folders, tmp_path):
         torch.testing.assert_close(plain[name], recomputed[name], rtol=0, atol=1e-6)
 
 
+def tied_llama(folder):
+    """A block-causal model whose head is the embedding, of which LoRA trains one row."""
+    tokenizer = load_tokenizer("bytes")
+    model = Model(family="llama", hidden=16, heads=2, kv_heads=1, blocks=2, tie_embedding=True, block_length=4)
+    config = Config(method="mdlm", tokenizer="bytes", vocabulary=tokenizer.vocabulary, length=16, model=model)
+    weights = randomized(method_of(config).build()).state_dict()
+    save_model_folder(ModelFolder(config, weights, tokenizer), folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_two_processes_train_like_one(folders, tmp_path, optimizer):
-    words = words_of(folders, "train.steps=4", "train.precision=float64", "model.dropout=0.0", "model.bridge=logits")
-    words += [f"train.optimizer={optimizer}"]
-    small_run(folders[1], tmp_path / "single", *words)
+@pytest.mark.parametrize(("family", "optimizer"), [("published", "adamw"), ("published", "muon"), ("llama", "adamw")])
+def test_two_processes_train_like_one(folders, tmp_path, family, optimizer):
+    base, prepared = tied_llama(tmp_path / "llama") if family == "llama" else folders[0], folders[1]
+    words = words_of((base, prepared), "train.steps=4", "train.precision=float64", "model.dropout=0.0")
+    words += [f"train.optimizer={optimizer}", "model.bridge=logits"]
+    small_run(prepared, tmp_path / "single", *words)
     cases = {name: (tmp_path / name, (*words, *more)) for name, more in PROCESSES.items()}
-    run_on_two(folders[1], cases)
+    run_on_two(prepared, cases)
     for name in cases:
         ours, single = adapter_of(tmp_path / name), adapter_of(tmp_path / "single")
         for key in single:
@@ -161,7 +176,8 @@ def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     still = ["train.learning_rate=1e-12", "train.ema=0", "train.steps=1", "train.warm_up_steps=0"]
     ids = torch.randint(258, (2, 16), generator=generator_of(1, "order"))
     first = load(tmp_path / "first").network(ids)
-    for name, words in (("same", []), ("higher", ["train.lora_rank=5"]), ("full", ["train.lora_rank=0"])):
+    ways = {"same": [], "higher": ["train.lora_rank=5"], "norms": ["train.lora_norms=true"]}
+    for name, words in (ways | {"full": ["train.lora_rank=0"]}).items():
         out = tmp_path / name
         arguments = [f"init={tmp_path / 'first'}", f"data.prepared={prepared}", "train.batch_size=8", *still, *words]
         assert main(["train", *arguments, "--out", str(out)]) == 0
@@ -176,7 +192,8 @@ def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     ("words", "sentence"),
     [
         (["train.lora_rank=1"], "train.lora_rank 1 is below the 2 of init"),
-        (["train.lora_norms=false"], "has trained norms; add train.lora_norms=true"),
+        (["train.lora_norms=false"], "norm1.weight, which this network lacks or leaves frozen; leave out method"),
+        (["method=a2r"], "does not fit: "),
     ],
 )
 def test_an_adapter_that_cannot_be_continued_is_a_user_error(words, sentence, folders, tmp_path, capsys):
@@ -186,9 +203,17 @@ def test_an_adapter_that_cannot_be_continued_is_a_user_error(words, sentence, fo
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_lora_without_a_model_to_start_from_is_a_user_error():
-    with pytest.raises(UserError, match=r"train\.lora_rank 4 needs a model to start from; add init=MODEL"):
-        resolve(["own", "train.lora_rank=4", "data.path=x"])
+def test_lora_without_a_model_to_start_from_is_a_user_error(tmp_path, capsys):
+    assert main(["train", "own", "train.lora_rank=4", "data.path=x", "--out", str(tmp_path / "run")]) == 2
+    error = "adlm: train.lora_rank 4 needs a model to start from; add init=MODEL, or train.lora_rank=0 to train all"
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_reasoning_runs_have_no_lora(tmp_path, capsys):
+    words = ["prosqa/small", "train.lora_rank=4", "data.problems=16", "train.batch_size=8", "train.warm_up_steps=1"]
+    assert main(["reason", "train", *words, "--out", str(tmp_path / "run")]) == 2
+    assert "train.lora_rank 4 is for `adlm train`; leave it out" in capsys.readouterr().err
 
 
 def test_a_run_does_not_resume_on_another_base(folders, tmp_path, capsys):

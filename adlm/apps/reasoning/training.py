@@ -189,9 +189,9 @@ def open_reasoning_task(config: Config, run: RunFolder, processes: Processes, re
     check_plain_causal(config, f"method {config.method}")
     if config.init:
         raise UserError(f"init {config.init} is for `adlm train`; a model to fine-tune goes by reason.base")
-    for option in ("recompute", "unigram_start"):
-        if getattr(config.train, option):
-            raise UserError(f"train.{option} true is for `adlm train`; leave it out")
+    for option in ("recompute", "unigram_start", "lora_rank"):
+        if value := getattr(config.train, option):
+            raise UserError(f"train.{option} {str(value).lower()} is for `adlm train`; leave it out")
     report(f"problems: {', '.join(f'{part.name} ({split})' for split, part in parts.items())}")
     problems = list(parts["train"].problems())
     base = open_base(config, lambda: (problem.as_text() for problem in problems[:BPE_PROBLEMS]))
