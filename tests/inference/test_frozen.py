@@ -273,10 +273,10 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, kv_heads, head_width)
     qkv = noise(2, 1, heads + 2 * kv_heads, head_width).to(dtype)
     cached = noise(2, 2, kv_heads, 300, head_width).to(dtype)
     arrivals = torch.zeros(2, heads, dtype=torch.int32, device="cuda")
-    for start in (0, 1, 127, 128, 299):
-        ours, plain, position = cached.clone(), cached.clone(), torch.tensor([start], device="cuda")
+    for starts in ((0, 0), (1, 127), (127, 128), (128, 5), (299, 0)):
+        ours, plain, position = cached.clone(), cached.clone(), torch.tensor(starts, device="cuda")
         fast = attend_cached(qkv.clone(), rotary, *ours, position, arrivals)
-        slow = plain_attend_cached(qkv.clone(), rotary, *plain, position)
+        slow = plain_attend_cached(qkv.clone(), rotary, *plain, position, None)
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
         assert not arrivals.any()
