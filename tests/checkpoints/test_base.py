@@ -19,9 +19,12 @@ from torch import nn
 from adlm.checkpoints.base import read_base
 from adlm.checkpoints.model_folder import network_of
 from adlm.checkpoints.pretrained import load_pretrained
-from adlm.config.schema import Config, Model
+from adlm.config.schema import Config, Model, Sampling, Train
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
+from adlm.methods import method_of
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -170,6 +173,41 @@ def test_the_blocks_of_a_base_are_split_over_an_anchored_pair(tied, tmp_path):
         UserError, match=r"is one network of 3 blocks, so model.blocks 2 . model.denoiser_blocks 2 must"
     ):
         network(base, "adlm", blocks=2, denoiser_blocks=2, bridge="none")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("method", ["mdlm", "adlm"])
+def test_blocks_of_one_token_with_hidden_masks_have_the_loss_of_the_causal_model(architecture, method, tmp_path):
+    model = causal_model(architecture, True)
+    base = read_base(str(write_folder(model, tmp_path)))
+    split = {"blocks": 2, "denoiser_blocks": 1, "bridge": "none"} if method == "adlm" else {}
+    blocks, x = network(base, method, block_length=1, masked_keys="hidden", **split), ids(base)
+    masks = torch.full_like(x, base.tokenizer.vocabulary.mask_id)
+    masks[:, 0] = x[:, 0]
+    weight = torch.ones(x.shape)
+    weight[:, 0] = 0
+    with torch.no_grad():
+        nats = blocks.score(masks, x, weight, mask_id=base.tokenizer.vocabulary.mask_id).denoiser.nats[:, 1:]
+        log_probs = model(x).logits[:, :-1, : base.tokenizer.vocabulary.size - 1].log_softmax(dim=-1)
+    torch.testing.assert_close(nats, -log_probs.gather(-1, x[:, 1:, None])[..., 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence", "speculative"])
+def test_blocks_sampled_with_a_cache_of_shared_key_heads_are_those_recomputed(sampler, tmp_path):
+    base = read_base(str(write_folder(causal_model("qwen2", True), tmp_path)))
+    vocabulary = base.tokenizer.vocabulary
+    model, train = Model(**base.model, block_length=4), Train(causal_weight=1.0)
+    config = Config(method="mdlm", vocabulary=vocabulary, length=24, model=model, train=train)
+    plain = network_of(config, base.weights).double()
+    canvas = torch.full((3, 24), vocabulary.mask_id)
+    canvas[:, 0] = vocabulary.bos_id
+    texts = [
+        last_frame(
+            method_of(config).generate(each, canvas, Sampling(sampler=sampler, steps=12), RowRng(0, range(3)))
+        ).ids
+        for each in (plain, FrozenNetwork(plain))
+    ]
+    assert torch.equal(*texts)
 
 
 def test_a_name_on_the_hub_is_downloaded_without_code(tmp_path, monkeypatch):
