@@ -26,6 +26,7 @@ from adlm.models.transformer import Transformer
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)
 LLAMA = Model(family="llama", hidden=16, heads=4, kv_heads=2, mlp=24, blocks=2, denoiser_blocks=1, rotary_base=300.0)
 QWEN = replace(LLAMA, kv_heads=1, qkv_bias=True, tie_embedding=True, norm_epsilon=1e-2, bridge="none")
+GPT2 = Model(family="gpt2", hidden=16, heads=4, mlp=24, blocks=2, denoiser_blocks=1, positions=64)
 SYMBOLS = 12
 
 NETWORKS = {
@@ -51,12 +52,16 @@ NETWORKS = {
     "llama mdlm": lambda: Transformer(LLAMA, SYMBOLS),
     "llama adlm": lambda: AnchoredTransformer(LLAMA, SYMBOLS),
     "llama ar": lambda: Transformer(LLAMA, SYMBOLS, causal=True, modulated=False),
+    "gpt2 mdlm": lambda: Transformer(GPT2, SYMBOLS),
+    "gpt2 adlm": lambda: AnchoredTransformer(GPT2, SYMBOLS),
+    "gpt2 ar": lambda: Transformer(GPT2, SYMBOLS, causal=True, modulated=False),
+    "gpt2 a2r": lambda: AnchoredTransformer(replace(GPT2, bridge="none"), SYMBOLS, causal=True, modulated=False),
     "qwen adlm": lambda: AnchoredTransformer(QWEN, SYMBOLS),
     "qwen ar": lambda: Transformer(QWEN, SYMBOLS, causal=True, modulated=False),
     "qwen a2r": lambda: AnchoredTransformer(QWEN, SYMBOLS, causal=True, modulated=False),
 }
 CAUSAL = ("ar", "ar with normalised queries", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
-CAUSAL += ("llama ar", "qwen ar", "qwen a2r")
+CAUSAL += ("llama ar", "qwen ar", "qwen a2r", "gpt2 ar", "gpt2 a2r")
 
 
 def random_network(name: str, dtype=torch.float64, device="cpu"):
