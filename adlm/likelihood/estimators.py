@@ -1,4 +1,4 @@
-"""Monte Carlo estimators of the bound, by name: nelbo, any-order, published. No texts, no averaging.
+"""Estimators of the bound by name, and exact likelihoods of block-causal models. No texts, no averaging.
 
 Shapes: B sequences, L tokens. `pad` is True at padding.
 """
@@ -14,6 +14,7 @@ from adlm.config.schema import Schedule
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.methods import method_of
+from adlm.methods.block_causal import BlockCausal
 from adlm.methods.inputs import eval_mode
 from adlm.methods.masked_diffusion import MaskedDiffusion, per_token
 from adlm.methods.method import Method
@@ -82,6 +83,24 @@ def published(method: Method) -> Estimator:
     return draw
 
 
+def left_to_right(method: Method) -> Estimator:
+    """-log p(x) of sampling each block from left to right, exactly; of block-causal methods."""
+    block_causal = _block_causal("left-to-right", method)
+    return lambda network, x, pad, rng: block_causal.left_to_right_nats(network, x, pad)
+
+
+def causal(method: Method) -> Estimator:
+    """-log p(x) of the causal model in a block-causal network, exactly."""
+    block_causal = _block_causal("causal", method)
+    return lambda network, x, pad, rng: block_causal.causal_nats(network, x, pad)
+
+
+def _block_causal(estimator: str, method: Method) -> BlockCausal:
+    if not isinstance(method, BlockCausal):
+        raise UserError(f"estimator {estimator} is for block-causal models, and model.block_length is 0; use any-order")
+    return method
+
+
 def default_estimator(method: Method) -> str:
     """any-order where it is valid, else nelbo: the lowest variance for the same expectation."""
     try:
@@ -91,5 +110,11 @@ def default_estimator(method: Method) -> str:
     return "any-order"
 
 
-ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {"nelbo": nelbo, "any-order": any_order, "published": published}
+ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {
+    "nelbo": nelbo,
+    "any-order": any_order,
+    "published": published,
+    "left-to-right": left_to_right,
+    "causal": causal,
+}
 """By name; `settings.ESTIMATOR_LINES` says what each is."""

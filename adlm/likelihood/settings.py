@@ -14,6 +14,8 @@ ESTIMATOR_LINES = {
     AUTO: "any-order where it is valid, else nelbo: the same bound",
     "nelbo": "the method's own bound with the terms at t = 0 and 1; exact for ar and a2r",
     "any-order": "the same bound, sampling how many tokens are masked: lower variance, where valid",
+    "left-to-right": "block-causal: exact, of sampling each block from left to right",
+    "causal": "block-causal: exact, of the causal model that the sampler speculative draws from",
     "published": "the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low",
 }
 """What `auto` and each of ESTIMATORS (estimators.py) is."""

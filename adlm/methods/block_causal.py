@@ -22,7 +22,14 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
 from adlm.methods.adlm import Adlm
-from adlm.methods.inputs import check_left_to_right, check_sampler, not_pad, vocabulary_of, with_first_token
+from adlm.methods.inputs import (
+    check_left_to_right,
+    check_sampler,
+    eval_mode,
+    not_pad,
+    vocabulary_of,
+    with_first_token,
+)
 from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.speculative import check_speculative, generate_speculative
@@ -111,6 +118,30 @@ class BlockCausal(MaskedDiffusion):
     def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
         weight = self.config.train.causal_weight
         return {"causal_weight": weight * self.predicted(x, pad).float()} if weight else {}
+
+    # Exact likelihoods
+
+    @torch.no_grad()
+    def left_to_right_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), -log p(x) of the sampler left-to-right, exactly: the j-th tokens of all blocks in the j-th pass."""
+        number = torch.zeros(x.shape[1], dtype=torch.int64)
+        for start, stop in self._cut(x).bounds:
+            number[start:stop] = torch.arange(stop - start)
+        number, predicted, nats = number.to(x.device), self.predicted(x, pad), torch.zeros(x.shape, device=x.device)
+        with eval_mode(network):
+            for step in range(int(number.max()) + 1):
+                z = x.masked_fill(predicted & (number >= step), self.mask_id)
+                weight = (predicted & (number == step)).float()
+                nats = nats + network.score(z, x, weight, mask_id=self.mask_id, pad=pad).denoiser.nats
+        return nats
+
+    @torch.no_grad()
+    def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
+        """(B, L), -log p(x) of the causal model, the clean copy: what the sampler speculative draws from."""
+        nothing, everything = torch.zeros(x.shape, device=x.device), self.predicted(x, pad).float()
+        with eval_mode(network):
+            scores = network.score(x, x, nothing, mask_id=self.mask_id, pad=pad, causal_weight=everything)
+        return scores.causal.nats  # type: ignore[no-any-return]
 
     # Sampling: block after block
 

@@ -44,6 +44,7 @@ from adlm.data.sources.text_files import user_path
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
@@ -248,7 +249,10 @@ class TextTask:
         rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
         method = method_of(config)
         check_canvas(method, canvas, config.sampling)
-        frame = last_frame(method.generate(state.network, canvas, config.sampling, rng))
+        network = state.network
+        if config.model.block_length and processes.num_ranks == 1:
+            network = FrozenNetwork(network)  # a KV cache: hundreds of calls on a row of text otherwise
+        frame = last_frame(method.generate(network, canvas, config.sampling, rng))
         texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 

@@ -189,6 +189,20 @@ def test_the_next_token_loss_of_the_clean_copy_is_that_of_the_causal_network():
     assert float(loss.total.detach() - loss.parts["nelbo"]) == pytest.approx(float(expected) / 2, abs=1e-5)
 
 
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize("block_length", [1, 2, 3])
+def test_the_exact_likelihoods_are_those_of_their_samplers(block_length, method_name):
+    method, network = built(tiny(block_length, method=method_name))
+    x, rng = rows(4), BatchRng(torch.Generator())
+    left_to_right = exact_log_probs(method, network, 4, block_length, lambda block: [tuple(block)])
+    nats = ESTIMATORS["left-to-right"](method)(network, x, None, rng).sum(dim=1)
+    torch.testing.assert_close(-nats, left_to_right.float(), atol=1e-5, rtol=0, check_dtype=False)
+    nats = ESTIMATORS["causal"](method)(network, x, None, rng).sum(dim=1)
+    torch.testing.assert_close(-nats, causal_log_probs(network, x).float(), atol=1e-5, rtol=0, check_dtype=False)
+    with pytest.raises(UserError, match="block_length is 0"):
+        ESTIMATORS["causal"](method_of(tiny(0)))
+
+
 def sampled(method, network, sampling: Sampling, num: int, length: int, seed: int = 0) -> torch.Tensor:
     canvas = torch.full((num, length), MASK)
     return last_frame(method.generate(network, canvas, sampling, RowRng(seed, range(num)))).ids
