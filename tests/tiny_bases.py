@@ -11,6 +11,7 @@ from adlm.tokens import train_bpe
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 5000.0}
+GPT2_SIZES = {"n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4, "n_positions": 128}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TEXT = "the old man and the sea and 1234 numbers, he said; it's the man's. " * 20
 
@@ -29,10 +30,11 @@ def causal_model(architecture: str, tied: bool, extra_rows: int = 0, seed: int =
     import transformers
 
     torch.manual_seed(seed)
-    kind = {"llama": "Llama", "qwen2": "Qwen2"}[architecture]
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "gpt2": "GPT2"}[architecture]
     symbols = tokenizer_engine().get_vocab_size() + extra_rows
-    config = getattr(transformers, f"{kind}Config")(vocab_size=symbols, tie_word_embeddings=tied, **SIZES)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    sizes = GPT2_SIZES if architecture == "gpt2" else SIZES
+    config = getattr(transformers, f"{kind}Config")(vocab_size=symbols, tie_word_embeddings=tied, **sizes)
+    model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn(weight.shape) * 0.2 + (1 if weight.ndim == 1 and kind == "Llama" else 0))
@@ -58,11 +60,15 @@ def write_gguf(model, path: Path, quantization: str = "F32", without: tuple[str,
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(SIZES["rope_theta"])
+    if architecture == "gpt2":
+        writer.add_feed_forward_length(config.n_inner)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(SIZES["rope_theta"])
     engine = json.loads(tokenizer_engine().to_str())
     added = {token["content"]: token["id"] for token in engine["added_tokens"]}
     symbols = {**engine["model"]["vocab"], **added}
@@ -80,7 +86,7 @@ def write_gguf(model, path: Path, quantization: str = "F32", without: tuple[str,
     for name, weight in gguf_tensors(model).items():
         if name in without:
             continue
-        if weight.ndim == 1 or quantization == "F32":
+        if weight.ndim == 1 or quantization == "F32" or name == "position_embd.weight":
             writer.add_tensor(name, weight)
         else:
             writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
@@ -98,6 +104,9 @@ def gguf_tensors(model) -> dict[str, np.ndarray]:
     layers |= {f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"}
     layers |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate"}
     layers |= {"mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    names |= {"transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm"}
+    layers |= {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm"}
+    layers |= {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
     found = {}
     for name, parameter in model.named_parameters():
         layer, _, kind = name.rpartition(".")
@@ -106,6 +115,8 @@ def gguf_tensors(model) -> dict[str, np.ndarray]:
             found[f"{names[layer]}.{kind}"] = weight
             continue
         _, _, number, inner = layer.split(".", 3)
+        if ".c_" in layer and weight.ndim == 2:
+            weight = weight.T
         if model.config.model_type == "llama" and layers[inner] in ("attn_q", "attn_k"):
             heads = model.config.num_attention_heads if inner.endswith("q_proj") else model.config.num_key_value_heads
             weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)

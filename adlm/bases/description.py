@@ -13,7 +13,7 @@ from adlm.errors import UserError
 from adlm.files import read_bytes, read_json
 from adlm.hub import download_base, is_hub_name
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "gpt2")
 CONFIG, TEMPLATE, TOKENIZER_CONFIG = "config.json", "chat_template.jinja", "tokenizer_config.json"
 MAX_TEMPLATE = 2**20
 
@@ -53,10 +53,16 @@ def _describe_gguf(path: Path) -> BaseDescription:
     architecture = _supported(path, metadata.get("general.architecture"))
     values = _Values(path, {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()})
     hidden, heads = values.whole("embedding_length"), values.whole("attention.head_count")
+    template = metadata.get("tokenizer.chat_template")
+    template = template if isinstance(template, str) else None
+    if architecture == "gpt2":
+        values.require("attention.layer_norm_epsilon", 1e-5)
+        sizes = (hidden, heads, values.whole("block_count"), values.whole("feed_forward_length"))
+        tied = "output.weight" not in gguf.tensors
+        return _describe_gpt2(*sizes, values.whole("context_length"), tied, template)
     for option in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
         values.require(option, hidden // heads)
     values.require("rope.scaling.type", "none")
-    template = metadata.get("tokenizer.chat_template")
     return BaseDescription(
         architecture,
         _options(
@@ -71,7 +77,7 @@ def _describe_gguf(path: Path) -> BaseDescription:
             tie_embedding="output.weight" not in gguf.tensors,
         ),
         values.whole("context_length"),
-        template if isinstance(template, str) else None,
+        template,
     )
 
 
@@ -80,6 +86,15 @@ def _describe_folder(folder: Path) -> BaseDescription:
     config = raw if isinstance(raw, dict) else {}
     architecture = _supported(folder, config.get("model_type"))
     values = _Values(folder / CONFIG, config)
+    if architecture == "gpt2":
+        hidden, length = values.whole("n_embd"), values.whole("n_positions")
+        values.require("layer_norm_epsilon", 1e-5)
+        values.require("activation_function", "gelu_new")
+        values.require("scale_attn_weights", True)
+        values.require("scale_attn_by_inverse_layer_idx", False)
+        sizes = (hidden, values.whole("n_head"), values.whole("n_layer"), values.whole("n_inner", 4 * hidden))
+        tied = bool(config.get("tie_word_embeddings", True))
+        return _describe_gpt2(*sizes, length, tied, _folder_template(folder))
     hidden, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
     values.require("head_dim", hidden // heads)
     values.require("hidden_act", "silu")
@@ -112,11 +127,19 @@ def _options(architecture: str, **sizes: Any) -> dict[str, Any]:
     return {"family": "llama", **sizes, "qkv_bias": architecture == "qwen2", "dropout": 0.0}
 
 
+def _describe_gpt2(
+    hidden: int, heads: int, blocks: int, mlp: int, length: int, tied: bool, template: str | None
+) -> BaseDescription:
+    sizes = {"hidden": hidden, "heads": heads, "blocks": blocks, "mlp": mlp, "positions": length}
+    model = {"family": "gpt2", **sizes, "tie_embedding": tied, "dropout": 0.0}
+    return BaseDescription("gpt2", model, length, template)
+
+
 def _supported(path: Path, architecture: Any) -> str:
     if architecture not in ARCHITECTURES:
         raise UserError(
-            f"{path} has the architecture {architecture!r:.60}; {' and '.join(ARCHITECTURES)} are supported, such as "
-            "SmolLM2, TinyLlama and Qwen2.5"
+            f"{path} has the architecture {architecture!r:.60}; {', '.join(ARCHITECTURES)} are supported, such as "
+            "SmolLM2, TinyLlama, Qwen2.5 and GPT-2"
         )
     return str(architecture)
 
@@ -145,6 +168,8 @@ class _Values:
     def require(self, name: str, supported: Any) -> None:
         """A user error for a value other than that of our networks; a file that has none is fine."""
         value = self.entries.get(name)
+        if isinstance(value, float):
+            value = float(f"{value:.7g}")  # as in `number`
         if value is not None and value != supported:
             raise UserError(f"{self.path}: {name} {value!r:.60} is not supported, only {supported!r}")
 

@@ -31,19 +31,32 @@ from adlm.tokens import BASE, Tokenizer, load_tokenizer
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # Names in the files, with ours.
-GGUF_NAMES = {"token_embd": "embedding", "output_norm": "trunk.norm", "output": "head"}
+GGUF_NAMES = {
+    "token_embd": "embedding",
+    "position_embd": "trunk.positions",
+    "output_norm": "trunk.norm",
+    "output": "head",
+}
 GGUF_LAYERS = {
     "attn_norm": "norm1",
     "attn_q": "query",
     "attn_k": "key",
     "attn_v": "value",
+    "attn_qkv": "qkv",
     "attn_output": "out",
     "ffn_norm": "norm2",
     "ffn_gate": "gate",
     "ffn_up": "widen",
     "ffn_down": "narrow",
 }
-FOLDER_NAMES = {"model.embed_tokens": "embedding", "model.norm": "trunk.norm", "lm_head": "head"}
+FOLDER_NAMES = {
+    "model.embed_tokens": "embedding",
+    "model.norm": "trunk.norm",
+    "lm_head": "head",
+    "wte": "embedding",
+    "wpe": "trunk.positions",
+    "ln_f": "trunk.norm",
+}
 FOLDER_LAYERS = {
     "input_layernorm": "norm1",
     "self_attn.q_proj": "query",
@@ -54,7 +67,14 @@ FOLDER_LAYERS = {
     "mlp.gate_proj": "gate",
     "mlp.up_proj": "widen",
     "mlp.down_proj": "narrow",
+    "ln_1": "norm1",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "out",
+    "ln_2": "norm2",
+    "mlp.c_fc": "widen",
+    "mlp.c_proj": "narrow",
 }
+CONSTANTS = (".inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers in files of older versions of transformers
 
 
 @dataclass(frozen=True)
@@ -94,7 +114,7 @@ class Base:
                 pair[f"denoiser.trunk.blocks.{int(number) - first}.{layer}"] = weight
                 continue
             pair[f"anchor.{name}"] = weight
-            if upper and name in ("trunk.norm.weight", "head.bias"):
+            if upper and name in ("trunk.norm.weight", "trunk.norm.bias", "head.bias"):
                 pair[f"denoiser.{name}"] = weight.clone()
         return pair
 
@@ -107,7 +127,7 @@ def read_base(source: str) -> Base:
     description, tokenizer = describe_base(path), load_tokenizer(f"{BASE}{source}")
     reader = _gguf_tensors if path.suffix == ".gguf" else _folder_tensors
     with reader(path, description) as tensors:
-        weights = _weights(path, description, tokenizer, tensors)
+        weights = _weights(path, description, tokenizer, _split_qkv(tensors))
     sha256 = tensors.sha256()
     if source in NAMED_BASES:
         check_named_base(source, path, sha256)
@@ -187,11 +207,32 @@ def _weights(path: Path, description: BaseDescription, tokenizer: Tokenizer, ten
 
 def _our_name(name: str, names: Mapping[str, str], layers: Mapping[str, str]) -> str:
     """Ours for a name in a file; a name that is none of those that we know stays."""
-    layer, _, kind = name.rpartition(".")
-    in_block = re.fullmatch(r"(?:blk|model\.layers)\.(\d{1,9})\.(.+)", layer)
+    layer, _, kind = name.removeprefix("transformer.").rpartition(".")
+    in_block = re.fullmatch(r"(?:blk|model\.layers|h)\.(\d{1,9})\.(.+)", layer)
     if in_block is None:
         return f"{names[layer]}.{kind}" if layer in names else name
     return f"trunk.blocks.{in_block[1]}.{layers[in_block[2]]}.{kind}" if in_block[2] in layers else name
+
+
+def _split_qkv(tensors: _Tensors) -> _Tensors:
+    """With GPT-2's queries, keys and values, which are one matrix in the files, as three tensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, tuple[str, int]] = {}
+    for name, shape in tensors.shapes.items():
+        if ".qkv." not in name or shape[0] % 3:
+            shapes[name] = shape
+            continue
+        for number, part in enumerate(("query", "key", "value")):
+            own = name.replace(".qkv.", f".{part}.")
+            shapes[own], parts[own] = (shape[0] // 3, *shape[1:]), (name, number)
+
+    def read(name: str) -> Tensor:
+        if name not in parts:
+            return tensors.read(name)
+        whole, number = parts[name]
+        return tensors.read(whole).chunk(3)[number].clone()
+
+    return _Tensors(shapes, read, tensors.files)
 
 
 @contextmanager
@@ -231,11 +272,16 @@ def _folder_tensors(folder: Path, description: BaseDescription) -> Iterator[_Ten
             names |= {_our_name(name, FOLDER_NAMES, FOLDER_LAYERS): (opener, name) for name in opener.keys()}  # noqa: SIM118
         if description.model["tie_embedding"]:
             names.pop("head.weight", None)  # some files hold the shared matrix twice
-        names = {name: place for name, place in names.items() if not name.endswith(".inv_freq")}  # constants
+        names = {name: place for name, place in names.items() if not name.endswith(CONSTANTS)}
         shapes = {name: tuple(opener.get_slice(other).get_shape()) for name, (opener, other) in names.items()}
+        transposed = [  # GPT-2's matrices have a column for each output
+            name for name, (_, other) in names.items() if re.search(r"(attn|mlp)\.c_\w+\.weight$", other)
+        ]
+        shapes |= {name: shapes[name][::-1] for name in transposed}
 
         def read(name: str) -> Tensor:
             opener, other = names[name]
-            return opener.get_tensor(other).float()  # type: ignore[no-any-return]
+            weight: Tensor = opener.get_tensor(other).float()
+            return weight.T.contiguous() if name in transposed else weight
 
         yield _Tensors(shapes, read, files)

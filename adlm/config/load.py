@@ -41,6 +41,8 @@ ADAPTER = "adapter.safetensors"
 """The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
+USES_OF_NETWORK = ("block_length", "masked_keys")  # options of `model` that fit any weights
+
 _CONFIG = TypeAdapter(Config)
 
 
@@ -55,8 +57,11 @@ def is_run_preset(word: str) -> bool:
     return word in dict(_preset_files()) and "method" in _read_preset(word)
 
 
-def parse_overrides(words: Iterable[str]) -> Raw:
-    """The options that the overrides of a command set, without defaults and not yet validated."""
+def parse_overrides(words: Iterable[str], with_networks: bool = True) -> Raw:
+    """The options that the overrides of a command set, without defaults and not yet validated.
+
+    With `with_networks` these include the options of the model that `init=MODEL` names, or one of our presets.
+    """
     raw: Raw = {}
     run_preset = ""  # the preset that sets `method`; a second one would inherit options of the first
     words = list(words)
@@ -70,7 +75,10 @@ def parse_overrides(words: Iterable[str]) -> Raw:
     ]
     end = max(ends, default=0)
     for word in [*others[:end], *(word for word in words if word.startswith("init=")), *others[end:]]:
-        override = _init_options(word[5:], others) if re.match("init=.", word) else _parse_override(word)
+        override = _parse_override(word)
+        if with_networks and override.get("init") and (word.startswith("init=") or word in dict(_preset_files())):
+            options_of_run = [other for other in others if "=" in other or other == word]
+            override = merge(_init_options(override["init"], others, options_of_run), override)
         if "=" not in word and "method" in override:
             if run_preset:
                 raise UserError(
@@ -119,16 +127,17 @@ def _parse_override(word: str) -> Raw:
     return {first: plain}
 
 
-def _init_options(model: str, others: list[str]) -> Raw:
+def _init_options(model: str, words: list[str], options_of_run: list[str]) -> Raw:
     """What `init=MODEL` sets: the options of the model's network, its tokenizer, and those of a recipe.
 
     The recipe is recipe/fine-tune for a model folder, recipe/lora for an adapter and for a base that has a name, and
-    recipe/adapt for any other pretrained base. `others` are the other overrides, which choose the method of a base.
+    recipe/adapt for any other pretrained base. `words` are all overrides, which choose the method of a base, and
+    `options_of_run` those without presets of other networks.
     """
     folder = init_folder(model)
     if folder is None:
         recipe = _read_preset("recipe/lora" if model in NAMED_BASES else "recipe/adapt")
-        return {"init": model, **_base_options(model, others), **recipe}
+        return {"init": model, **_base_options(model, words, options_of_run), **recipe}
     config = load_config(folder / "config.yaml")
     raw = to_mapping(config)
     time = {option: raw["time"][option] for option in ("steps", "sigma")}  # discrete or continuous
@@ -149,14 +158,15 @@ def _base_tokenizer(name: str) -> str:
     return f"base:{name}" if folder is None else BOX if name == BOX else str(folder)
 
 
-def _base_options(model: str, others: list[str]) -> Raw:
+def _base_options(model: str, words: list[str], options_of_run: list[str]) -> Raw:
     """Tokenizer, length and network of a pretrained base. For an anchored method its upper blocks are the denoiser."""
     path = find_base(model)
     assert path is not None, "see init_folder"
-    base, given = describe_base(path), parse_overrides(others)
-    network, method = {**dataclasses.asdict(Model()), **base.model}, given.get("method", Config.method)
+    base, given = describe_base(path), parse_overrides(words, with_networks=False)
+    defaults = {option: value for option, value in dataclasses.asdict(Model()).items() if option not in USES_OF_NETWORK}
+    network, method = {**defaults, **base.model}, given.get("method", Config.method)
     if isinstance(method, str) and method in METHODS and METHODS[method].anchored:
-        own = parse_overrides(word for word in others if "=" in word).get("model")  # not that of a preset
+        own = parse_overrides(options_of_run, with_networks=False).get("model")
         own, total = own if isinstance(own, dict) else {}, base.model["blocks"]
         lower, upper = own.get("blocks"), own.get("denoiser_blocks")
         if isinstance(lower, int):

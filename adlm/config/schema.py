@@ -25,11 +25,18 @@ ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # built-in
 
 MAX_STEPS_REMDM_CONF = 20_000  # about 5 s of steps that change nothing; the other samplers skip such steps
 
-FAMILY_OPTIONS: dict[str, dict[str, object]] = {
-    "published": {"qk_norm": False, "time_conditioning": False, "start": "published"},
-    "llama": {"kv_heads": None, "mlp": None, "rotary_base": 1e4, "norm_epsilon": 1e-5, "qkv_bias": False},
+FAMILY_OPTIONS: dict[str, tuple[object, tuple[str, ...]]] = {
+    "qk_norm": (False, ("published",)),
+    "time_conditioning": (False, ("published",)),
+    "start": ("published", ("published",)),
+    "kv_heads": (None, ("llama",)),
+    "rotary_base": (1e4, ("llama",)),
+    "norm_epsilon": (1e-5, ("llama",)),
+    "qkv_bias": (False, ("llama",)),
+    "mlp": (None, ("llama", "gpt2")),
+    "positions": (None, ("gpt2",)),
 }
-"""Options of `model` that only one family of networks has, with their defaults."""
+"""Options of `model` that only some families of networks have: their defaults, and the families."""
 
 SOURCES = ("name", "path", "hub")  # the options of `data` that select what is read
 
@@ -212,8 +219,8 @@ class Time:
 class Model:
     """The networks. Presets of sizes: model=tiny, model=small, model=medium."""
 
-    family: Literal["published", "llama"] = "published"
-    """Kind of blocks: published, or llama as in SmolLM2, TinyLlama and Qwen2: RMSNorm, SwiGLU, no time conditioning."""
+    family: Literal["published", "llama", "gpt2"] = "published"
+    """Kind of blocks: published, or without time conditioning llama (as SmolLM2, TinyLlama and Qwen2) and gpt2."""
     hidden: Width = 768
     """Hidden size d."""
     blocks: Depth = 12
@@ -235,7 +242,9 @@ class Model:
     kv_heads: Width | None = None
     """family llama: number of key and value heads, each shared by heads / kv_heads query heads; null is heads."""
     mlp: Width | None = None
-    """family llama: inner width of the MLP; null is 4 * hidden."""
+    """families llama and gpt2: inner width of the MLP; null is 4 * hidden."""
+    positions: Width | None = None
+    """family gpt2: number of learnt positions, the largest length; it must be given."""
     rotary_base: Annotated[float, Gt(1)] = 10_000.0
     """family llama: the rotary embedding turns by rotary_base^(-2i / head dimension) radians per token."""
     norm_epsilon: Annotated[float, Gt(0)] = 1e-5
@@ -265,13 +274,14 @@ class Model:
                 f"model.second_anchor_head {self.second_anchor_head} must be below model.blocks {self.blocks}, after "
                 f"which the first one stands; try model.second_anchor_head={self.blocks // 2}"
             )
-        for family, defaults in FAMILY_OPTIONS.items():
-            for option, default in defaults.items():
-                if (value := getattr(self, option)) != default and self.family != family:
-                    raise UserError(
-                        f"model.{option} {value} is an option of model.family {family}, and model.family is "
-                        f"{self.family}; drop one of them"
-                    )
+        for option, (default, families) in FAMILY_OPTIONS.items():
+            if (value := getattr(self, option)) != default and self.family not in families:
+                raise UserError(
+                    f"model.{option} {value} is an option of model.family {' and '.join(families)}, and model.family "
+                    f"is {self.family}; drop one of them"
+                )
+        if self.family == "gpt2" and self.positions is None:
+            raise UserError("model.family gpt2 learns its positions; give their number, such as model.positions=1024")
         if not _are_numbers(self.hidden, self.heads) or self.heads < 1:
             return
         if isinstance(self.kv_heads, int) and self.kv_heads >= 1 and self.heads % self.kv_heads:
@@ -549,6 +559,9 @@ class Config:
             or not _are_numbers(self.schedule.eps)
         ):
             return
+        positions = self.model.positions
+        if _are_numbers(positions, self.length) and positions < self.length:  # type: ignore[operator]
+            raise UserError(f"length {self.length} is more than the {positions} learnt positions (model.positions)")
         eps_is_last_alpha = self.schedule.name in ("log-linear", "cosine", "cosine-squared")
         if self.model.time_conditioning and eps_is_last_alpha and 1 - (1 - self.schedule.eps) <= 0:
             raise UserError(

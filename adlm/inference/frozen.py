@@ -177,7 +177,8 @@ class FrozenNetwork:
         self.dtype = dtype or (torch.bfloat16 if like.is_cuda else like.dtype)
         self.embedding = frozen_copy(like, full_precision(self.dtype))
         self.trunk, self.head = FrozenTrunk(first.trunk, self.dtype), FrozenHead(first.head, self.dtype)
-        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, first.trunk.rotary_base)
+        rotary_base = first.trunk.rotary_base if first.trunk.positions is None else None
+        self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, rotary_base)
         self.anchored = isinstance(network, AnchoredTransformer)
         self.text_blocks = first.text_blocks
         self.bridge: FrozenBridge | None = None
@@ -213,23 +214,29 @@ class FrozenNetwork:
             places = self.text_blocks.places(z, z, pad)
             rotary, layout = rotary[places.layout.positions], places.layout
             hidden = self._run_trunks(
-                places.ids, lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads), None
+                places.ids,
+                layout.positions,
+                lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads),
+                None,
             )
             anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
             return HiddenStates(places.noisy(hidden.last), anchor)
         visible = None if pad is None else attention_mask(pad, causal)
-        return self._run_trunks(z, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma)
+        positions = torch.arange(z.shape[1], device=z.device)
+        return self._run_trunks(
+            z, positions, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma
+        )
 
-    def _run_trunks(self, ids: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
+    def _run_trunks(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
         h = F.embedding(ids, self.embedding)
-        last = anchor = self.trunk(h, attend, sigma)  # h is the residual stream from here on
+        last = anchor = self.trunk(h, positions, attend, sigma)  # h is the residual stream from here on
         if self.bridge is not None:
             num_before = len(self.trunk.blocks)
             bridged = self.bridge(h if self.continues_stream else anchor, self.head).to(h.dtype)
             if self.adds_input:
                 bridged = bridged + F.embedding(ids, self.embedding)
-            last = self.denoiser_trunk(bridged, lambda number, qkv: attend(num_before + number, qkv), sigma)
+            last = self.denoiser_trunk(bridged, positions, lambda number, qkv: attend(num_before + number, qkv), sigma)
         return HiddenStates(last, anchor if self.anchored else None)
 
     @torch.no_grad()
@@ -308,7 +315,7 @@ class FrozenNetwork:
         return cache.graphs[key].replay(ids, unseen, *inputs)  # type: ignore[no-any-return]
 
     def _read(self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None) -> HiddenStates:
-        rotary, bias = self.rotary_table(cache.length), None
+        rotary, bias, positions = self.rotary_table(cache.length), None, cache.position[:, None]
         if ids.shape[1] > 1 or tokens is not None:
             num = torch.arange(ids.shape[1], device=ids.device)
             offsets, visible = num, (num <= num[:, None])[None]
@@ -316,14 +323,15 @@ class FrozenNetwork:
                 offsets, visible = num if tokens.offsets is None else tokens.offsets, tokens.visible[None]
             if unseen is not None:
                 visible = visible & ~unseen[:, None] | torch.eye(len(num), dtype=torch.bool, device=ids.device)
-            rotary = rotary[cache.position[:, None] + offsets]
+            positions = positions + offsets
+            rotary = rotary[positions]
             bias = cached_attention_bias(cache.position, cache.length, visible, cache.keys.dtype)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
             keys, values = cache.keys[number], cache.values[number]
             return attend_cached(qkv, rotary, keys, values, cache.position, cache.arrivals, bias)
 
-        return self._run_trunks(ids, attend, None)
+        return self._run_trunks(ids, positions, attend, None)
 
 
 class FrozenCopy:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from adlm.inference.fused_ops import (
     Activation,
@@ -33,6 +33,7 @@ from adlm.inference.fused_ops import (
     normed_product,
     split_heads,
 )
+from adlm.models.gpt2 import Gpt2Block
 from adlm.models.layers import RMSNorm, rms_norm, rotary_angles, self_attention
 from adlm.models.llama import LlamaBlock
 from adlm.models.transformer import Block, TimeCondition, Trunk, attendable
@@ -44,13 +45,15 @@ class RotaryTable:
     Table lengths are powers of two. A table is never reallocated, because captured CUDA graphs hold its address.
     """
 
-    def __init__(self, head_width: int, like: Tensor, base: float):
+    def __init__(self, head_width: int, like: Tensor, base: float | None):
+        """Without a base nothing is rotated."""
         self.head_width, self.like, self.base, self.tables = head_width, like, base, dict[int, Tensor]()
 
     def __call__(self, length: int) -> Tensor:
         size = 1 << (length - 1).bit_length()
         if size not in self.tables:
-            self.tables[size] = torch.complex(*rotary_angles(size, self.head_width, self.like, self.base))
+            angles = rotary_angles(size if self.base else torch.zeros(size), self.head_width, self.like, self.base or 1)
+            self.tables[size] = torch.complex(*angles)
         return self.tables[size][:length]
 
 
@@ -83,8 +86,8 @@ def frozen_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.detach().to(dtype, copy=True)
 
 
-def blocks_of(trunk: Trunk) -> list[Block | LlamaBlock]:
-    return [block for block in trunk.blocks if isinstance(block, Block | LlamaBlock)]
+def blocks_of(trunk: Trunk) -> list[Block | LlamaBlock | Gpt2Block]:
+    return [block for block in trunk.blocks if isinstance(block, Block | LlamaBlock | Gpt2Block)]
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class FrozenBlock:
     qk_norm: Tensor | None
     """(2 H, w), in float32 or float64; None without normalisation of queries and keys."""
     out: Tensor
+    out_bias: Tensor | None
     mlp_in: Tensor
     """Of a gated MLP, the rows of the gate and below them the others."""
     mlp_in_bias: Tensor | None
@@ -106,30 +110,35 @@ class FrozenBlock:
     mlp_out_bias: Tensor | None
 
     @classmethod
-    def of(cls, block: Block | LlamaBlock, dtype: torch.dtype) -> "FrozenBlock":
-        qkv_bias = qk_norm = mlp_in_bias = None
+    def of(cls, block: Block | LlamaBlock | Gpt2Block, dtype: torch.dtype) -> "FrozenBlock":
+        kv_heads, mlp_in, qkv_bias, qk_norm = block.heads, block.widen.weight, None, None
         if isinstance(block, LlamaBlock):
             kv_heads, mlp_in = block.kv_heads, torch.cat([block.gate.weight, block.widen.weight])
+        if isinstance(block, Block):
+            qkv = block.qkv.weight
+            if block.query_norm is not None and block.key_norm is not None:
+                norms = _interleaved(torch.stack([block.query_norm, block.key_norm]))
+                qk_norm = frozen_copy(norms.repeat_interleave(block.heads, dim=0), full_precision(dtype))
+        else:
             qkv = torch.cat([block.query.weight, block.key.weight, block.value.weight])
             if block.query.bias is not None:
                 biases = torch.cat([block.query.bias, block.key.bias, block.value.bias])
                 qkv_bias = frozen_copy(_interleaved_qkv(biases, block.heads, kv_heads), dtype)
-        else:
-            kv_heads, qkv, mlp_in = block.heads, block.qkv.weight, block.widen.weight
-            mlp_in_bias = frozen_copy(block.widen.bias, dtype)
-            if block.query_norm is not None and block.key_norm is not None:
-                norms = _interleaved(torch.stack([block.query_norm, block.key_norm]))
-                qk_norm = frozen_copy(norms.repeat_interleave(block.heads, dim=0), full_precision(dtype))
+        out_bias, mlp_in_bias, mlp_out_bias = (
+            None if layer.bias is None else frozen_copy(layer.bias, dtype)
+            for layer in (block.out, block.widen, block.narrow)
+        )
         return cls(
             kv_heads,
             frozen_copy(_interleaved_qkv(qkv, block.heads, kv_heads), dtype),
             qkv_bias,
             qk_norm,
             frozen_copy(block.out.weight, dtype),
+            out_bias,
             frozen_copy(mlp_in, dtype),
             mlp_in_bias,
             frozen_copy(block.narrow.weight, dtype),
-            None if block.narrow.bias is None else frozen_copy(block.narrow.bias, dtype),
+            mlp_out_bias,
         )
 
     def split(self, qkv: Tensor, heads: int) -> Tensor:
@@ -163,8 +172,10 @@ class Modulation:
 
     def __init__(self, trunk: Trunk, dtype: torch.dtype, condition: TimeCondition | None = None):
         self.epsilon = trunk.norm.epsilon if isinstance(trunk.norm, RMSNorm) else None
-        norms = [norm.weight for block in blocks_of(trunk) for norm in (block.norm1, block.norm2)]
-        self.weight = frozen_copy(torch.stack([*norms, trunk.norm.weight]), dtype)  # (2n + 1, d)
+        norms = [norm for block in blocks_of(trunk) for norm in (block.norm1, block.norm2)] + [trunk.norm]
+        self.weight = frozen_copy(torch.stack([norm.weight for norm in norms]), dtype)  # (2n + 1, d)
+        biases = [norm.bias.detach() for norm in norms if isinstance(norm, nn.LayerNorm)]
+        self.bias = frozen_copy(torch.stack(biases), dtype) if biases else torch.zeros_like(self.weight)
         self.condition = None
         if (own := trunk.condition or condition) is not None:
             self.condition = copy.deepcopy(own).to(dtype)
@@ -181,10 +192,9 @@ class Modulation:
         )
 
     def _norms(self, sigma: Tensor) -> list[Norm]:
-        weight = self.weight[:, None]
-        zeros = torch.zeros_like(weight)
+        weight, bias = self.weight[:, None], self.bias[:, None]
         if self.condition is None:
-            return [Norm(*parts, self.epsilon) for parts in zip(zeros + 1, weight, zeros, strict=True)]
+            return [Norm(*parts, self.epsilon) for parts in zip(torch.ones_like(weight), weight, bias, strict=True)]
         parts = F.linear(self.condition(sigma), self.to_parts, self.to_parts_bias)
         parts = parts.view(len(sigma), -1, self.weight.shape[1]).transpose(0, 1).contiguous()  # (6n + 2, M, d)
         shifts, scales, gates = parts[0::3], parts[1::3], parts[2::3]
@@ -202,16 +212,24 @@ class FrozenTrunk:
         self.modulation = Modulation(trunk, full_precision(dtype), condition)
         self.blocks = [FrozenBlock.of(block, dtype) for block in blocks]
         self.kv_heads = self.blocks[0].kv_heads
+        self.positions = None
+        if trunk.positions is not None:
+            self.positions = frozen_copy(trunk.positions.weight, full_precision(dtype))
 
-    def __call__(self, h: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
-        """h, in float32 or float64, is overwritten by the residual stream after the last block."""
+    def __call__(self, h: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None = None) -> Tensor:
+        """h, in float32 or float64, is overwritten by the residual stream after the last block.
+
+        `positions`, (L,) or (B, L), matter to networks that learn them; drafts past the last one are discarded later.
+        """
+        if self.positions is not None:
+            h += F.embedding(positions.clamp(max=len(self.positions) - 1), self.positions)
         first, *norms = self.modulation(sigma)
         if is_single_row(h):
             return self._forward_single_row(h, attend, [first, *norms])
         normed = add_norm_(h, None, first, self.dtype)
         for number, block in enumerate(self.blocks):
             qkv = block.split(F.linear(normed, block.qkv, block.qkv_bias), self.heads)
-            mixed = F.linear(attend(number, qkv), block.out)
+            mixed = F.linear(attend(number, qkv), block.out, block.out_bias)
             normed = add_norm_(h, mixed, norms[2 * number], self.dtype)
             if block.mlp_in_bias is None:
                 inner = linear_swiglu(normed, block.mlp_in)
@@ -226,7 +244,7 @@ class FrozenTrunk:
         for number, block in enumerate(self.blocks):
             before_attention, before_mlp, after = norms[2 * number : 2 * number + 3]
             qkv = block.split(normed_product(h, before_attention, block.qkv, block.qkv_bias), self.heads)
-            add_product_(h, attend(number, qkv), block.out, None, before_mlp.gate)
+            add_product_(h, attend(number, qkv), block.out, block.out_bias, before_mlp.gate)
             activation: Activation = "swiglu" if block.mlp_in_bias is None else "gelu"
             inner = normed_product(h, before_mlp, block.mlp_in, block.mlp_in_bias, activation)
             add_product_(h, inner, block.mlp_out, block.mlp_out_bias, after.gate)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
+from adlm.models.gpt2 import Gpt2Block
 from adlm.models.heads import Head, Positions, Scores, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
     LayerNorm,
@@ -165,12 +166,19 @@ class Trunk(nn.Module):
         modulated = modulated and model.family == "published"
         condition = model.condition if modulated else None
         self.head_width, self.rotary_base = model.hidden // model.heads, model.rotary_base
+        self.positions = None
+        if model.positions is not None and not continues:
+            self.positions = nn.Embedding(model.positions, model.hidden)
+            nn.init.normal_(self.positions.weight, std=0.02)
         self.condition = TimeCondition(model.condition) if modulated and not continues else None
-        layers: list[LlamaBlock] | list[Block]
-        self.norm: RMSNorm | LayerNorm
+        layers: list[LlamaBlock] | list[Gpt2Block] | list[Block]
+        self.norm: RMSNorm | nn.LayerNorm | LayerNorm
         if model.family == "llama":
             layers = [LlamaBlock(model, causal) for _ in range(blocks)]
             self.norm = RMSNorm(model.hidden, model.norm_epsilon)
+        elif model.family == "gpt2":
+            layers = [Gpt2Block(model, causal) for _ in range(blocks)]
+            self.norm = nn.LayerNorm(model.hidden)
         else:
             sizes = (model.hidden, model.heads, condition, model.dropout, causal, model.qk_norm)
             layers = [Block(*sizes) for _ in range(blocks)]
@@ -208,6 +216,8 @@ class Trunk(nn.Module):
         """The output of the blocks, before the final norm; also after `early_blocks` of them."""
         positions = h.shape[1] if layout is None else layout.positions
         angles = rotary_angles(positions, self.head_width, like=h, base=self.rotary_base)
+        if self.positions is not None:
+            h = h + self.positions(torch.arange(h.shape[1], device=h.device) if layout is None else layout.positions)
         visible = None if pad is None else attendable(pad)
         if layout is not None:
             visible = layout.visible

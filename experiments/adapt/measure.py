@@ -42,7 +42,9 @@ def main() -> None:
         num_bytes = sum(len(document.encode()) for document in documents)
         for estimator in estimators:
             is_random = estimator in ("any-order", "nelbo")
-            settings = PerplexitySettings("auto" if estimator == "exact" else estimator, options.samples * is_random or 1)
+            settings = PerplexitySettings(
+                "auto" if estimator == "exact" else estimator, options.samples * is_random or 1
+            )
             began = time.monotonic()
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 estimate = summarize(measure_nats(lm.method, lm.network, rows, settings))

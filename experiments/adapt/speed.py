@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import adlm
-from adlm.language_model import LanguageModel
 from adlm.canvas import Canvas
+from adlm.language_model import LanguageModel
 from adlm.sampling.settings import SampleSettings, sampling_with
 
 ROWS = (1, 8, 64)

@@ -26,6 +26,7 @@ from adlm.models.transformer import Transformer
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)
 LLAMA = Model(family="llama", hidden=16, heads=4, kv_heads=2, mlp=24, blocks=2, denoiser_blocks=1, rotary_base=300.0)
 QWEN = replace(LLAMA, kv_heads=1, qkv_bias=True, tie_embedding=True, norm_epsilon=1e-2, bridge="none")
+GPT2 = Model(family="gpt2", hidden=16, heads=4, mlp=24, blocks=2, denoiser_blocks=1, positions=64)
 SYMBOLS = 12
 
 NETWORKS = {
@@ -51,12 +52,16 @@ NETWORKS = {
     "llama mdlm": lambda: Transformer(LLAMA, SYMBOLS),
     "llama adlm": lambda: AnchoredTransformer(LLAMA, SYMBOLS),
     "llama ar": lambda: Transformer(LLAMA, SYMBOLS, causal=True, modulated=False),
+    "gpt2 mdlm": lambda: Transformer(GPT2, SYMBOLS),
+    "gpt2 adlm": lambda: AnchoredTransformer(GPT2, SYMBOLS),
+    "gpt2 ar": lambda: Transformer(GPT2, SYMBOLS, causal=True, modulated=False),
+    "gpt2 a2r": lambda: AnchoredTransformer(replace(GPT2, bridge="none"), SYMBOLS, causal=True, modulated=False),
     "qwen adlm": lambda: AnchoredTransformer(QWEN, SYMBOLS),
     "qwen ar": lambda: Transformer(QWEN, SYMBOLS, causal=True, modulated=False),
     "qwen a2r": lambda: AnchoredTransformer(QWEN, SYMBOLS, causal=True, modulated=False),
 }
 CAUSAL = ("ar", "ar with normalised queries", "a2r", "a2r hidden-plus-input", "a2r without a bridge")
-CAUSAL += ("llama ar", "qwen ar", "qwen a2r")
+CAUSAL += ("llama ar", "qwen ar", "qwen a2r", "gpt2 ar", "gpt2 a2r")
 
 
 def random_network(name: str, dtype=torch.float64, device="cpu"):
@@ -273,10 +278,10 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, kv_heads, head_width)
     qkv = noise(2, 1, heads + 2 * kv_heads, head_width).to(dtype)
     cached = noise(2, 2, kv_heads, 300, head_width).to(dtype)
     arrivals = torch.zeros(2, heads, dtype=torch.int32, device="cuda")
-    for start in (0, 1, 127, 128, 299):
-        ours, plain, position = cached.clone(), cached.clone(), torch.tensor([start], device="cuda")
+    for starts in ((0, 0), (1, 127), (127, 128), (128, 5), (299, 0)):
+        ours, plain, position = cached.clone(), cached.clone(), torch.tensor(starts, device="cuda")
         fast = attend_cached(qkv.clone(), rotary, *ours, position, arrivals)
-        slow = plain_attend_cached(qkv.clone(), rotary, *plain, position)
+        slow = plain_attend_cached(qkv.clone(), rotary, *plain, position, None)
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
         assert not arrivals.any()

@@ -86,8 +86,17 @@ def test_every_method_trains_it_from_scratch(method, tied):
         ({"family": "published", "kv_heads": 2}, "model.kv_heads 2 is an option of model.family llama"),
         ({"qk_norm": True}, "model.qk_norm True is an option of model.family published, and model.family is llama"),
         ({"kv_heads": 4}, "model.heads 6 is not a multiple of model.kv_heads 4"),
+        ({"family": "gpt2"}, "model.family gpt2 learns its positions; give their number, such as model.positions=1024"),
+        ({"positions": 8}, "model.positions 8 is an option of model.family gpt2, and model.family is llama"),
     ],
 )
-def test_options_of_the_other_family_are_user_errors(options, sentence):
+def test_options_of_another_family_are_user_errors(options, sentence):
     with pytest.raises(UserError, match=sentence):
         Model(**{"family": "llama", "hidden": 24, "heads": 6, **options})
+
+
+def test_a_text_longer_than_the_learnt_positions_is_a_user_error():
+    model = Model(family="gpt2", hidden=24, heads=6, positions=8)
+    with pytest.raises(UserError, match=r"length 9 is more than the 8 learnt positions \(model.positions\)"):
+        Config(length=9, model=model)
+    assert Config(length=8, model=model).model.positions == 8

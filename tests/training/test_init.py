@@ -11,6 +11,7 @@ from tiny_bases import causal_model, write_folder
 from adlm import load
 from adlm.checkpoints.base import read_base
 from adlm.cli.main import main
+from adlm.config import load as load_module
 from adlm.config.load import BOX_FOLDER, resolve
 from adlm.config.schema import Sampling
 from adlm.inference.frozen import FrozenNetwork
@@ -178,3 +179,21 @@ def test_a_base_that_does_not_fit_the_run_is_one_line(words, sentence, base, tmp
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("adlm: ")
     assert sentence in error
+
+
+def test_a_preset_of_ours_may_name_the_base_and_its_own_options_hold(base, tmp_path, monkeypatch):
+    (tmp_path / "tiny.yaml").write_text(
+        f"# T\nmethod: adlm\ninit: {base[0]}\nmodel: {{blocks: 1, block_length: 4}}\ntrain: {{steps: 9}}\n"
+    )
+    found = [*load_module._preset_files(), ("adapt/tiny", tmp_path / "tiny.yaml")]
+    monkeypatch.setattr(load_module, "_preset_files", lambda: iter(found))
+    config = resolve(["adapt/tiny", "train.batch_size=2"])
+    assert (config.init, config.tokenizer, config.model.family) == (base[0], f"base:{base[0]}", "llama")
+    assert (config.model.blocks, config.model.denoiser_blocks, config.model.block_length) == (1, 2, 4)
+    assert (config.train.steps, config.train.batch_size, config.train.optimizer) == (9, 2, "adamw")
+
+
+def test_a_preset_of_blocks_of_text_keeps_them_with_a_base(base, tmp_path):
+    (tmp_path / "blocks.yaml").write_text("model: {block_length: 4, masked_keys: hidden, qk_norm: true, hidden: 32}\n")
+    model = resolve([str(tmp_path / "blocks.yaml"), "method=mdlm", *base[1]]).model
+    assert (model.block_length, model.masked_keys, model.qk_norm, model.hidden) == (4, "hidden", False, 64)

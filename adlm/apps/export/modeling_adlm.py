@@ -38,7 +38,7 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     config_class = AdlmConfig
     base_model_prefix = "network"
-    _no_split_modules = ["Block", "LlamaBlock"]  # noqa: RUF012
+    _no_split_modules = ["Block", "LlamaBlock", "Gpt2Block"]  # noqa: RUF012
     _supports_sdpa = True
 
     def __init__(self, config: AdlmConfig):

@@ -43,8 +43,7 @@ from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.method import Loss
 from adlm.models.layers import rotary_angles
-from adlm.models.llama import LlamaBlock
-from adlm.models.transformer import Transformer
+from adlm.models.transformer import Block, Transformer
 from adlm.tokens import Tokenizer, bpe_size, load_tokenizer, tokenizer_of_transformers, train_bpe
 from adlm.training.step import seed_of
 
@@ -136,9 +135,9 @@ class OwnModel(nn.Module):
 
     def __init__(self, network: Transformer):
         super().__init__()
-        if any(isinstance(block, LlamaBlock) for block in network.trunk.blocks):
+        if not all(isinstance(block, Block) for block in network.trunk.blocks):
             raise UserError(
-                "model.family llama is not read by `adlm reason`; give the pretrained model itself by reason.base"
+                "`adlm reason` reads networks of model.family published; give a pretrained model itself by reason.base"
             )
         self.network = network
 

@@ -47,6 +47,7 @@ MODELS = {
     "one-network": {"model.denoiser_blocks": 0},
     "time": {"model.time_conditioning": True},
     "llama": {"model.family": "llama", "model.kv_heads": 1, "model.bridge": "none", "model.tie_embedding": True},
+    "gpt2": {"model.family": "gpt2", "model.positions": 24},
     "mdlm": {"method": "mdlm"},
     "ar": {"method": "ar"},
     "a2r": {"method": "a2r"},
