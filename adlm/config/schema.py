@@ -219,8 +219,6 @@ class Time:
 class Model:
     """The networks. Presets of sizes: model=tiny, model=small, model=medium."""
 
-    family: Literal["published", "llama", "gpt2"] = "published"
-    """Kind of blocks: published, or without time conditioning llama (as SmolLM2, TinyLlama and Qwen2) and gpt2."""
     hidden: Width = 768
     """Hidden size d."""
     blocks: Depth = 12
@@ -239,6 +237,8 @@ class Model:
     """Blocks of the anchor network before a second anchor head, which has the same loss and no other use; 0 is none."""
     qk_norm: bool = False
     """Normalise queries and keys of each head (RMSNorm with learnt weights) before the rotary embedding."""
+    family: Literal["published", "llama", "gpt2"] = "published"
+    """Kind of blocks: published, or without time conditioning llama (as SmolLM2, TinyLlama and Qwen2) and gpt2."""
     kv_heads: Width | None = None
     """family llama: number of key and value heads, each shared by heads / kv_heads query heads; null is heads."""
     mlp: Width | None = None

@@ -124,16 +124,20 @@ class BlockCausal(MaskedDiffusion):
     @torch.no_grad()
     def left_to_right_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
         """(B, L), -log p(x) of the sampler left-to-right, exactly: the j-th tokens of all blocks in the j-th pass."""
+        nats = torch.zeros(x.shape, device=x.device)
+        with eval_mode(network):
+            for z, where in self.left_to_right_passes(x, pad):
+                nats = nats + network.score(z, x, where.float(), mask_id=self.mask_id, pad=pad).denoiser.nats
+        return nats
+
+    def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each pass, the noisy ids (B, L), with all blocks masked from their j-th token on, and where that is."""
         number = torch.zeros(x.shape[1], dtype=torch.int64)
         for start, stop in self._cut(x).bounds:
             number[start:stop] = torch.arange(stop - start)
-        number, predicted, nats = number.to(x.device), self.predicted(x, pad), torch.zeros(x.shape, device=x.device)
-        with eval_mode(network):
-            for step in range(int(number.max()) + 1):
-                z = x.masked_fill(predicted & (number >= step), self.mask_id)
-                weight = (predicted & (number == step)).float()
-                nats = nats + network.score(z, x, weight, mask_id=self.mask_id, pad=pad).denoiser.nats
-        return nats
+        number, predicted = number.to(x.device), self.predicted(x, pad)
+        for step in range(int(number.max()) + 1):
+            yield x.masked_fill(predicted & (number >= step), self.mask_id), predicted & (number == step)
 
     @torch.no_grad()
     def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
