@@ -454,6 +454,8 @@ class Sampling:
     """Whether the token that crosses top_p is kept (crossing, as in Hugging Face) or dropped (published)."""
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
+    stop_at_eos: bool = False
+    """Models that write from left to right: end a text at its first end-of-text token, which fills the rest of it."""
 
     def __post_init__(self) -> None:
         if _are_numbers(self.temperature) and self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:

@@ -330,7 +330,8 @@ class FrozenNetwork:
                 visible = visible & ~unseen[:, None] | torch.eye(len(num), dtype=torch.bool, device=ids.device)
             positions = positions + offsets
             rotary = rotary[positions]
-            bias = cached_attention_bias(cache.position, cache.length, visible, cache.keys.dtype)
+            group = self.trunk.heads // self.trunk.kv_heads
+            bias = cached_attention_bias(cache.position, cache.length, visible, group, cache.keys.dtype)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
             keys, values = cache.keys[number], cache.values[number]

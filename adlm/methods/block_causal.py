@@ -27,6 +27,7 @@ from adlm.methods.inputs import (
     check_sampler,
     eval_mode,
     not_pad,
+    stop_id,
     vocabulary_of,
     with_first_token,
 )
@@ -157,7 +158,7 @@ class BlockCausal(MaskedDiffusion):
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
-        check_left_to_right(self.config, canvas, pad)
+        check_left_to_right(self.config, canvas, sampling, pad)
         if sampling.sampler == "speculative":
             check_speculative(self.config, sampling)
 
@@ -171,7 +172,9 @@ class BlockCausal(MaskedDiffusion):
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if isinstance(network, FrozenNetwork):
             open_block = CachedBlocks(network, self.mask_id, *canvas.shape).open
-        return sample_blocks(sampler_of(sampling), run, self._cut(canvas).bounds, open_block)
+        return sample_blocks(
+            sampler_of(sampling), run, self._cut(canvas).bounds, open_block, stop_id(self.config, sampling)
+        )
 
 
 class CachedBlocks:

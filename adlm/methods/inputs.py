@@ -102,9 +102,14 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
         )
 
 
-def check_left_to_right(config: Config, canvas: Tensor, pad: Tensor | None) -> None:
+def check_left_to_right(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
     """Checks that the canvas is a prompt followed by masks, with a bos for a masked first token."""
     vocabulary = vocabulary_of(config)
+    if sampling.stop_at_eos and vocabulary.eos_id is None:
+        raise UserError(
+            "sampling.stop_at_eos true needs an end-of-text token, and vocabulary.eos_id is empty; use false",
+            "sampling.stop_at_eos",
+        )
     masked = canvas == vocabulary.mask_id
     has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
     if has_later_token.any():
@@ -117,6 +122,11 @@ def check_left_to_right(config: Config, canvas: Tensor, pad: Tensor | None) -> N
             f"the canvas begins with a mask, and {config.method} needs a first token: vocabulary.bos_id is empty, so "
             "give one"
         )
+
+
+def stop_id(config: Config, sampling: Sampling) -> int | None:
+    """The token that ends a text; None if none does."""
+    return vocabulary_of(config).eos_id if sampling.stop_at_eos else None
 
 
 def with_first_token(config: Config, canvas: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import shape
 
@@ -85,9 +85,18 @@ def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: Sampling) -> Drafts:
 
 
 def sample_speculative(
-    model: SpeculativeModel, canvas: Tensor, mask_id: int, drafts: Drafts, rng: RowRng, pad: Tensor | None = None
+    model: SpeculativeModel,
+    canvas: Tensor,
+    mask_id: int,
+    drafts: Drafts,
+    rng: RowRng,
+    pad: Tensor | None = None,
+    eos_id: int | None = None,
 ) -> Iterator[Frame]:
-    """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call."""
+    """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call.
+
+    With an `eos_id` a text ends with the first one drawn, see `end_texts`.
+    """
     frame = first_frame(canvas, mask_id)
     yield frame
     masked = canvas == mask_id
@@ -113,5 +122,7 @@ def sample_speculative(
             read=frame.ids,
             alpha=None,
         )
-        known, drafts = torch.maximum(stop, known), verified.drafts
+        frame = end_texts(frame, masked, eos_id)
+        known, drafts = (~(masked & (frame.ids == mask_id))).long().cumprod(dim=1).sum(dim=1), verified.drafts
+        known = torch.minimum(known, end)
         yield frame

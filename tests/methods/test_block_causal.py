@@ -270,6 +270,36 @@ def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys,
         assert (last_frame(alone).ids[0] == cached[row, :length]).all()
 
 
+@pytest.mark.parametrize("sampler", ["speculative", "ancestral", "entropy", "left-to-right"])
+@pytest.mark.parametrize("method_name", ["mdlm", "ar"])
+def test_a_text_ends_with_its_first_end_of_text_token(method_name, sampler):
+    if method_name == "ar":
+        if sampler != "left-to-right":
+            pytest.skip("the one sampler of causal methods")
+        method, network = built(tiny(0, 12, method="ar"))
+    else:
+        method, network = speculative(3, 12)
+    canvas = torch.full((40, 12), MASK)
+    canvas[:, :2] = torch.tensor([BOS, BOS])  # a given end-of-text token ends nothing
+    plain, stopped = (
+        last_frame(
+            method.generate(
+                FrozenNetwork(network), canvas, Sampling(sampler=sampler, stop_at_eos=stop), RowRng(0, range(40))
+            )
+        ).ids
+        for stop in (False, True)
+    )
+    ends = 0
+    for row, other in zip(stopped.tolist(), plain.tolist(), strict=True):
+        assert MASK not in row
+        end = row.index(BOS, 2) if BOS in row[2:] else None
+        if end is not None:
+            assert set(row[end:]) == {BOS}
+            ends += end < 11
+        assert row[:end] == other[:end]
+    assert ends > 5
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(UserError, match="block_length 2 is for adlm and mdlm, not ar"):
         method_of(tiny(2, method="ar"))
