@@ -65,6 +65,11 @@ class Choice:
         begun = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
         return text[: len(text) - max(begun, default=0)], None
 
+    def num_sampled(self, ids: Sequence[int]) -> int:
+        """Tokens that were sampled for the text of the first ids of a row, of a model that ends with the text."""
+        before_end, stopped = self._until_eos(ids)
+        return min(self.num_masks, len(before_end) + stopped - self.first)
+
     def logprobs(self, ids: Sequence[int], chance: Sequence[float]) -> dict[str, Any]:
         """OpenAI's `logprobs` of the tokens that begin in the returned text, which may end at eos or at a stop text.
 

@@ -160,8 +160,8 @@ class Completion:
                     reason = None
                 if reason is not None:
                     finished.add(row)
-                    if not update.complete and self.ends_early:
-                        self.num_sampled[row] = len(update.ids) - choice.first
+                    if self.ends_early:
+                        self.num_sampled[row] = choice.num_sampled(update.ids)
                 yield update, text, reason
             self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, sum(self.num_sampled))
         finally:
