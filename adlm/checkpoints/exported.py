@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from adlm.bases.description import folder_template
 from adlm.checkpoints.model_folder import (
     ARCHITECTURE,
     CONFIG,
@@ -42,6 +43,7 @@ def to_json(config: Config) -> dict[str, Any]:
         "bos_token_id": vocabulary.bos_id,
         "eos_token_id": vocabulary.eos_id,
         "pad_token_id": vocabulary.pad_id,
+        "causal_weight": config.train.causal_weight,
         "tokenizer": public_name(config.tokenizer),
         "data": {option: options["data"][option] for option in PUBLIC_DATA},
         **{section: options[section] for section in SECTIONS},
@@ -52,6 +54,8 @@ def from_json(raw: dict[str, Any]) -> Config:
     """The Config of an exported config.json; keys that `transformers` adds are ignored."""
     names = {"vocab_size": "size", **{f"{role}_token_id": f"{role}_id" for role in ("mask", "bos", "eos", "pad")}}
     options = {key: raw[key] for key in ("method", "length", "tokenizer", "data", *SECTIONS) if key in raw}
+    if "causal_weight" in raw:
+        options["train"] = {"causal_weight": raw["causal_weight"]}
     return from_mapping({**options, "vocabulary": {name: raw[key] for key, name in names.items() if key in raw}})
 
 
@@ -81,4 +85,4 @@ def load_exported(folder: Path) -> ModelFolder:
     if foreign is not None:
         raise UserError(f"{folder / WEIGHTS}: weight {foreign} is unexpected; those of exported models begin {PREFIX}")
     named = {name.removeprefix(PREFIX): value for name, value in weights.items()}
-    return ModelFolder(config, named, read_tokenizer(folder, config))
+    return ModelFolder(config, named, read_tokenizer(folder, config), chat_template=folder_template(folder))

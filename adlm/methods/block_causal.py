@@ -48,7 +48,7 @@ class BlockCausal(MaskedDiffusion):
     """Mixed into a masked diffusion method, before it."""
 
     cached: ClassVar[bool] = True
-    auto_class: ClassVar[str | None] = None
+    auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
 
     def __post_init__(self) -> None:
         if self.config.model.time_conditioning:

@@ -6,6 +6,7 @@ Shapes: N tokens to draw, V symbols.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,22 @@ from adlm.diffusion.beliefs import log_softmax
 from adlm.sampling.rng import categorical
 
 
-def shape(log_beliefs: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+class TokenShaping(Protocol):
+    """The options of `Sampling` that change the distribution of a token."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def nucleus(self) -> str: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+
+
+def shape(log_beliefs: Tensor, sampling: TokenShaping, seen: Tensor | None = None) -> Tensor:
     """The distribution (N, V) that tokens are drawn from; the options apply in the order that Hugging Face uses.
 
     `seen` (N, V) is True at symbols already visible in the token's row: the repetition penalty applies to them.

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.config.schema import Sampling
 from adlm.sampling.frame import Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng, categorical
-from adlm.sampling.shaping import shape
+from adlm.sampling.shaping import TokenShaping, shape
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ SpeculativeModel = Callable[[Tensor, Tensor, Drafts, Tensor], Verified]
 """(text (B, L), number of known tokens of each row (B,), drafts, uniform numbers (B, 2 k + 1)) -> what is verified."""
 
 
-def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShaping) -> tuple[Tensor, Tensor, Tensor]:
     """The number of accepted drafts (B,), the token after them (B,), and the probabilities (B, k + 1).
 
     log_p (B, k + 1, V) are the causal model's log beliefs before each draft and after the last; uniforms (B, k + 1).
@@ -78,7 +77,7 @@ def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: Sampling) 
     return num_accepted, token, chance.scatter(1, num_accepted[:, None], own).float()
 
 
-def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: Sampling) -> Drafts:
+def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: TokenShaping) -> Drafts:
     """Drafts from log beliefs (B, k, V) and uniform numbers (B, k)."""
     q = shape(log_q.flatten(0, 1), sampling).view(log_q.shape)
     return Drafts(categorical(q, uniforms), q)

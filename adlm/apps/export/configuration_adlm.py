@@ -24,6 +24,7 @@ class AdlmConfig(PretrainedConfig):  # type: ignore[misc]
         bos_token_id: int | None = None,
         eos_token_id: int | None = None,
         pad_token_id: int | None = None,
+        causal_weight: float = 0.0,
         tokenizer: str = "",
         data: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None,
@@ -37,7 +38,7 @@ class AdlmConfig(PretrainedConfig):  # type: ignore[misc]
         self.method, self.anchored, self.causal = method, anchored, causal
         self.length, self.vocab_size, self.mask_token_id = length, vocab_size, mask_token_id
         self.bos_token_id, self.eos_token_id, self.pad_token_id = bos_token_id, eos_token_id, pad_token_id
-        self.tokenizer, self.data = tokenizer, data or {}
+        self.causal_weight, self.tokenizer, self.data = causal_weight, tokenizer, data or {}
         self.model, self.schedule, self.time = model or {}, schedule or {}, time or {}
         self.anchor, self.sampling = anchor or {}, sampling or {}
 

@@ -34,7 +34,7 @@ from adlm.training.run_folder import read_commits
 CONFIGURATION, MODELING = "configuration_adlm", "modeling_adlm"
 WRITTEN = {
     *(ARCHITECTURE, WEIGHTS, f"{CONFIGURATION}.py", f"{MODELING}.py", "generation_config.json", "README.md"),
-    *(*TOKENIZER_FILES, "__pycache__"),
+    *(*TOKENIZER_FILES, "custom_generate", "__pycache__"),
 }
 # The Triton kernel stays here; its plain form gives the same numbers.
 REPLACED = {("adlm.models.heads", "logit_gradients_"): "plain_logit_gradients_"}
@@ -93,6 +93,8 @@ def export_model(lm: LanguageModel, model: Path, folder: Path, name: str) -> Non
     card = model_card(lm, run_record(model), name)
     auto_class = str(lm.method.auto_class)
     model_class = f"Adlm{auto_class.removeprefix('AutoModel')}"
+    if lm.config.model.block_length:
+        model_class = "AdlmForBlockCausalLM"
     classes = {  # which classes of which files `transformers` uses
         "architectures": [model_class],
         "auto_map": {"AutoConfig": f"{CONFIGURATION}.AdlmConfig", auto_class: f"{MODELING}.{model_class}"},
@@ -104,12 +106,17 @@ def export_model(lm: LanguageModel, model: Path, folder: Path, name: str) -> Non
         "model_max_length": lm.config.length,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
+        **({} if lm.chat_template is None else {"chat_template": lm.chat_template}),
         **{f"{role}_token": lm.tokenizer.engine.id_to_token(index) for role, index in special_ids.items()},
     }
     with replacing_folder(folder) as part:
         write_tensors(weights, part / WEIGHTS)
         write_file(part / ARCHITECTURE, _json({**to_json(lm.config), **classes, "dtype": dtype}))
-        if lm.method.causal:  # the defaults of `generate`; the exported network has no KV cache
+        if not lm.method.causal:
+            (part / "custom_generate").mkdir()
+            generate = (files("adlm.apps.export") / "generate.py").read_text("utf-8")
+            write_file(part / "custom_generate" / "generate.py", generate)
+        else:  # the defaults of `generate`; the exported network has no KV cache
             ids = {f"{role}_token_id": index for role, index in special_ids.items() if role != "mask"}
             write_file(part / "generation_config.json", _json({"use_cache": False, **ids}))
         write_file(part / f"{CONFIGURATION}.py", (files("adlm.apps.export") / f"{CONFIGURATION}.py").read_text("utf-8"))
@@ -217,9 +224,24 @@ log_probs = model(ids).logits  # (1, L, V): of the token after each position
 loss = model(ids, labels=ids).loss  # for fine-tuning: nats per token after the first
 """
 )
+BLOCKS = Template(
+    LOADING
+    + """
+ids = tokenizer($bos"the", add_special_tokens=False, return_tensors="pt").input_ids
+seed = torch.Generator().manual_seed(0)
+ids = model.generate(ids, max_new_tokens=8, generator=seed)  # or sampler="ancestral", "speculative"; temperature, ...
+print(tokenizer.decode(ids[0]))
+
+log_probs = model(ids).logits  # (1, L, V): of the token after each position, by the causal model in the network
+"""
+)
 MASKED_NOTE = (
     "Its likelihood is not exact: nats and perplexity are upper bounds, estimated by sampling. `sample` is ancestral "
     "sampling without temperature, top-k or nucleus."
+)
+BLOCKS_NOTE = (
+    "`generate` denoises blocks of {blocks} tokens with a KV cache, one row at a time. Fine-tune it with adlm: the "
+    "loss here is the causal model's alone."
 )
 CAUSAL_NOTE = "`generate` has no KV cache here, so it is slow for long texts."
 
@@ -256,18 +278,19 @@ def run_record(model: Path) -> RunRecord:
 def model_card(lm: LanguageModel, record: RunRecord, name: str) -> str:
     """README.md for a model that users load by `name`, a hub repository or a folder."""
     config, method = lm.config, lm.method
-    usage = (CAUSAL if method.causal else MASKED).substitute(
+    blocks = config.model.block_length
+    usage = (CAUSAL if method.causal else BLOCKS if blocks else MASKED).substitute(
         auto_class=method.auto_class,
         name=name,
         num_shown=min(32, config.length),
         bos="" if vocabulary_of(config).bos_id is None else "tokenizer.bos_token + ",
         bound="ANELBO" if method.anchored else "NELBO",
     )
-    kind = "autoregressive" if method.causal else "masked diffusion"
+    kind = "autoregressive" if method.causal else f"{'block-causal ' if blocks else ''}masked diffusion"
     trained_with = f"Trained with adlm at commit {', '.join(f'`{commit}`' for commit in record.commits)}."
     return CARD.substitute(
         title=name.rpartition("/")[2],
-        task="text-generation" if method.causal else "fill-mask",
+        task="text-generation" if method.cached else "fill-mask",
         tag=kind.replace(" ", "-"),
         summary=f"Method `{config.method}`, {'an' if method.causal else 'a'} {kind} language model.",
         version=__version__,
@@ -278,7 +301,7 @@ def model_card(lm: LanguageModel, record: RunRecord, name: str) -> str:
         length=f"{config.length:,}",
         command=f"{train_command(config)} --out runs/{shlex.quote(name.rpartition('/')[2])}",
         trained_with=trained_with if record.commits else "The run did not record the commit that it was trained with.",
-        note=CAUSAL_NOTE if method.causal else MASKED_NOTE,
+        note=CAUSAL_NOTE if method.causal else BLOCKS_NOTE.format(blocks=blocks) if blocks else MASKED_NOTE,
     )
 
 

@@ -1,17 +1,18 @@
-"""Masked diffusion and autoregressive language models for `transformers`: beliefs, training loss and sampling.
+"""Masked diffusion, block-causal and autoregressive language models for `transformers`: beliefs, loss, sampling.
 
 Shapes: B sequences, L tokens, V symbols (the mask is one of them). `pad` is True at padding.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
 
@@ -25,9 +26,12 @@ from adlm.diffusion.schedules import NoiseSchedule, sigma
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, grid, importance_weight
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import Head
+from adlm.models.text_blocks import Layout, TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.rng import categorical
+from adlm.sampling.shaping import shape
+from adlm.sampling.speculative import Drafts, draw_drafts, verify
 
 IGNORED = -100  # the label of a token that is not predicted, as everywhere in transformers
 ANCHOR_RULES_OF_IDS = {"count": count, "all": every, "random": random}  # the rules that need no training text
@@ -43,9 +47,11 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: AdlmConfig):
         super().__init__(config)
-        network = AnchoredTransformer if config.anchored else Transformer
+        network, model, blocks = AnchoredTransformer if config.anchored else Transformer, Model(**config.model), None
+        if model.block_length:
+            blocks = TextBlocks(model.block_length, config.mask_token_id if model.masked_keys == "hidden" else None)
         self.network: AnchoredTransformer | Transformer = network(
-            Model(**config.model), config.vocab_size, config.causal, modulated=not config.causal
+            model, config.vocab_size, config.causal, modulated=not config.causal, text_blocks=blocks
         )
         self.post_init()
 
@@ -68,6 +74,22 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     @property
     def _mask_id(self) -> int:
         return int(self.config.mask_token_id)
+
+    @property
+    def schedule(self) -> NoiseSchedule:
+        """The noise schedule that the config names; its fields are the options of the same names."""
+        options = Schedule(**self.config.schedule)
+        schedule = SCHEDULES[options.name]
+        return schedule(*(getattr(options, field.name) for field in fields(schedule)))  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
 
     def _check_ids(self, ids: Tensor, labels: Tensor | None = None) -> None:
         if ids.ndim != 2 or ids.shape[1] > self.config.length:
@@ -112,18 +134,11 @@ def padding_of(attention_mask: Tensor | None) -> Tensor | None:
     return None if attention_mask is None or bool(attention_mask.all()) else attention_mask == 0
 
 
-class AdlmForMaskedLM(AdlmPreTrainedModel):
+class AdlmForMaskedLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """An ADLM or an MDLM. The network restores masked tokens: put `config.mask_token_id` where text is wanted.
 
     Rows of the training text begin with bos and end with eos, as far as the tokenizer has them.
     """
-
-    @property
-    def schedule(self) -> NoiseSchedule:
-        """The noise schedule that the config names; its fields are the options of the same names."""
-        options = Schedule(**self.config.schedule)
-        schedule = SCHEDULES[options.name]
-        return schedule(*(getattr(options, field.name) for field in fields(schedule)))  # type: ignore[no-any-return]
 
     def forward(
         self,
@@ -252,15 +267,6 @@ class AdlmForMaskedLM(AdlmPreTrainedModel):
     def _is_time_conditioned(self) -> bool:
         return Model(**self.config.model).time_conditioning
 
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        was_training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(was_training)
-
 
 class AdlmForCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """An autoregressive model, ar or a2r: `generate` works as for any causal model, without a KV cache.
@@ -304,3 +310,211 @@ class AdlmForCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[mis
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **unused: Any
     ) -> dict[str, Tensor | None]:
         return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class KeyValueCache(TorchFunctionMode):
+    """The keys and values of the text so far. While it is entered, one pass of the network attends to them too.
+
+    The networks have no cache of their own: their calls of PyTorch's attention are extended here, layer by layer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._number = self._num_kept = 0
+
+    def begin(self, num_kept: int) -> "KeyValueCache":
+        """The next pass appends its first `num_kept` tokens to the text."""
+        self._number, self._num_kept = 0, num_kept
+        return self
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self.length = length
+        self._layers = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **named)
+        q, *new = args
+        if self.length:
+            new = [torch.cat(pair, dim=2) for pair in zip(self._layers[self._number], new, strict=True)]
+        kept = tuple(each[:, :, : self.length + self._num_kept] for each in new)
+        self._layers[self._number : self._number + 1] = [kept]
+        self._number += 1
+        return func(q, *new, **named)
+
+
+Uniforms = Callable[..., Tensor]
+"""Uniform random numbers of a shape."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The options of `sampling` in adlm's config that `AdlmForBlockCausalLM.sample` knows."""
+
+    steps: int
+    temperature: float
+    top_k: int
+    top_p: float
+    nucleus: str
+    repetition_penalty: float
+    stop_at_eos: bool
+
+
+class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A block-causal ADLM or MDLM: it denoises one block of text after the other, each given the text before it.
+
+    The same network is a causal model: the output at a token also predicts the next one. `sample` uses both. Rows of
+    the training text begin with bos, which is not predicted: put it before a prompt.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool = True,
+    ) -> CausalLMOutput:
+        """`logits` (B, L, V) are the causal model's log-probabilities of the token after each position.
+
+        With `labels`, -100 where a token is not counted, `loss` is their mean cross-entropy, to evaluate: training it
+        alone would leave the denoiser behind. Padding comes after the text, where nothing is read by it.
+        """
+        self._check_ids(input_ids, labels)
+        after = torch.cat([input_ids, input_ids[:, :1]], dim=1)  # some token, which no output reads
+        log_probs = clean_log_beliefs(self.network.causal_logits(after)[:, 1:], self._mask_id)
+        loss = None
+        if labels is not None:
+            loss = F.nll_loss(log_probs[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        return CausalLMOutput(loss=loss, logits=log_probs)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        input_ids: Tensor,
+        sampler: str | None = None,
+        steps: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """ids (B, L): every mask of `input_ids` replaced. Each row is a prompt, at least bos, followed by masks.
+
+        `sampler` is ancestral, in `steps` steps per block, or speculative: the block drafts tokens and the causal model
+        accepts or replaces them, so that the text has the causal model's distribution. Rows end at the first eos, after
+        which they are filled with it; the defaults are those of the model's config.
+        """
+        given = {"steps": steps, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        chosen = self.config.sampling | {name: each for name, each in given.items() if each is not None}
+        options = SamplingOptions(**{field.name: chosen[field.name] for field in fields(SamplingOptions)})
+        name = sampler or ("speculative" if self.config.causal_weight and self._block_length > 1 else "ancestral")
+        if name not in ("ancestral", "speculative"):
+            raise ValueError(f"sampler {name!r} is not exported; use ancestral or speculative")
+        if name == "speculative" and not (self.config.causal_weight and self._block_length > 1):
+            raise ValueError("sampler speculative needs a model with train.causal_weight and blocks of several tokens")
+        masked = input_ids == self._mask_id
+        num_given = int((~masked[0]).sum())
+        if input_ids.ndim != 2 or num_given == 0 or masked[:, :num_given].any() or not masked[:, num_given:].all():
+            raise ValueError("each row of input_ids must be a prompt of one length, at least bos, and then masks")
+        source = torch.default_generator if generator is None else generator
+
+        def uniforms(*shape: int) -> Tensor:
+            drawn = torch.rand(shape, generator=source, device=source.device, dtype=torch.float64)
+            return drawn.to(self.device)
+
+        fill = self._fill_speculative if name == "speculative" else self._fill_blocks
+        with self._eval_mode():
+            rows = [fill(row[None].to(self.device), num_given, options, uniforms) for row in input_ids]
+        return torch.cat(rows)
+
+    @property
+    def _block_length(self) -> int:
+        return int(self.config.model["block_length"])
+
+    def _read(self, ids: Tensor, cache: KeyValueCache, visible: Tensor, positions: Tensor, num_kept: int) -> Tensor:
+        """Logits (n, V) after the text in the cache and n tokens ids (n,); `visible` (n, n) is their attention.
+
+        The first `num_kept` tokens are appended to the cache.
+        """
+        if Model(**self.config.model).masked_keys == "hidden":
+            visible = visible & (ids != self._mask_id) | torch.eye(len(ids), dtype=torch.bool, device=ids.device)
+        before = torch.ones(len(ids), cache.length, dtype=torch.bool, device=ids.device)
+        layout = Layout(positions, torch.cat([before, visible], dim=1)[None, None])
+        network = self.network
+        with cache.begin(num_kept):
+            if isinstance(network, AnchoredTransformer):
+                hidden = network._hidden(ids[None], None, None, layout=layout).denoiser
+            else:
+                hidden = network.trunk(network.embedding(ids[None]), layout=layout)
+        cache.length += num_kept
+        return self.get_output_embeddings()(hidden[0])  # type: ignore[no-any-return]
+
+    def _fill_blocks(self, row: Tensor, num_given: int, options: SamplingOptions, uniforms: Uniforms) -> Tensor:
+        """Ancestral sampling of one row (1, L), block by block."""
+        z, cache, length = row[0].clone(), KeyValueCache(), self._block_length
+        alpha = self.schedule.alpha(grid(options.steps))
+        for start in range(1 + (num_given - 1) // length * length, len(z), length):
+            stop = min(start + length, len(z))
+            for alpha_t, alpha_s in [*itertools.pairwise(alpha), (alpha[-1], None)]:
+                revealed = z[start:stop] == self._mask_id
+                if alpha_s is not None:
+                    chance = reveal_chance(alpha_s, alpha_t).clamp(0, 1).to(z.device)
+                    revealed = revealed & (uniforms(stop - start) < chance)
+                if not revealed.any():
+                    continue
+                num, kept = stop - cache.length, start - 1 - cache.length
+                visible = torch.ones(num, num, dtype=torch.bool, device=z.device).tril()
+                visible[kept:, kept:] = True  # the last token before the block, and the block
+                positions = torch.arange(cache.length, stop, device=z.device)
+                logits = self._read(z[cache.length : stop], cache, visible, positions, kept)[kept:-1]
+                log_beliefs = clean_log_beliefs(logits[revealed], self._mask_id)
+                if alpha_s is None:  # where the schedule has alpha_0 < 1
+                    z[start:stop][revealed] = log_beliefs.argmax(dim=-1)
+                else:
+                    z[start:stop][revealed] = categorical(shape(log_beliefs, options), uniforms(len(log_beliefs)))
+            if _end_text(z, num_given, stop, self.config.eos_token_id if options.stop_at_eos else None):
+                break
+        return z[None]
+
+    def _fill_speculative(self, row: Tensor, num_given: int, options: SamplingOptions, uniforms: Uniforms) -> Tensor:
+        """Draft and verify in one row (1, L): see `verify`. A call reads the last known token and the drafts, and then
+        an open block for every number of drafts that may be accepted."""
+        z, cache, known, k = row[0].clone(), KeyValueCache(), num_given, self._block_length - 1
+        device, eos_id = z.device, self.config.eos_token_id if options.stop_at_eos else None
+        drafts = Drafts.none(1, k, self._mask_id, self.config.vocab_size, device)
+        block = (torch.arange((k + 1) * (k + 3), device=device) - (k + 1)).div(k + 2, rounding_mode="floor")
+        number, causal = torch.arange(len(block), device=device), block < 0
+        among_causal = torch.where(causal[:, None], number[None] <= number[:, None], number[None] < block[:, None])
+        visible = (causal & among_causal) | (~causal & (block[None] == block[:, None]))
+        offsets = torch.where(causal, number, block + (number - (k + 1)) % (k + 2))
+        if known > 1:
+            before = torch.ones(known - 1, known - 1, dtype=torch.bool, device=device).tril()
+            self._read(z[: known - 1], cache, before, torch.arange(known - 1, device=device), known - 1)
+        while known < len(z):
+            tokens = torch.cat([z[known - 1 : known], drafts.tokens[0]])
+            blocks = torch.cat([tokens[:, None], tokens.new_full((k + 1, k + 1), self._mask_id)], dim=1).flatten()
+            logits = self._read(torch.cat([tokens, blocks]), cache, visible, known - 1 + offsets, k + 1)
+            log_p = clean_log_beliefs(logits[: k + 1], self._mask_id)
+            accepted, token, _ = verify(log_p[None], drafts, uniforms(1, k + 1), options)
+            num = int(accepted)
+            cache.cut(known + num)
+            new = torch.cat([drafts.tokens[0, :num], token])[: len(z) - known]
+            z[known : known + len(new)] = new
+            first = k + 1 + num * (k + 2) + 1
+            log_q = clean_log_beliefs(logits[first : first + k], self._mask_id)
+            known, drafts = known + len(new), draw_drafts(log_q[None], uniforms(1, k), options)
+            if _end_text(z, num_given, known, eos_id):
+                break
+        return z[None]
+
+
+def _end_text(z: Tensor, num_given: int, num_known: int, eos_id: int | None) -> bool:
+    """Whether the new text (L,) has an eos, with which the rest is filled then, in place."""
+    if eos_id is None or not (z[num_given:num_known] == eos_id).any():
+        return False
+    z[num_given + int((z[num_given:] == eos_id).int().argmax()) :] = eos_id
+    return True

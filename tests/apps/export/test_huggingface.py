@@ -454,13 +454,21 @@ def test_without_a_model_the_one_in_the_box_is_exported(tmp_path, monkeypatch, c
     )
 
 
+def test_the_new_text_of_a_block_causal_model_ends_at_its_first_eos(code):
+    z = torch.tensor([9, 5, 9, 4, 9, MASK])
+    assert not code._end_text(z, 1, 2, 9)
+    assert not code._end_text(z, 1, 5, None)
+    assert code._end_text(z, 1, 5, 9)
+    assert z.tolist() == [9, 5, 9, 9, 9, 9]
+
+
 def test_an_exported_folder_names_no_path_of_this_machine(tmp_path):
     plain = load_model_folder(small_model(tmp_path / "plain"))
     data = Data(path=str(tmp_path / "secret" / "texts.txt"), root=str(tmp_path / "secret"))
     config = replace(plain.config, data=data, tokenizer=str(tmp_path / "secret" / "bytes"))
     save_model_folder(replace(plain, config=config), tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
-    for path in (tmp_path / "out").iterdir():
+    for path in filter(Path.is_file, (tmp_path / "out").rglob("*")):
         assert b"secret" not in path.read_bytes()
     assert "own text (texts.txt)" in (tmp_path / "out" / "README.md").read_text()
 
