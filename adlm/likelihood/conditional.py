@@ -27,6 +27,7 @@ from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.adaptive import SCORE_RESOLUTION
 
+Score = Literal["bound", "left-to-right", "causal"]
 HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
 
 
@@ -74,7 +75,7 @@ class ConditionalSettings:
     seed: int = 0
     batch: int | None = None
     """Rows per forward pass; by default about 8,192 tokens, on a GPU 32,768. Does not change the results."""
-    score: Literal["bound", "left-to-right", "causal"] = "bound"
+    score: Score = "bound"
     """Of block-causal methods: the bound, or a likelihood that is exact, of sampling each block from left to right or
     of the causal model. Greedy decoding is then that of the causal model, or from left to right."""
 

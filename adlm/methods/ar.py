@@ -54,6 +54,7 @@ class Causal:
     config: Config
     exact: ClassVar[bool] = True
     causal: ClassVar[bool] = True
+    cached: ClassVar[bool] = True
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")

@@ -49,6 +49,7 @@ from adlm.sampling.samplers import OpenBlock, sample_blocks, sampler_of
 class BlockCausal(MaskedDiffusion):
     """Mixed into a masked diffusion method, before it."""
 
+    cached: ClassVar[bool] = True
     auto_class: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -214,7 +215,8 @@ class BlockCausal(MaskedDiffusion):
 class CachedBlocks:
     """The denoisers of text blocks: the open block attends to the keys and values of the finished ones.
 
-    The tokens of a finished block enter the cache in the same network call that first reads the next block.
+    The tokens of a finished block enter the cache in the same network call that first reads the next block. With a
+    fixed batch they have a call of their own: any row of the batch may be the first that reads the next block.
     """
 
     def __init__(self, network: FrozenNetwork, mask_id: int, num_rows: int, length: int):
@@ -232,7 +234,8 @@ class CachedBlocks:
     def open(self, ids: Tensor, start: int, pad: Tensor | None) -> Denoiser:
         """The denoiser of the block from `start` to the end of ids (B, stop), the text of all rows so far."""
         network, cache, hides_masks = self.network, self.cache(), self.text_blocks.hidden_id is not None
-        if start - 1 - cache.filled > self.text_blocks.block_length:  # a prompt
+        most = self.text_blocks.block_length if network.batch is None else 0
+        if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)
         kept = start - 1 - cache.filled
 

@@ -70,6 +70,7 @@ class MaskedDiffusion:
     config: Config
     exact: ClassVar[bool] = False
     causal: ClassVar[bool] = False
+    cached: ClassVar[bool] = False
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
