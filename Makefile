@@ -49,7 +49,7 @@ format: $(DEVELOPMENT)  ## rewrite the code in the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-quickstart: $(RUNTIME)  ## train an anchored model and its baseline on speeches, compare them, and leave runs/quickstart/report.html
+quickstart: $(RUNTIME) $(BASE)  ## train an anchored model and its baseline on speeches, compare them, and leave runs/quickstart/report.html
 	$(VENV)/bin/adlm quickstart --out runs/quickstart
 
 docs: $(DEVELOPMENT)  ## the documentation site: open site/index.html in a browser, no server needed

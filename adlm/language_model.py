@@ -65,6 +65,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     nucleus: Literal["crossing", "published"]
     repetition_penalty: float
+    stop_at_eos: bool
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class LanguageModel:
     method: Method
     network: Any
     tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    """In Jinja's language, as the files of pretrained models have it; `adlm.chat.template` renders it."""
     _frozen: FrozenCopy = field(default_factory=FrozenCopy, repr=False, compare=False)
 
     @property
@@ -346,7 +349,7 @@ class LanguageModel:
         """This model with all network calls padded to `num_rows` rows, so that a sample does not depend on other rows.
 
         Without it, a row's beliefs differ in their last bits between batch sizes, which may change a token. Canvases
-        then have at most `num_rows` rows; those of causal models exactly `num_rows`, with equally long prompts.
+        then have at most `num_rows` rows; of models with a KV cache exactly `num_rows`, with equally long prompts.
         """
         return replace(self, _frozen=FrozenCopy(whole_number("num_rows", num_rows, 1)))
 
@@ -472,7 +475,7 @@ def language_model(model: ModelFolder, device: torch.device | None = None) -> La
     like = next(network.parameters())
     if like.device.type == "cpu" and like.dtype in (torch.bfloat16, torch.float16):
         network = network.float()
-    return LanguageModel(model.config, method_of(model.config), network, model.tokenizer)
+    return LanguageModel(model.config, method_of(model.config), network, model.tokenizer, model.chat_template)
 
 
 @contextmanager

@@ -32,7 +32,8 @@ class FakeModel:
         self, ids: list[int], mask_id: int, size: int, tokenizer: Tokenizer | None = None, anchors: bool = True
     ):
         self.x, self.mask_id, self.size, self.tokenizer = torch.tensor(ids), mask_id, size, tokenizer
-        self.config = SimpleNamespace(method="adlm" if anchors else "mdlm")
+        model = SimpleNamespace(block_length=0)
+        self.config = SimpleNamespace(method="adlm" if anchors else "mdlm", model=model)
         self.method = SimpleNamespace(causal=False)
         pieces = ["" if tokenizer is None else tokenizer.decode([index]) for index in ids]
         self.important = torch.tensor(

@@ -6,7 +6,7 @@ import pytest
 from worlds import randomized
 
 from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
-from adlm.config.schema import Config, Model, Sampling, Schedule, Time
+from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Train
 from adlm.methods import method_of
 from adlm.tokens import load_tokenizer
 
@@ -18,7 +18,9 @@ def mostly_slow(values, *fast):
     return [value if value in fast else pytest.param(*arguments, marks=slow) for value, arguments in cases]
 
 
-def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16) -> Path:
+def small_model(
+    folder: Path, method: str = "adlm", tokenizer: str | None = "bytes", length: int = 16, block_length: int = 0
+) -> Path:
     """A model folder, woken: every token it writes is drawn from beliefs of its own."""
     loaded = load_tokenizer(tokenizer or "bytes")
     config = Config(
@@ -26,7 +28,8 @@ def small_model(folder: Path, method: str = "adlm", tokenizer: str | None = "byt
         tokenizer=tokenizer or "bytes",
         vocabulary=loaded.vocabulary,
         length=length,
-        model=Model(hidden=16, heads=2, blocks=2, condition=8),
+        model=Model(hidden=16, heads=2, blocks=2, condition=8, block_length=block_length),
+        train=Train(causal_weight=0.5 if block_length else 0.0),
         schedule=Schedule(eps=1e-3),
         time=Time(steps=10 if method == "d3pm" else 0),
         sampling=Sampling(steps=4),

@@ -10,7 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from itertools import takewhile
+from typing import Any, cast, get_args
 from zlib import crc32
 
 from adlm.canvas import HOLE, encode_canvas, make_canvas
@@ -18,14 +19,16 @@ from adlm.config.options import suggestion
 from adlm.config.schema import Sampling
 from adlm.errors import UserError, whole_number
 from adlm.language_model import NO_TOKENIZER, load
-from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, conditional_nats
+from adlm.likelihood.conditional import ConditionalNats, ConditionalRow, ConditionalSettings, Score, conditional_nats
 from adlm.likelihood.measurement import measure_nats
-from adlm.likelihood.settings import PerplexitySettings
+from adlm.likelihood.settings import AUTO, PerplexitySettings
 from adlm.likelihood.standard_errors import summarize
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.transformer import num_parameters
+from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
+from adlm.sampling.samplers import sampler_of
 from adlm.sampling.settings import SampleSettings
 
 try:
@@ -47,6 +50,7 @@ MODEL_ARGUMENTS = [
     "target_stderr",
     "max_samples",
     "seed",
+    "score",
     "sampler",
     "steps",
     "length",
@@ -81,6 +85,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         target_stderr: float | None = None,
         max_samples: int = 1024,
         seed: int = 0,
+        score: str | None = None,
         sampler: str | None = None,
         steps: int | None = None,
         length: int | None = None,
@@ -110,7 +115,14 @@ class HarnessModel(LM):  # type: ignore[misc]
             if not str(batch_size).isdecimal() or int(batch_size) < 1:
                 raise UserError(f"batch_size {str(batch_size)!r:.60} must be auto or a whole number, at least 1")
             rows = int(batch_size)
-        self.settings = ConditionalSettings(self.samples, self.seed, rows)
+        is_block_causal = self.model.config.model.block_length > 0
+        scores = get_args(Score) if is_block_causal else ("bound",)
+        self.score = score or ("left-to-right" if is_block_causal else "bound")
+        if self.score not in scores:
+            remedy = f"use {' or '.join(scores)}" if is_block_causal else "leave it out: the model is not block-causal"
+            raise UserError(f"score {str(score)!r:.60} cannot be used; {remedy}")
+        self.is_exact = self.model.method.exact or self.score != "bound"
+        self.settings = ConditionalSettings(self.samples, self.seed, rows, cast(Score, self.score))
         options: dict[str, Any] = {"sampler": sampler, "steps": steps}
         self.sampling_options = {name: value for name, value in options.items() if value is not None}
         self.model.sampling(**self.sampling_options)  # checked now, not at the first generation
@@ -149,7 +161,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         return self.text_tokenizer.name
 
     def apply_chat_template(self, chat_history: object, add_generation_prompt: bool = True) -> str:
-        raise UserError("models of adlm have no chat template; leave --apply_chat_template out")
+        raise UserError("models of adlm are given texts as they are; leave --apply_chat_template out")
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness saves under `config` with its results."""
@@ -157,7 +169,8 @@ class HarnessModel(LM):  # type: ignore[misc]
         info = {
             "adlm_method": model.config.method,
             "model_num_parameters": num_parameters(model.network),
-            "exact": model.method.exact,
+            "exact": self.is_exact,
+            "score": self.score,
             "samples": self.samples,
             "target_stderr": self.target_stderr,
             "max_samples": self.max_samples,
@@ -174,7 +187,8 @@ class HarnessModel(LM):  # type: ignore[misc]
     # Log-likelihoods
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(a lower bound on log p(continuation | context), whether greedy decoding gives it) of every request.
+        """(a lower bound on log p(continuation | context), whether greedy decoding gives it) of every request; exact
+        for causal models, and for block-causal ones by `score`.
 
         With a target error, the first samples decide how many are drawn anew. They are not averaged in: that would
         favour continuations whose first samples happen to agree.
@@ -237,9 +251,13 @@ class HarnessModel(LM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """A lower bound on log p of every text, in windows as of `adlm perplexity`: with the eos after it."""
-        replicates = min(REPLICATES, self.samples)
+        replicates = 1 if self.score != "bound" else min(REPLICATES, self.samples)
         settings = PerplexitySettings(
-            samples=replicates, seed=self.seed, batch=self.settings.batch, repeats=-(-self.samples // replicates)
+            estimator=AUTO if self.score == "bound" else self.score,
+            samples=replicates,
+            seed=self.seed,
+            batch=self.settings.batch,
+            repeats=1 if self.score != "bound" else -(-self.samples // replicates),
         )
         results, stderrs = [], []
         for (text,) in tqdm(
@@ -279,7 +297,7 @@ class HarnessModel(LM):  # type: ignore[misc]
 
     def _log_stderrs(self, stderrs: list[float]) -> None:
         self.stderrs += stderrs
-        if stderrs and not self.model.method.exact:
+        if stderrs and not self.is_exact:
             logger.info(
                 f"mean Monte Carlo standard error of {len(stderrs):,} log-likelihoods: "
                 f"{sum(stderrs) / len(stderrs):.3g} nats with samples={self.samples}"
@@ -328,7 +346,7 @@ class HarnessModel(LM):  # type: ignore[misc]
         """The ids of a context with holes, cut on the left."""
         ids = encode_canvas(context, self.text_tokenizer)
         masked = [index == self.model.mask_id for index in ids]
-        if self.model.method.causal and masked != sorted(masked):
+        if self.model.method.cached and masked != sorted(masked):
             raise UserError(
                 f"a context has a hole before other text, and {self.model.config.method} writes from left to right; "
                 "use a diffusion model"
@@ -374,18 +392,40 @@ class HarnessModel(LM):  # type: ignore[misc]
         canvas = make_canvas([row.ids for row in rows], self.model.fill_id, starts)
         request = SampleSettings(rows[0].sampling, canvas=canvas)
         run = self.model.plan(request, RowRng(self.seed, [row.rng_row for row in rows]))
-        return [self._text(row, ids) for row, ids in zip(rows, run.filled(), strict=True)]
+        frames = run.frames()
+        if self.model.method.cached and not sampler_of(request.sampling).remasks:
+            frames = self._until_all_end(rows, frames)
+        return [self._text(row, ids) for row, ids in zip(rows, run.filled(frames), strict=True)]
+
+    def _until_all_end(self, rows: Sequence[Generation], frames: Iterator[Frame]) -> Iterator[Frame]:
+        """The frames until every row has a stop string or a special token: with a KV cache text is final at once."""
+        going_on = list(range(len(rows)))
+        for frame in frames:
+            yield frame
+            going_on = [index for index in going_on if not self._has_ended(rows[index], frame.ids[index].tolist())]
+            if not going_on:
+                return
+
+    def _has_ended(self, row: Generation, ids: list[int]) -> bool:
+        """Whether the text of a row is complete before its first mask."""
+        known = list(takewhile(lambda index: index != self.model.mask_id, ids[len(self.bos) : len(row.ids)]))
+        if row.num_given is None or len(known) == len(row.ids) - len(self.bos):
+            return row.num_given is not None
+        text, has_special = self._written(row, known)
+        return has_special or any(stop and stop in text for stop in row.until)
 
     def _text(self, row: Generation, ids: list[int]) -> str:
-        tokenizer = self.text_tokenizer
         if row.num_given is None:
-            return tokenizer.decode(ids, special_tokens=False)
-        written = range(row.num_given, len(ids))
-        end = next((index for index in written if ids[index] in tokenizer.special_ids), len(ids))
-        before, whole = tokenizer.decode(ids[: row.num_given]), tokenizer.decode(ids[:end])
-        alone = tokenizer.decode(ids[row.num_given : end])  # without the space that some decoders omit at the start
-        text = whole.removeprefix(before) if whole.startswith(before) else alone
-        return str(postprocess_generated_text(text, list(row.until), None))
+            return self.text_tokenizer.decode(ids, special_tokens=False)
+        return str(postprocess_generated_text(self._written(row, ids)[0], list(row.until), None))
+
+    def _written(self, row: Generation, ids: list[int]) -> tuple[str, bool]:
+        """The text after the context, up to the first special token, and whether there is one."""
+        tokenizer, num_given = self.text_tokenizer, cast(int, row.num_given)
+        end = next((index for index in range(num_given, len(ids)) if ids[index] in tokenizer.special_ids), len(ids))
+        before, whole = tokenizer.decode(ids[:num_given]), tokenizer.decode(ids[:end])
+        alone = tokenizer.decode(ids[num_given:end])  # without the space that some decoders omit at the start
+        return whole.removeprefix(before) if whole.startswith(before) else alone, end < len(ids)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

@@ -94,7 +94,7 @@ def _describe_folder(folder: Path) -> BaseDescription:
         values.require("scale_attn_by_inverse_layer_idx", False)
         sizes = (hidden, values.whole("n_head"), values.whole("n_layer"), values.whole("n_inner", 4 * hidden))
         tied = bool(config.get("tie_word_embeddings", True))
-        return _describe_gpt2(*sizes, length, tied, _folder_template(folder))
+        return _describe_gpt2(*sizes, length, tied, folder_template(folder))
     hidden, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
     values.require("head_dim", hidden // heads)
     values.require("hidden_act", "silu")
@@ -118,7 +118,7 @@ def _describe_folder(folder: Path) -> BaseDescription:
             tie_embedding=bool(config.get("tie_word_embeddings", False)),
         ),
         values.whole("max_position_embeddings"),
-        _folder_template(folder),
+        folder_template(folder),
     )
 
 
@@ -174,7 +174,7 @@ class _Values:
             raise UserError(f"{self.path}: {name} {value!r:.60} is not supported, only {supported!r}")
 
 
-def _folder_template(folder: Path) -> str | None:
+def folder_template(folder: Path) -> str | None:
     """The chat template of a folder: a file of its own, or an entry of the tokenizer's config."""
     if (folder / TEMPLATE).is_file():
         return read_bytes(folder / TEMPLATE, MAX_TEMPLATE).decode(errors="replace")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from adlm.bases.description import folder_template
 from adlm.bases.named import NAMED_BASES
 from adlm.checkpoints.base import Base, read_base
 from adlm.checkpoints.model_folder import (
@@ -151,7 +152,8 @@ def load_adapter(folder: Path) -> ModelFolder:
     for name, value in weights.items():
         if not value.sum().isfinite() and not value.isfinite().all():
             raise UserError(f"{folder / ADAPTER}: weight {name} overflows when it is merged, so the adapter is broken")
-    return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer)
+    template = folder_template(folder) or base.model.chat_template
+    return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer, chat_template=template)
 
 
 def replace_adapter(adapter: Adapter, folder: Path) -> None:

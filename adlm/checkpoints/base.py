@@ -151,7 +151,7 @@ def causal_model(base: Base) -> ModelFolder:
         length=min(Config.length, base.max_length),
         model=Model(**base.model),
     )
-    return ModelFolder(config, base.weights, base.tokenizer)
+    return ModelFolder(config, base.weights, base.tokenizer, chat_template=base.chat_template)
 
 
 @dataclass(frozen=True)

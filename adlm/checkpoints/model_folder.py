@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from adlm.bases.description import TEMPLATE, folder_template
 from adlm.config.load import ADAPTER, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
@@ -40,6 +41,8 @@ class ModelFolder:
     tokenizer: Tokenizer | None = None
     architecture: str | None = None
     """The config.json of a model of `transformers`, for writing; None for our own networks."""
+    chat_template: str | None = None
+    """That of the pretrained model it comes from, if it has one."""
 
 
 def save_model_folder(model: ModelFolder, folder: Path) -> None:
@@ -57,6 +60,8 @@ def replace_model_folder(model: ModelFolder, folder: Path) -> None:
             write_file(part / ARCHITECTURE, model.architecture)
         if model.tokenizer is not None:
             model.tokenizer.save(part)
+        if model.chat_template is not None:
+            write_file(part / TEMPLATE, model.chat_template)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -80,7 +85,8 @@ def load_model_folder(folder: Path) -> ModelFolder:
         if not (folder / name).exists():
             raise UserError(f"{folder} has no {name}, so it is not a model folder")
     config = load_config(folder / CONFIG)
-    return ModelFolder(config, read_weights(folder / WEIGHTS), read_tokenizer(folder, config))
+    tokenizer, template = read_tokenizer(folder, config), folder_template(folder)
+    return ModelFolder(config, read_weights(folder / WEIGHTS), tokenizer, chat_template=template)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from adlm.bases.named import NAMED_BASES, find_named_base
 from adlm.cli.streams import StandardError
 from adlm.config.load import BOX
 from adlm.errors import UserError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from adlm.language_model import LanguageModel
 
-CPU_BATCH, GPU_BATCH = 4, 16
 LONGEST_KEY = 4096
 KEY_VARIABLE = "ADLM_API_KEY"
 
@@ -30,6 +30,7 @@ class ServeRequest(Request):
     """The options of `adlm serve`."""
 
     example = """adlm serve
+  adlm serve smollm2
   adlm serve runs/own
   adlm serve runs/own runs/mdlm --port 8080 --api-key-file key.txt
 
@@ -41,8 +42,8 @@ watch every step. docs/serving.md describes requests, limits and batching."""
 
     models: tuple[str, ...] = option(
         "run folder, model folder, or owner/name on the Hugging Face hub\n"
-        "(default: box, the small model that comes with adlm)",
-        (BOX,),
+        "(default: box, the small model that comes with adlm, and smollm2 if its base weights are on this machine)",
+        (),
         positional=True,
     )
     host: str = option("address to listen on (default: 127.0.0.1, this machine only)", "127.0.0.1", metavar="H")
@@ -52,7 +53,11 @@ watch every step. docs/serving.md describes requests, limits and batching."""
     )
     device: str = option("auto, cuda or cpu (default: auto, a GPU if available)", "auto", metavar="D")
     batch: int | None = option(
-        "rows per network call (default: 4, on a GPU 16)", None, metavar="B", minimum=1, maximum=4096
+        "rows per network call (default: 4, on a GPU 16; of smollm2 on a CPU 1)",
+        None,
+        metavar="B",
+        minimum=1,
+        maximum=4096,
     )
     queue: int = option("completions that may wait for a model", 256, minimum=1)
     timeout: float = option("seconds until a request fails", 300.0, metavar="S")
@@ -73,7 +78,6 @@ def run(request: ServeRequest) -> int:
     from adlm.apps.server.completion import Limits
     from adlm.apps.server.guard import JsonFormatter, is_loopback
     from adlm.apps.server.serving import Server, address_of, listen
-    from adlm.distributed import device_of
 
     if api_key is None and not is_loopback(request.host):
         raise UserError(
@@ -81,7 +85,7 @@ def run(request: ServeRequest) -> int:
             f"{KEY_VARIABLE}"
         )
     settings = ServerSettings(
-        batch=request.batch or (GPU_BATCH if device_of(request.device).type == "cuda" else CPU_BATCH),
+        batch=request.batch,
         max_waiting=request.queue,
         timeout=request.timeout,
         api_key=api_key,
@@ -94,12 +98,17 @@ def run(request: ServeRequest) -> int:
         logger.handlers, logger.propagate = [handler], False
     logging.getLogger("adlm.apps.server").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    app = make_app(_load_models(request.models, request.device), settings)
+    app = make_app(_load_models(request.models or _models_here(), request.device), settings)
     with listen(request.host, request.port) as bound:
         sys.stdout.write(f"adlm: serving {', '.join(app.state.workers)} at {address_of(bound)}\n")
         sys.stdout.flush()
         Server(app).run(sockets=[bound])
     return 0
+
+
+def _models_here() -> list[str]:
+    """The models that come with adlm, as far as their weights are on this machine."""
+    return [BOX, *(name for name in NAMED_BASES if find_named_base(name) is not None)]
 
 
 def _load_models(paths: Sequence[str], device: str) -> "dict[str, LanguageModel]":

@@ -219,8 +219,6 @@ class Time:
 class Model:
     """The networks. Presets of sizes: model=tiny, model=small, model=medium."""
 
-    family: Literal["published", "llama", "gpt2"] = "published"
-    """Kind of blocks: published, or without time conditioning llama (as SmolLM2, TinyLlama and Qwen2) and gpt2."""
     hidden: Width = 768
     """Hidden size d."""
     blocks: Depth = 12
@@ -239,6 +237,8 @@ class Model:
     """Blocks of the anchor network before a second anchor head, which has the same loss and no other use; 0 is none."""
     qk_norm: bool = False
     """Normalise queries and keys of each head (RMSNorm with learnt weights) before the rotary embedding."""
+    family: Literal["published", "llama", "gpt2"] = "published"
+    """Kind of blocks: published, or without time conditioning llama (as SmolLM2, TinyLlama and Qwen2) and gpt2."""
     kv_heads: Width | None = None
     """family llama: number of key and value heads, each shared by heads / kv_heads query heads; null is heads."""
     mlp: Width | None = None
@@ -263,6 +263,8 @@ class Model:
     """adlm and mdlm: tokens of a text block, denoised from the clean text before it (block-causal); 0 is whole rows."""
     masked_keys: Literal["visible", "hidden"] = "visible"
     """Block-causal: whether masked places are visible to the others of their block; hidden with length 1 equals ar."""
+    hole_id: Annotated[int, Ge(0)] | None = None
+    """Block-causal: an id that no text has, to stand for missing tokens (train.infill); of SmolLM2 4 is such an id."""
     start: StartName = "published"
     """Initialisation: published starts every block as the identity; neighbours opens the gates and attends locally."""
 
@@ -365,6 +367,8 @@ class Train:
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
+    infill: Share = 0.0
+    """Block-causal: the share of training rows rearranged as a text with holes and then what is missing."""
     unigram_start: bool = False
     """Initialise the output biases to the log unigram frequencies of the training text, instead of 0 as published."""
     lora_rank: Annotated[int, Ge(0), Le(2**20)] = 0
@@ -454,6 +458,8 @@ class Sampling:
     """Whether the token that crosses top_p is kept (crossing, as in Hugging Face) or dropped (published)."""
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
+    stop_at_eos: bool = False
+    """Models that write from left to right: end a text at its first end-of-text token, which fills the rest of it."""
 
     def __post_init__(self) -> None:
         if _are_numbers(self.temperature) and self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:

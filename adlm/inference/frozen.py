@@ -209,23 +209,28 @@ class FrozenNetwork:
         return HiddenStates(hidden.last[:num_rows], None if hidden.anchor is None else hidden.anchor[:num_rows])
 
     def _hidden(self, z: Tensor, sigma: Tensor | None, pad: Tensor | None) -> HiddenStates:
-        rotary, causal, kv_heads = self.rotary_table(z.shape[1]), self.trunk.causal, self.trunk.kv_heads
         if self.text_blocks is not None:
-            places = self.text_blocks.places(z, z, pad)
-            rotary, layout = rotary[places.layout.positions], places.layout
-            hidden = self._run_trunks(
-                places.ids,
-                layout.positions,
-                lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads),
-                None,
-            )
-            anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
-            return HiddenStates(places.noisy(hidden.last), anchor)
+            return self.block_hidden(z, z, pad)[0]
+        rotary, causal, kv_heads = self.rotary_table(z.shape[1]), self.trunk.causal, self.trunk.kv_heads
         visible = None if pad is None else attention_mask(pad, causal)
         positions = torch.arange(z.shape[1], device=z.device)
         return self._run_trunks(
             z, positions, lambda number, qkv: attention(qkv, rotary, visible, causal, kv_heads), sigma
         )
+
+    @torch.no_grad()
+    def block_hidden(self, x: Tensor, z: Tensor, pad: Tensor | None = None) -> tuple[HiddenStates, Tensor]:
+        """Of a block-causal network, the states that predict each token of the noisy copy z (B, L) of clean ids x, and
+        those (B, L, d) that predict each token from the clean text before it. Those of the first token are 0."""
+        assert self.text_blocks is not None
+        places, kv_heads = self.text_blocks.places(x, z, pad), self.trunk.kv_heads
+        positions, visible = places.layout.positions, places.layout.visible
+        rotary = self.rotary_table(x.shape[1])[positions]
+        hidden = self._run_trunks(
+            places.ids, positions, lambda number, qkv: attention(qkv, rotary, visible, False, kv_heads), None
+        )
+        anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
+        return HiddenStates(places.noisy(hidden.last), anchor), places.clean(hidden.last)
 
     def _run_trunks(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
@@ -325,7 +330,8 @@ class FrozenNetwork:
                 visible = visible & ~unseen[:, None] | torch.eye(len(num), dtype=torch.bool, device=ids.device)
             positions = positions + offsets
             rotary = rotary[positions]
-            bias = cached_attention_bias(cache.position, cache.length, visible, cache.keys.dtype)
+            group = self.trunk.heads // self.trunk.kv_heads
+            bias = cached_attention_bias(cache.position, cache.length, visible, group, cache.keys.dtype)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
             keys, values = cache.keys[number], cache.values[number]

@@ -185,33 +185,39 @@ def attend_cached(
     return mixed
 
 
-def cached_attention_bias(position: Tensor, length: int, visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, n, C), 0 where a new token attends to a position of the cache and -inf elsewhere.
+def cached_attention_bias(position: Tensor, length: int, visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """(B, 1, group n, C), 0 where a new token attends to a position of the cache and -inf elsewhere.
 
-    It attends to all positions before `position` (B,), and to new tokens as `visible` (1 or B, n, n) says.
+    It attends to all positions before `position` (B,), and to new tokens as `visible` (1 or B, n, n) says. The rows are
+    repeated for the `group` query heads that share a key.
     """
     num = visible.shape[-1]
     new = torch.arange(length, device=position.device) - position[:, None]  # (B, C)
     among_new = visible.expand(len(position), -1, -1).gather(2, new.clamp(0, num - 1)[:, None].expand(-1, num, -1))
     seen = (new < 0)[:, None] | (new < num)[:, None] & among_new
-    return torch.zeros(seen.shape, dtype=dtype, device=position.device).masked_fill_(~seen, -torch.inf)[:, None]
+    bias = torch.zeros(seen.shape, dtype=dtype, device=position.device).masked_fill_(~seen, -torch.inf)
+    return bias[:, None].repeat(1, 1, group, 1)
 
 
 def plain_attend_cached(
     qkv: Tensor, rotary: Tensor, keys: Tensor, values: Tensor, position: Tensor, bias: Tensor | None
 ) -> Tensor:
-    if bias is None:
-        rotary = rotary[position[:, None]]
-        bias = cached_attention_bias(position, keys.shape[2], qkv.new_ones(1, 1, 1, dtype=torch.bool), qkv.dtype)
     kv_heads = keys.shape[1]
+    group = qkv.shape[2] // kv_heads - 2
+    if bias is None:
+        alone = qkv.new_ones(1, 1, 1, dtype=torch.bool)
+        rotary, bias = (
+            rotary[position[:, None]],
+            cached_attention_bias(position, keys.shape[2], alone, group, qkv.dtype),
+        )
     apply_rotary_(qkv, rotary, kv_heads)
     q, k, v = (part.transpose(1, 2) for part in split_heads(qkv, kv_heads))
     slots = (position[:, None] + torch.arange(qkv.shape[1], device=qkv.device))[:, None, :, None].expand_as(k)
     keys.scatter_(2, slots, k)
     values.scatter_(2, slots, v)
-    shape, group = q.shape, q.shape[1] // kv_heads
+    shape = q.shape
     if group > 1:  # the queries that share a key become rows of one head, so that the cache need not be repeated
-        q, bias = q.reshape(len(q), kv_heads, -1, q.shape[-1]), bias.repeat(1, 1, group, 1)
+        q = q.reshape(len(q), kv_heads, -1, q.shape[-1])
     # cuDNN, PyTorch's first choice, would build a new plan for every prompt length: a tenth of a second each.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if qkv.is_cuda else nullcontext():
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.diffusion.beliefs import clean_log_beliefs
@@ -20,11 +21,13 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional_noise import Noise, noise_model
 from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU
 from adlm.methods import method_of
+from adlm.methods.block_causal import BlockCausal
 from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, NoisedBatch, as_denoiser
 from adlm.methods.method import Method
 from adlm.sampling.adaptive import SCORE_RESOLUTION
 
+Score = Literal["bound", "left-to-right", "causal"]
 HEAD_ROWS = 2**10  # positions whose beliefs (N, V) are held at once: 200 MB for 50,000 symbols
 
 
@@ -72,6 +75,9 @@ class ConditionalSettings:
     seed: int = 0
     batch: int | None = None
     """Rows per forward pass; by default about 8,192 tokens, on a GPU 32,768. Does not change the results."""
+    score: Score = "bound"
+    """Of block-causal methods: the bound, or a likelihood that is exact, of sampling each block from left to right or
+    of the causal model. Greedy decoding is then that of the causal model, or from left to right."""
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.samples % 2:
@@ -96,12 +102,17 @@ def conditional_nats(
     config = method.config  # padding is excluded from attention: a row is scored as it would be alone
     method = method_of(replace(config, data=replace(config.data, pad="masked")))
     frozen = FrozenNetwork(network, dtype=next(network.parameters()).dtype, graphs=False)
-    if method.exact:
-        return _causal_nats(method, frozen, rows, settings, report_progress)
+    if method.exact or (isinstance(method, BlockCausal) and settings.score != "bound"):
+        return _exact_nats(method, frozen, rows, settings, report_progress)
     model, mask_id = noise_model(method), vocabulary_of(method.config).mask_id
     filling, device = vocabulary_of(method.config).padding_id, next(network.parameters()).device
-    draw = cache(lambda num_tokens: model.draw(num_tokens, settings.samples, settings.seed))
-    noises = {index: draw(len(row.continuation)) for index, row in enumerate(rows) if row.continuation}
+    period = method.config.model.block_length or 1  # where in a text block a continuation begins
+    draw = cache(lambda start, num: model.draw(start, num, settings.samples, settings.seed))
+    noises = {
+        index: draw(1 + (len(row.context) - 1) % period, len(row.continuation))
+        for index, row in enumerate(rows)
+        if row.continuation
+    }
     nats = {index: torch.zeros(len(noise.masked), dtype=torch.float64) for index, noise in noises.items()}
     num_versions = [len(nats[index]) if index in nats else 0 for index in range(len(rows))]
     for parts in _parts(rows, num_versions, lambda width: settings.rows_at_once(width, device)):
@@ -113,7 +124,11 @@ def conditional_nats(
         for part, values in zip(parts, sums, strict=True):
             nats[part.row][part.start : part.stop] = values
         report_progress(sum(part.stop == len(nats[part.row]) for part in parts))
-    greedy = is_greedy(method, frozen, rows, settings)
+    if isinstance(method, BlockCausal):
+        from_left = replace(settings, score="left-to-right")
+        greedy = [result.greedy for result in _exact_nats(method, frozen, rows, from_left, lambda done: None)]
+    else:
+        greedy = is_greedy(method, frozen, rows, settings)
     results = [ConditionalNats(0.0, True, 0)] * len(rows)
     for index, noise in noises.items():
         mean, errors = noise.estimate(nats[index])
@@ -160,7 +175,7 @@ def is_greedy(
     return greedy
 
 
-def _causal_nats(
+def _exact_nats(
     method: Method,
     frozen: FrozenNetwork,
     rows: Sequence[ConditionalRow],
@@ -173,20 +188,35 @@ def _causal_nats(
     num_parts = [1 if row.continuation and len(row.ids) > 1 else 0 for row in rows]
     for parts in _parts(rows, num_parts, lambda width: settings.rows_at_once(width, device)):
         batch = _row_batch([rows[part.row] for part in parts], vocabulary.padding_id, device)
-        inputs, targets, scored = batch.x[:, :-1], batch.x[:, 1:], batch.scored[:, 1:]
-        hidden = frozen.hidden(inputs).last.flatten(0, 1)  # padding is last, where a causal network never looks
-        nats = torch.zeros(targets.shape, dtype=torch.float64, device=device)
-        differs = torch.zeros(targets.shape, dtype=torch.bool, device=device)
-        for chunk in torch.split(scored.flatten().nonzero()[:, 0], HEAD_ROWS):
-            log_beliefs = clean_log_beliefs(frozen.logits(hidden[chunk]), vocabulary.mask_id)
-            target = targets.flatten()[chunk]
-            nats.view(-1)[chunk] = -log_beliefs.gather(1, target[:, None])[:, 0].double()
-            differs.view(-1)[chunk] = log_beliefs.argmax(dim=1) != target
+        nats = torch.zeros(batch.x.shape, dtype=torch.float64, device=device)
+        differs = torch.zeros(batch.x.shape, dtype=torch.bool, device=device)
+        for hidden, scored in _exact_passes(method, frozen, batch, settings.score):
+            for chunk in torch.split(scored.flatten().nonzero()[:, 0], HEAD_ROWS):
+                log_beliefs = clean_log_beliefs(frozen.logits(hidden.flatten(0, 1)[chunk]), vocabulary.mask_id)
+                target = batch.x.flatten()[chunk]
+                nats.view(-1)[chunk] = -log_beliefs.gather(1, target[:, None])[:, 0].double()
+                differs.view(-1)[chunk] = log_beliefs.argmax(dim=1) != target
         sums, greedy = nats.sum(dim=1).tolist(), (~differs.any(dim=1)).tolist()
         for part, total, equal in zip(parts, sums, greedy, strict=True):
             results[part.row] = ConditionalNats(total, equal, len(rows[part.row].continuation))
         report_progress(len(parts))
     return _check_finite(results)
+
+
+def _exact_passes(
+    method: Method, frozen: FrozenNetwork, batch: "RowBatch", score: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states (B, L, d) that predict each token, and where they do; the first token of a row is given."""
+    x, scored = batch.x, batch.scored.clone()
+    scored[:, 0] = False
+    if not isinstance(method, BlockCausal):
+        hidden = frozen.hidden(x[:, :-1]).last  # padding is last, where a causal network never looks
+        yield F.pad(hidden, (0, 0, 1, 0)), scored
+    elif score == "causal":
+        yield frozen.block_hidden(x, x, batch.pad)[1], scored
+    else:
+        for z, where in method.left_to_right_passes(x, batch.pad):
+            yield frozen.block_hidden(x, z, batch.pad)[0].last, where & scored
 
 
 @dataclass(frozen=True)
@@ -255,12 +285,20 @@ def _noise_batch(batch: RowBatch, noises: Sequence[Noise], mask_id: int) -> Boun
         masked[batch.scored] = torch.cat([mask.flatten() for mask in masks]).to(masked.device)
         return batch.x.masked_fill(masked, mask_id)
 
+    def weights() -> Tensor:
+        """(B,), or (B, L) with the weight of every token of the continuations."""
+        if noises[0].weight.ndim == 1:
+            return torch.cat([noise.weight for noise in noises])
+        at_tokens = torch.zeros(batch.x.shape, dtype=torch.float64, device=batch.x.device)
+        at_tokens[batch.scored] = torch.cat([noise.weight.flatten() for noise in noises]).to(at_tokens.device)
+        return at_tokens
+
     steps = [noise.s for noise in noises if noise.s is not None]
     starts = [noise.start for noise in noises if noise.start is not None]
     t, z = torch.cat([noise.t for noise in noises]), noisy([noise.masked for noise in noises])
     return BoundNoise(
         NoisedBatch(z, t, torch.cat(steps) if steps else None),
-        torch.cat([noise.weight for noise in noises]),
+        weights(),
         noisy(starts) if starts else None,
     )
 

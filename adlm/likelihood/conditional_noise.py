@@ -3,6 +3,7 @@
 Only the continuation is masked; the context is visible at all times. So the bound is that of the process that samples
 the continuation after the context as a prompt. The noise depends on the seed and on the number of tokens of the
 continuation alone (and on how many versions there are): continuations of one length are compared on the same masks.
+Of block-causal methods it also depends on where the continuation begins.
 
 Shapes: R noisy versions of a continuation of n tokens; B rows of L tokens.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from adlm.diffusion.objectives import prior_nats
 from adlm.diffusion.times import BatchRng, draw_times, keyed_generator
 from adlm.methods.inputs import vocabulary_of
-from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch, per_token
 from adlm.methods.method import Method
 
 
@@ -35,7 +36,7 @@ class Noise:
     s: Tensor | None
     """(R,), the ends of the steps in discrete time."""
     weight: Tensor
-    """(R,), in double precision."""
+    """(R,), or (R, n) with one for each token, in double precision."""
     start: Tensor | None = None
     """(R, n), True at masks at t = 0."""
     enumerated: bool = False
@@ -77,16 +78,20 @@ class MaskNoise:
 
     method: MaskedDiffusion
 
-    def draw(self, num_tokens: int, samples: int, seed: int) -> Noise:
+    def draw(self, start: int, num_tokens: int, samples: int, seed: int) -> Noise:
+        return self.draw_part(num_tokens, samples, seed, n_is_few(num_tokens, samples))
+
+    def draw_part(self, num_tokens: int, samples: int, seed: int, enumerated: bool, *key: int) -> Noise:
+        """`key` distinguishes the random numbers of several parts of a continuation."""
         n, totals = num_tokens, torch.from_numpy(self._totals(num_tokens))
-        if n < 63 and 2**n - 1 <= samples:
+        if enumerated:
             masked = torch.tensor(list(product((False, True), repeat=n))[1:])
             masks = masked.sum(dim=1)
             weight = len(masked) * totals[masks - 1] / torch.from_numpy(comb(n, masks.numpy()))
             return Noise(masked, masks.double() / n, None, weight, enumerated=True)
         draws = []
         for replicate in range(2):
-            rng = BatchRng(keyed_generator(seed, n, samples, replicate))
+            rng = BatchRng(keyed_generator(seed, n, samples, replicate, *key))
             share = draw_times(samples // 2, rng).sort().values
             masks = torch.ceil(share * n).long().clamp(min=1)
             order = rng.uniform((samples // 2, n), torch.device("cpu"))
@@ -107,8 +112,34 @@ class MaskNoise:
     def nats(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
         """(B, L), to be summed over the continuation; `noise.importance` has the weights."""
         method = self.method
-        nats = method.masked_nats(network, x, noise.noised, pad) * noise.importance.to(x.device)[:, None]
+        nats = method.masked_nats(network, x, noise.noised, pad) * per_token(noise.importance.to(x.device))
         return nats + prior_nats(method.schedule, vocabulary_of(method.config).num_clean)
+
+
+@dataclass(frozen=True)
+class BlockMaskNoise(MaskNoise):
+    """`MaskNoise` of every text block by itself, in the same versions: the nats of a block depend on its own masks."""
+
+    block_length: int
+
+    def draw(self, start: int, num_tokens: int, samples: int, seed: int) -> Noise:
+        """The tokens are those from `start` on; token 1 begins the first block."""
+        block = torch.div(torch.arange(start, start + num_tokens) - 1, self.block_length, rounding_mode="floor")
+        sizes = torch.bincount(block - block[0]).tolist()
+        enumerated = n_is_few(max(sizes), samples)
+        parts = [self.draw_part(size, samples, seed, enumerated, number) for number, size in enumerate(sizes)]
+        num = max(len(part.masked) for part in parts)
+        masked, weight = torch.zeros(num, num_tokens, dtype=torch.bool), torch.zeros(num, num_tokens).double()
+        for part, first in zip(parts, np.cumsum([0, *sizes[:-1]]), strict=True):
+            versions, size = part.masked.shape
+            masked[:versions, first : first + size] = part.masked
+            weight[:versions, first : first + size] = part.weight[:, None] * num / versions  # the mean is over `num`
+        return Noise(masked, torch.ones(num, dtype=torch.float64), None, weight, enumerated=enumerated)
+
+
+def n_is_few(num_tokens: int, samples: int) -> bool:
+    """Whether there are no more masks of so many tokens than samples."""
+    return num_tokens < 63 and 2**num_tokens - 1 <= samples
 
 
 @dataclass(frozen=True)
@@ -117,7 +148,7 @@ class TimeNoise:
 
     method: MaskedDiffusion
 
-    def draw(self, num_tokens: int, samples: int, seed: int) -> Noise:
+    def draw(self, start: int, num_tokens: int, samples: int, seed: int) -> Noise:
         clean = torch.full((samples // 2, num_tokens), vocabulary_of(self.method.config).padding_id)
         draws: list[BoundNoise] = []
         for replicate in range(2):
@@ -143,6 +174,8 @@ class TimeNoise:
 def noise_model(method: Method) -> MaskNoise | TimeNoise:
     """Noises a continuation by masks where that is valid, else by times: the same bound."""
     config, masked_diffusion = method.config, cast(MaskedDiffusion, method)
+    if config.model.block_length:
+        return BlockMaskNoise(masked_diffusion, config.model.block_length)
     depends_on_time = config.model.time_conditioning or config.time.steps or config.time.sigma
     return MaskNoise(masked_diffusion) if method.any_order and not depends_on_time else TimeNoise(masked_diffusion)
 

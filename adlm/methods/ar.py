@@ -26,6 +26,7 @@ from adlm.methods.inputs import (
     check_sampler,
     eval_mode,
     not_pad,
+    stop_id,
     vocabulary_of,
     with_first_token,
 )
@@ -53,6 +54,7 @@ class Causal:
     config: Config
     exact: ClassVar[bool] = True
     causal: ClassVar[bool] = True
+    cached: ClassVar[bool] = True
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
     samplers: ClassVar[Sequence[str] | None] = ("ancestral", "left-to-right")
@@ -90,7 +92,7 @@ class Causal:
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         """The canvas must be a prompt followed by masks, and there must be a bos where it begins with a mask."""
         check_sampler(self, sampling)
-        check_left_to_right(self.config, canvas, pad)
+        check_left_to_right(self.config, canvas, sampling, pad)
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
@@ -98,7 +100,7 @@ class Causal:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
         mask_id, canvas = vocabulary_of(self.config).mask_id, with_first_token(self.config, canvas)
         next_token = self._next_token_sampler(network, sampling, *canvas.shape)
-        return sample_left_to_right(next_token, canvas, mask_id, rng, pad)
+        return sample_left_to_right(next_token, canvas, mask_id, rng, pad, stop_id(self.config, sampling))
 
     def _next_token_sampler(
         self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int

@@ -9,7 +9,7 @@ Shapes: B sequences, L tokens. `pad` is True at padding, which is at the end of 
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,11 +22,14 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
 from adlm.methods.adlm import Adlm
+from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
     check_left_to_right,
     check_sampler,
     eval_mode,
+    has_text_after_hole,
     not_pad,
+    stop_id,
     vocabulary_of,
     with_first_token,
 )
@@ -46,6 +49,7 @@ from adlm.sampling.samplers import OpenBlock, sample_blocks, sampler_of
 class BlockCausal(MaskedDiffusion):
     """Mixed into a masked diffusion method, before it."""
 
+    cached: ClassVar[bool] = True
     auto_class: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -55,30 +59,40 @@ class BlockCausal(MaskedDiffusion):
                 f"{self.config.model.block_length} every block has its own; use model.time_conditioning=false"
             )
 
+        needed = {"model.hole_id": self.config.model.hole_id, "vocabulary.eos_id": vocabulary_of(self.config).eos_id}
+        missing = [option for option, index in needed.items() if index is None]
+        if self.config.train.infill and missing:
+            raise UserError(
+                f"train.infill {self.config.train.infill} needs an id that stands for missing tokens and one that ends "
+                f"them, and {missing[0]} is empty; set it, or train.infill=0"
+            )
+
     @cached_property
     def text_blocks(self) -> TextBlocks:
         model = self.config.model
         return TextBlocks(model.block_length, self.mask_id if model.masked_keys == "hidden" else None)
 
     def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at every token of the text except the first."""
+        """(B, L), True at every token of the text except the first and those that stand for missing ones."""
         counted = not_pad(x, pad).clone()
         counted[:, 0] = False
-        return counted
+        return counted if self.config.model.hole_id is None else counted & (x != self.config.model.hole_id)
 
     # Noise: that of the blocks as rows
 
     def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
         cut = self._cut(x, rng if self.config.train.random_blocks else None)
-        return self._joined(cut, super().noise(cut.split(x), cut.split_pad(x, pad), cut.rng(rng), t_min), x)
+        noised = super().noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng), t_min)
+        return self._joined(cut, noised, x)
 
     def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
         cut = self._cut(x)
-        return self._joined(cut, super().counted_noise(cut.split(x), cut.split_pad(x, pad), cut.rng(rng)), x)
+        noised = super().counted_noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
+        return self._joined(cut, noised, x)
 
     def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> BoundNoise:
         cut = self._cut(x)
-        noise = super().noise_for_bound(cut.split(x), cut.split_pad(x, pad), cut.rng(rng))
+        noise = super().noise_for_bound(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
         importance = self._at_tokens(cut, noise.importance, x)
         start = None if noise.start is None else cut.join(noise.start, x)
         return BoundNoise(self._joined(cut, noise.noised, x), importance, start)
@@ -88,6 +102,11 @@ class BlockCausal(MaskedDiffusion):
         if self.config.time.steps:
             return super().noise(x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
         return super()._noise_by_importance(x, pad, rng)
+
+    def _given(self, x: Tensor, pad: Tensor | None) -> Tensor | None:
+        """(B, L), True at padding and at tokens that stand for missing ones, which are never masked."""
+        hole_id = self.config.model.hole_id
+        return pad if hole_id is None else ~not_pad(x, pad) | (x == hole_id)
 
     def _cut(self, x: Tensor, rng: BatchRng | None = None) -> BlockCut:
         """The blocks of rows x; the length of the first is drawn if there is an RNG."""
@@ -124,16 +143,20 @@ class BlockCausal(MaskedDiffusion):
     @torch.no_grad()
     def left_to_right_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
         """(B, L), -log p(x) of the sampler left-to-right, exactly: the j-th tokens of all blocks in the j-th pass."""
+        nats = torch.zeros(x.shape, device=x.device)
+        with eval_mode(network):
+            for z, where in self.left_to_right_passes(x, pad):
+                nats = nats + network.score(z, x, where.float(), mask_id=self.mask_id, pad=pad).denoiser.nats
+        return nats
+
+    def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each pass, the noisy ids (B, L), with all blocks masked from their j-th token on, and where that is."""
         number = torch.zeros(x.shape[1], dtype=torch.int64)
         for start, stop in self._cut(x).bounds:
             number[start:stop] = torch.arange(stop - start)
-        number, predicted, nats = number.to(x.device), self.predicted(x, pad), torch.zeros(x.shape, device=x.device)
-        with eval_mode(network):
-            for step in range(int(number.max()) + 1):
-                z = x.masked_fill(predicted & (number >= step), self.mask_id)
-                weight = (predicted & (number == step)).float()
-                nats = nats + network.score(z, x, weight, mask_id=self.mask_id, pad=pad).denoiser.nats
-        return nats
+        number, predicted = number.to(x.device), self.predicted(x, pad)
+        for step in range(int(number.max()) + 1):
+            yield x.masked_fill(predicted & (number >= step), self.mask_id), predicted & (number == step)
 
     @torch.no_grad()
     def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
@@ -152,27 +175,48 @@ class BlockCausal(MaskedDiffusion):
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
-        check_left_to_right(self.config, canvas, pad)
+        check_left_to_right(self.config, canvas, sampling, pad)
+        if has_text_after_hole(canvas, self.mask_id, pad).any():
+            check_room(canvas, self.mask_id, pad, self.config.length)
         if sampling.sampler == "speculative":
             check_speculative(self.config, sampling)
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
-        """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache."""
+        """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache.
+
+        A canvas with text after a hole is rearranged, and its holes are filled one after the other.
+        """
+        if has_text_after_hole(canvas, self.mask_id, pad).any():
+            hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
+            assert hole_id is not None, "see check_run"
+            assert eos_id is not None
+            whole = replace(sampling, stop_at_eos=False)  # the lengths of the holes are given
+            return generate_arranged(
+                lambda part, after: self.generate(network, part, whole, rng, after),
+                with_first_token(self.config, canvas),
+                self.mask_id,
+                hole_id,
+                eos_id,
+                pad,
+            )
         if sampling.sampler == "speculative":
             return generate_speculative(self.config, network, with_first_token(self.config, canvas), sampling, rng, pad)
         run = self.sampling_run(network, with_first_token(self.config, canvas), sampling, rng, pad)
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if isinstance(network, FrozenNetwork):
             open_block = CachedBlocks(network, self.mask_id, *canvas.shape).open
-        return sample_blocks(sampler_of(sampling), run, self._cut(canvas).bounds, open_block)
+        return sample_blocks(
+            sampler_of(sampling), run, self._cut(canvas).bounds, open_block, stop_id(self.config, sampling)
+        )
 
 
 class CachedBlocks:
     """The denoisers of text blocks: the open block attends to the keys and values of the finished ones.
 
-    The tokens of a finished block enter the cache in the same network call that first reads the next block.
+    The tokens of a finished block enter the cache in the same network call that first reads the next block. With a
+    fixed batch they have a call of their own: any row of the batch may be the first that reads the next block.
     """
 
     def __init__(self, network: FrozenNetwork, mask_id: int, num_rows: int, length: int):
@@ -190,7 +234,8 @@ class CachedBlocks:
     def open(self, ids: Tensor, start: int, pad: Tensor | None) -> Denoiser:
         """The denoiser of the block from `start` to the end of ids (B, stop), the text of all rows so far."""
         network, cache, hides_masks = self.network, self.cache(), self.text_blocks.hidden_id is not None
-        if start - 1 - cache.filled > self.text_blocks.block_length:  # a prompt
+        most = self.text_blocks.block_length if network.batch is None else 0
+        if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)
         kept = start - 1 - cache.filled
 

@@ -21,6 +21,7 @@ from adlm.diffusion.masking import mask_counted, mask_tokens
 from adlm.diffusion.objectives import continuous_weight, discrete_weight, prior_nats
 from adlm.diffusion.schedules import NoiseSchedule
 from adlm.diffusion.times import BatchRng, draw_grid_times, draw_times, importance_weight
+from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
@@ -69,6 +70,7 @@ class MaskedDiffusion:
     config: Config
     exact: ClassVar[bool] = False
     causal: ClassVar[bool] = False
+    cached: ClassVar[bool] = False
     anchored: ClassVar[bool] = False
     any_order: ClassVar[bool] = True
     samplers: ClassVar[Sequence[str] | None] = None
@@ -237,6 +239,12 @@ class MaskedDiffusion:
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
+        if sampling.stop_at_eos:
+            raise UserError(
+                f"sampling.stop_at_eos true is for models that write from left to right, and {self.config.method} "
+                "reveals whole rows; use false, or a block-causal model",
+                "sampling.stop_at_eos",
+            )
         if sampler_of(sampling).long_texts:
             check_stride(sampling, self._row)
 

@@ -56,6 +56,11 @@ class Method(Protocol):
         ...
 
     @property
+    def cached(self) -> bool:
+        """Whether it samples with a KV cache, from a prompt to the end: text before the open block never changes."""
+        ...
+
+    @property
     def anchored(self) -> bool:
         """Whether the network has an anchor network."""
         ...

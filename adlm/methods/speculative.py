@@ -24,7 +24,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
-from adlm.methods.inputs import eval_mode, vocabulary_of
+from adlm.methods.inputs import eval_mode, stop_id, vocabulary_of
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
@@ -67,7 +67,7 @@ def generate_speculative(
     else:
         model = recomputing_model(network, vocabulary.mask_id, num_drafts, sampling)
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
-    return sample_speculative(model, canvas, vocabulary.mask_id, drafts, rng, pad)
+    return sample_speculative(model, canvas, vocabulary.mask_id, drafts, rng, pad, stop_id(config, sampling))
 
 
 def recomputing_model(network: nn.Module, mask_id: int, num_drafts: int, sampling: Sampling) -> SpeculativeModel:

@@ -5,7 +5,7 @@ Shapes: B sequences, L tokens, N positions, V symbols. Positions are flat: row *
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -55,6 +55,21 @@ def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     nowhere = torch.zeros_like(canvas, dtype=torch.bool)
     start = torch.ones(len(canvas), dtype=torch.float64)
     return Frame(canvas, start, nowhere, nowhere, (canvas != mask_id).float(), canvas, None)
+
+
+def end_texts(frame: Frame, to_fill: Tensor, eos_id: int | None) -> Frame:
+    """The frame with every text ended by its first drawn eos, which also fills the masks after it.
+
+    `to_fill` (B, L) is True where the canvas has masks: tokens that were given end nothing. None ends no text.
+    """
+    if eos_id is None:
+        return frame
+    is_end = (frame.ids == eos_id) & to_fill
+    after = (is_end.cumsum(dim=1) - is_end.long() > 0) & to_fill
+    ids = frame.ids.masked_fill(after, eos_id)
+    return replace(
+        frame, ids=ids, revealed=frame.revealed | (ids != frame.ids), chance=frame.chance.masked_fill(after, 1.0)
+    )
 
 
 class DenoiserOutput(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_shaped, shape, symbols_of, visible_ids
 
@@ -40,11 +40,17 @@ def needs_history(sampling: Sampling) -> bool:
 
 
 def sample_left_to_right(
-    next_token: NextTokenSampler, canvas: Tensor, mask_id: int, rng: RowRng, pad: Tensor | None = None
+    next_token: NextTokenSampler,
+    canvas: Tensor,
+    mask_id: int,
+    rng: RowRng,
+    pad: Tensor | None = None,
+    eos_id: int | None = None,
 ) -> Iterator[Frame]:
     """Fills every mask of the canvas (B, L) in order, one Frame per column with a mask; given tokens stay.
 
-    The first token of every row must be given. The prefix that is given in all rows is read in one call.
+    The first token of every row must be given. The prefix that is given in all rows is read in one call. With an
+    `eos_id` a text ends with the first one drawn, see `end_texts`.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
@@ -69,4 +75,7 @@ def sample_left_to_right(
                 read=frame.ids,
                 alpha=None,
             )
+            frame = end_texts(frame, masked, eos_id)
             yield frame
+            if eos_id is not None and not (frame.ids == mask_id).any():
+                return

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, first_frame
+from adlm.sampling.frame import Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import shape
 
@@ -85,18 +85,28 @@ def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: Sampling) -> Drafts:
 
 
 def sample_speculative(
-    model: SpeculativeModel, canvas: Tensor, mask_id: int, drafts: Drafts, rng: RowRng, pad: Tensor | None = None
+    model: SpeculativeModel,
+    canvas: Tensor,
+    mask_id: int,
+    drafts: Drafts,
+    rng: RowRng,
+    pad: Tensor | None = None,
+    eos_id: int | None = None,
 ) -> Iterator[Frame]:
-    """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call."""
+    """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call.
+
+    With an `eos_id` a text ends with the first one drawn, see `end_texts`.
+    """
     frame = first_frame(canvas, mask_id)
     yield frame
     masked = canvas == mask_id
     known = (~masked).long().cumprod(dim=1).sum(dim=1)  # padding comes after the masks
     end = torch.full_like(known, canvas.shape[1]) if pad is None else (~pad).sum(dim=1)
     num_drafts, column = drafts.tokens.shape[1], torch.arange(canvas.shape[1], device=canvas.device)
-    num_masks, everywhere = masked.sum(dim=1), torch.ones(len(canvas), 2 * num_drafts + 1, dtype=torch.bool)
+    num_masks, uniforms = masked.sum(dim=1), torch.zeros(len(canvas), 2 * num_drafts + 1, dtype=torch.float64)
     while bool((known < end).any()):
-        uniforms = rng.at_tokens(everywhere).view(everywhere.shape).to(canvas.device)
+        active = (known < end).cpu()[:, None].expand_as(uniforms)  # a finished row draws nothing more
+        uniforms = uniforms.cpu().masked_scatter(active, rng.at_tokens(active)).to(canvas.device)
         before = drafts.tokens.clone()  # the call may overwrite them with the next ones
         verified = model(frame.ids, known, drafts, uniforms)
         tokens = torch.cat([before, verified.token[:, None]], dim=1)
@@ -113,5 +123,7 @@ def sample_speculative(
             read=frame.ids,
             alpha=None,
         )
-        known, drafts = torch.maximum(stop, known), verified.drafts
+        frame = end_texts(frame, masked, eos_id)
+        known, drafts = (~(masked & (frame.ids == mask_id))).long().cumprod(dim=1).sum(dim=1), verified.drafts
+        known = torch.minimum(known, end)
         yield frame

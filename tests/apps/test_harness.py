@@ -27,6 +27,7 @@ def world(tmp_path_factory):
     for method in ("adlm", "ar"):
         small_model(folder / method, method, "text8", length=32)
         small_model(folder / f"{method}-bytes", method, length=32)
+    small_model(folder / "blocks", "mdlm", length=32, block_length=4)
     return folder
 
 
@@ -75,6 +76,43 @@ def test_without_context_an_ar_model_agrees_exactly_with_adlm_perplexity(world, 
     nats, _ = perplexity(capsys, world / "ar", TEXT, tmp_path)
     [(log_likelihood, _)] = scores(model(world / "ar"), ("", TEXT))
     assert -log_likelihood == pytest.approx(nats, rel=1e-5)
+
+
+@pytest.mark.parametrize("score", [None, "left-to-right", "causal"])
+def test_exact_scores_of_a_block_causal_model(world, capsys, tmp_path, score):
+    lm = model(world / "blocks", score=score)
+    whole, first, second = scores(lm, ("thecats", "attedhere"), ("thecats", "atted"), ("thecatsatted", "here"))
+    assert whole[0] == pytest.approx(first[0] + second[0], rel=1e-5), "the chain rule, where a block ends"
+    loaded = load(world / "blocks")
+    x = torch.tensor([[*lm.bos, *loaded.tokenizer.encode("thecatsattedhere")]])
+    nats = loaded.method.causal_nats if score == "causal" else loaded.method.left_to_right_nats
+    assert -whole[0] == pytest.approx(float(nats(loaded.network, x, None)[0, 8:].sum()), rel=1e-5)
+    total, _ = perplexity(capsys, world / "blocks", TEXT, tmp_path, "--estimator", score or "left-to-right")
+    assert -rolling(lm, TEXT)[0] == pytest.approx(total, rel=1e-5)
+    assert (lm.get_model_info()["exact"], set(lm.stderrs)) == (True, {0.0})
+
+
+def test_the_bound_of_a_block_causal_model_is_a_choice_and_other_models_have_no_other(world):
+    lm = model(world / "blocks", score="bound", samples=2)
+    assert scores(lm, ("the cat", " sat on the"))[0][0] < 0
+    assert lm.stderrs[0] > 0
+    with pytest.raises(UserError, match="score 'exact' cannot be used; use bound or left-to-right or causal"):
+        model(world / "blocks", score="exact")
+    with pytest.raises(UserError, match="leave it out: the model is not block-causal"):
+        model(world / "adlm", score="causal")
+
+
+@pytest.mark.parametrize("sampler", ["speculative", "ancestral", "remdm-cap"])
+def test_a_block_causal_model_writes_until_every_text_has_its_stop_string(world, sampler, monkeypatch):
+    lm, options = model(world / "blocks", sampler=sampler, steps=4), {"do_sample": True, "max_gen_toks": 16}
+    whole = generated(lm, ("the cat", options), ("a dog", options))
+    stops = [text[3] for text in whole]
+    cut = generated(lm, *((prompt, options | {"until": stops}) for prompt in ("the cat", "a dog")))
+    assert cut == [min((text.partition(stop)[0] for stop in stops), key=len) for text in whole]
+    masks = []
+    monkeypatch.setattr(lm, "_text", lambda row, ids: masks.append(ids.count(lm.model.mask_id)) or "")
+    generated(lm, *((prompt, options | {"until": stops}) for prompt in ("the cat", "a dog")))
+    assert (sum(masks) > 0) == (sampler != "remdm-cap"), "text of a remasking sampler is not final at once"
 
 
 def test_with_bos_and_eos_it_differs_by_the_eos_of_text_and_row(world, capsys, tmp_path):

@@ -159,7 +159,7 @@ def test_only_what_the_greedy_sampler_writes_is_greedy(tiny_config, method):
 def test_continuations_of_one_length_get_the_same_masks(mdlm_config):
     model_of_noise = noise_model(method_of(mdlm_config))
     assert isinstance(model_of_noise, MaskNoise)
-    first, second, other = (model_of_noise.draw(20, 8, seed) for seed in (0, 0, 1))
+    first, second, other = (model_of_noise.draw(1, 20, 8, seed) for seed in (0, 0, 1))
     assert first.masked.equal(second.masked)
     assert not first.masked.equal(other.masked)
     assert first.masked.sum(dim=1).unique().numel() > 4  # stratified numbers of masks

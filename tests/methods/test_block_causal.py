@@ -12,6 +12,7 @@ from adlm.config.schema import Config, Model, Sampling, Vocabulary
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
+from adlm.likelihood.conditional import ConditionalRow, ConditionalSettings, conditional_nats
 from adlm.likelihood.estimators import ESTIMATORS
 from adlm.methods import method_of
 from adlm.models.text_blocks import TextBlocks
@@ -269,6 +270,36 @@ def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys,
         assert (last_frame(alone).ids[0] == cached[row, :length]).all()
 
 
+@pytest.mark.parametrize("sampler", ["speculative", "ancestral", "entropy", "left-to-right"])
+@pytest.mark.parametrize("method_name", ["mdlm", "ar"])
+def test_a_text_ends_with_its_first_end_of_text_token(method_name, sampler):
+    if method_name == "ar":
+        if sampler != "left-to-right":
+            pytest.skip("the one sampler of causal methods")
+        method, network = built(tiny(0, 12, method="ar"))
+    else:
+        method, network = speculative(3, 12)
+    canvas = torch.full((40, 12), MASK)
+    canvas[:, :2] = torch.tensor([BOS, BOS])  # a given end-of-text token ends nothing
+    plain, stopped = (
+        last_frame(
+            method.generate(
+                FrozenNetwork(network), canvas, Sampling(sampler=sampler, stop_at_eos=stop), RowRng(0, range(40))
+            )
+        ).ids
+        for stop in (False, True)
+    )
+    ends = 0
+    for row, other in zip(stopped.tolist(), plain.tolist(), strict=True):
+        assert MASK not in row
+        end = row.index(BOS, 2) if BOS in row[2:] else None
+        if end is not None:
+            assert set(row[end:]) == {BOS}
+            ends += end < 11
+        assert row[:end] == other[:end]
+    assert ends > 5
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(UserError, match="block_length 2 is for adlm and mdlm, not ar"):
         method_of(tiny(2, method="ar"))
@@ -361,3 +392,54 @@ def test_what_speculative_cannot_do_is_refused():
     whole = method_of(tiny(0))
     with pytest.raises(UserError, match="needs a block-causal model"):
         whole.check_run(canvas, Sampling(sampler="speculative"), None)
+
+
+@pytest.mark.parametrize("block_length", [1, 2, 3])
+def test_conditional_scores_are_those_of_the_samplers(block_length):
+    """The bound by all masks of every block, the exact likelihoods, and greedy decoding, of a continuation."""
+    method, network = built(tiny(block_length, length=6))
+    row = ConditionalRow((BOS, 1), (2, 0, 1))
+    x = torch.tensor([row.ids])
+    longer = ConditionalRow((BOS,), (1, 1, 2, 0, 1))  # makes padding
+    by_score = {
+        score: conditional_nats(method, network, [row, longer], ConditionalSettings(score=score))
+        for score in ("bound", "left-to-right", "causal")
+    }
+    assert by_score["bound"][0].stderr == 0
+    left_to_right = method.left_to_right_nats(network, x, None)[0, 2:].sum()
+    causal = method.causal_nats(network, x, None)[0, 2:].sum()
+    assert by_score["left-to-right"][0].nats == pytest.approx(float(left_to_right), abs=1e-5)
+    assert by_score["causal"][0].nats == pytest.approx(float(causal), abs=1e-5)
+    brute_force = conditional_bound(method, network, x, 2, block_length)
+    assert by_score["bound"][0].nats == pytest.approx(float(brute_force), abs=1e-5)
+    if block_length > 1:  # too few samples for all masks
+        drawn = [conditional_nats(method, network, [row], ConditionalSettings(2, seed))[0] for seed in range(150)]
+        nats = torch.tensor([result.nats for result in drawn])
+        assert abs(nats.mean() - brute_force) < 4 * nats.std() / math.sqrt(len(nats))
+        assert sum(result.stderr > 0 for result in drawn) > 50
+    greedy = x[:, :2].tolist()[0]
+    while len(greedy) < 5:
+        start = 1 + (len(greedy) - 1) // block_length * block_length
+        z = torch.tensor([[*greedy, *[MASK] * (min(start + block_length, 5) - len(greedy))]])
+        greedy.append(int(method.log_beliefs(network, z)[0, len(greedy)].argmax()))
+    assert by_score["left-to-right"][0].greedy == (greedy == x[0].tolist())
+    found = conditional_nats(
+        method, network, [ConditionalRow(tuple(greedy[:2]), tuple(greedy[2:]))], ConditionalSettings()
+    )
+    assert found[0].greedy
+
+
+def conditional_bound(method, network, x, num_given, block_length):
+    """The mean over orders of -log p of the tokens after the given ones, block by block."""
+    total = 0.0
+    for start in range(1, x.shape[1], block_length):
+        stop = min(start + block_length, x.shape[1])
+        orders = all_orders([position for position in range(start, stop) if position >= num_given])
+        for positions in orders:
+            z = x.clone()
+            z[:, max(start, num_given) :] = MASK
+            for position in positions:
+                beliefs = method.log_beliefs(network, z[:, :stop])
+                total -= float(beliefs[0, position, x[0, position]]) / len(orders)
+                z[:, position] = x[:, position]
+    return total

@@ -22,6 +22,7 @@ from adlm.apps.quickstart.report import (
 )
 from adlm.apps.trace.page import write_trace
 from adlm.apps.trace.recording import TraceInfo, record_trace
+from adlm.bases.named import find_named_base
 from adlm.canvas import HOLE
 from adlm.checkpoints.model_folder import CONFIG, TOKENIZER, WEIGHTS, load_model_folder, replace_model_folder
 from adlm.config.load import differences, load_config, resolve, to_mapping
@@ -47,6 +48,7 @@ ROWS, REPLICATES = 4096, 2  # held-out rows, as many as `train.valid_rows`, and 
 SAMPLES, STEPS, TOP_P = 3, 64, 0.9
 INFILLING_TOKENS = 4096  # held-out tokens that are searched for a sentence to infill
 BOX_CANVAS = 'The old man looked at the[MASK*4] and said to his[MASK*2], "I[MASK*8]."'
+PROMPT, PROMPT_TOKENS = "The history of the lighthouse begins", 64
 SENTENCE = re.compile(r"(?<=[.!?] )\w[^.!?]{30,}[.!?]")
 
 
@@ -127,10 +129,12 @@ def quickstart(
 
 
 def _box_texts() -> BoxTexts:
-    started, model = time.monotonic(), load()
+    started, model, pretrained = time.monotonic(), load(), ""
+    if find_named_base("smollm2") is not None:
+        pretrained = load("smollm2").sample(1, PROMPT_TOKENS, prompt=PROMPT, seed=0)[0].strip()
     sample = model.sample(1, steps=STEPS, seed=0)[0].strip()
     infilled = model.fill(BOX_CANVAS, steps=STEPS, seed=0).strip()
-    return BoxTexts(sample, BOX_CANVAS, infilled, round(time.monotonic() - started, 1))
+    return BoxTexts(sample, BOX_CANVAS, infilled, round(time.monotonic() - started, 1), pretrained)
 
 
 def _check_output_folder(out: Path) -> None:
@@ -213,6 +217,7 @@ def _commands(overrides: list[str], out: Path, canvas: str, settings: Perplexity
         "the samples": ["sample", adlm, "--num", str(SAMPLES), *sampling],
         "the sentence": ["sample", adlm, "--fill", canvas, "--seed", "1", *sampling],
         "the sample of the model in the box": ["sample", "--steps", str(STEPS)],
+        "the sample of smollm2": ["sample", "smollm2", "--prompt", PROMPT, "--length", str(PROMPT_TOKENS)],
         "another text, while it is generated": ["sample", adlm, "--prompt", "The ", "--watch"],
     }
     return {purpose: shlex.join(["adlm", *each]) for purpose, each in words.items()}

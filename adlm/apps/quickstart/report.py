@@ -43,6 +43,8 @@ class BoxTexts:
     infilled: str
     seconds: float
     """Including loading."""
+    pretrained: str = ""
+    """What smollm2 writes after a prompt; empty where its base weights are missing."""
 
 
 SEED_CAVEAT = (
@@ -142,7 +144,7 @@ commit {escape(report.commit)}</p>
 <p class="watch"><a href="{TRACE}">Watch the first sample of ADLM being generated</a>, token by token, with the
 predictions of its two networks.</p>
 </section>
-<section>
+{_pretrained(report.box.pretrained)}<section>
 <h2>For comparison: the model in the box</h2>
 <div class="card">{_infilling(report.box.canvas, report.box.infilled)}
 <h3>A sample</h3><p class="sample">{escape(report.box.sample)}</p></div>
@@ -204,6 +206,17 @@ def _chart(report: QuickstartReport, curves: Mapping[str, Lines]) -> str:
         + f'<p class="note">Held-out points are bounds on {tokens} the figures above, with one Monte Carlo replicate '
         "instead of two.</p>"
     )
+
+
+def _pretrained(text: str) -> str:
+    if not text:
+        return ""
+    return f"""<section>
+<h2>For comparison: a pretrained model, adapted</h2>
+<div class="card"><p class="sample">{html.escape(text)}</p></div>
+<p class="note">smollm2: SmolLM2-135M, which an adapter makes a block-causal diffusion model. Not trained here.</p>
+</section>
+"""
 
 
 def _infilling(canvas: str, infilled: str) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's completions API over the batch workers, the studio, model list, health and metrics."""
+"""The HTTP application: OpenAI's completions and chat over the batch workers, the studio, models, health, metrics."""
 
 import asyncio
 import time
@@ -18,31 +18,52 @@ from adlm.apps.server.batching import BatchWorker
 from adlm.apps.server.bodies import (
     ERROR_RESPONSES,
     ApiError,
+    ChatRequest,
     CompletionRequest,
+    GenerationFields,
     JsonRoute,
     error_response,
     validation_error,
 )
-from adlm.apps.server.completion import Limits, plan_completion
+from adlm.apps.server.completion import CompletionPlan, Limits, plan_chat, plan_completion
 from adlm.apps.server.guard import PrometheusMonitor, RequestGuard
-from adlm.apps.server.responses import Completion, EventStream, client_of, respond_unless_gone, submit
+from adlm.apps.server.responses import (
+    ChatCompletion,
+    Completion,
+    EventStream,
+    client_of,
+    respond_unless_gone,
+    submit,
+)
 from adlm.apps.server.studio import page_files, studio_router
 from adlm.errors import UserError
 from adlm.language_model import NO_TOKENIZER, LanguageModel
+from adlm.models.transformer import num_parameters
+
+CPU_BATCH, GPU_BATCH = 4, 16
+LARGE = 50_000_000  # parameters
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     """How models are served."""
 
-    batch: int = 4
-    """Rows that the network reads at once. All calls have this many, so one row alone costs as much as `batch`."""
+    batch: int | None = None
+    """Rows that the network reads at once; by default those of `default_batch`. All calls have this many, so one row
+    alone costs as much as `batch`."""
     max_waiting: int = 256
     """Rows that may wait for each model."""
     timeout: float = 300.0
     """Seconds until a request is given up."""
     api_key: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+
+def default_batch(lm: LanguageModel) -> int:
+    """On a CPU, a row of a large network takes all the time there is: more rows only make each of them slower."""
+    if lm.device.type == "cuda":
+        return GPU_BATCH
+    return CPU_BATCH if num_parameters(lm.network) < LARGE else 1
 
 
 def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> FastAPI:
@@ -52,7 +73,8 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
             raise UserError(f"{name}: {NO_TOKENIZER}")
     monitor, created = PrometheusMonitor(), int(time.time())
     workers = {
-        name: BatchWorker(name, lm, settings.batch, settings.max_waiting, monitor) for name, lm in models.items()
+        name: BatchWorker(name, lm, settings.batch or default_batch(lm), settings.max_waiting, monitor)
+        for name, lm in models.items()
     }
 
     @asynccontextmanager
@@ -85,27 +107,34 @@ def make_app(models: Mapping[str, LanguageModel], settings: ServerSettings) -> F
     def describe(model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": created, "owned_by": "adlm"}
 
-    @app.post("/v1/completions", responses=ERROR_RESPONSES)
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
-        worker = worker_of(body.model)
-        plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
+    async def answer(
+        kind: type[Completion], worker: BatchWorker, body: GenerationFields, plan: CompletionPlan, request: Request
+    ) -> Response:
         request.state.log_fields.update(
             model=worker.name,
             rows=len(plan.rows),
             prompt_tokens=plan.prompt_tokens,
             completion_tokens=plan.completion_tokens,
         )
-        completion = Completion(worker, body, plan, monitor, time.monotonic() + settings.timeout, client_of(request))
+        completion = kind(worker, body, plan, monitor, time.monotonic() + settings.timeout, client_of(request))
         submit(worker, completion.job)
         if body.stream:
             return EventStream(completion.stream(), completion.deadline)
         return await respond_unless_gone(request, completion.respond())
 
+    @app.post("/v1/completions", responses=ERROR_RESPONSES)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Complete or infill texts. Holes in the prompt, [MASK*4], are filled in and the whole text is returned."""
+        worker = worker_of(body.model)
+        plan = await asyncio.to_thread(plan_completion, worker.lm, body, settings.limits)
+        return await answer(Completion, worker, body, plan, request)
+
     @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
-    async def refuse_chat() -> Response:
-        """Refused: the models have no chat template."""
-        raise ApiError(400, "chat is not supported: these models have no chat template; use /v1/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Reply to a conversation, by the chat template of the model's files; refused if it has none."""
+        worker = worker_of(body.model)
+        plan = await asyncio.to_thread(plan_chat, worker.lm, body, settings.limits)
+        return await answer(ChatCompletion, worker, body, plan, request)
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:

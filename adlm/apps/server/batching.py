@@ -1,9 +1,9 @@
 """Rows of concurrent requests in shared network calls, made by one thread per model. Independent of HTTP and of text.
 
 Rows of equal padded length share calls, whatever their sampling options, and each call is for the rows whose turn it is
-(`sampling/events.py`). Rows of causal models, and of samplers that choose positions by the network's output, begin
-together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas, seed and
-row number, not on the other rows (`LanguageModel.with_fixed_batch`).
+(`sampling/events.py`). Rows of models with a KV cache, and of samplers that choose positions by the network's output,
+begin together and stay together. The network always reads `batch` rows, so that a row's tokens depend on its canvas,
+seed and row number, not on the other rows (`LanguageModel.with_fixed_batch`).
 
 Every call is a turn. Clients have equal shares of the time. Of one client's requests, those that have used little time
 go first, the others after them in classes of 0.5, 1, 2, ... seconds, and in a class the oldest: short requests are
@@ -29,6 +29,7 @@ from adlm.language_model import LanguageModel, Run
 from adlm.sampling.events import JoinedRow, JoinedRows, PositionsFirst
 from adlm.sampling.frame import NOT_FINITE, Frame, SamplingRun
 from adlm.sampling.rng import RowRng
+from adlm.sampling.samplers import sampler_of
 
 LONGEST_RETRY = 60  # seconds
 SHORT_SECONDS = 0.5
@@ -90,10 +91,10 @@ class Job(Work):
     """Whether prefixes are reported while a row is sampled."""
 
     def keys(self, lm: LanguageModel) -> list[BatchKey]:
-        """Causal models read the prompt in one call, whose shape would depend on rows with prompts of other lengths."""
+        """A KV cache is filled with the prompt in one call, whose shape would depend on prompts of other lengths."""
         if isinstance(self.rows[0].generate(), PositionsFirst):
             return [BatchKey(True, padded_length(row)) for row in self.rows]
-        given = [row.canvas.ids[0].tolist().index(lm.mask_id) if lm.method.causal else 0 for row in self.rows]
+        given = [row.canvas.ids[0].tolist().index(lm.mask_id) if lm.method.cached else 0 for row in self.rows]
         lengths = [padded_length(row) for row in self.rows]
         sampling = self.rows[0].sampling
         return [BatchKey(False, (sampling, *shape)) for shape in zip(lengths, given, strict=True)]
@@ -357,7 +358,7 @@ class BatchWorker:
 
     def frames(self, rows: Sequence[Run]) -> Iterator[Frame]:
         """The frames of rows that begin together, at most `batch`; only for the worker's thread."""
-        if self.lm.method.causal:  # a KV cache has a fixed number of rows
+        if self.lm.method.cached:  # a KV cache has a fixed number of rows
             rows = [*rows, *[rows[0]] * (self.batch - len(rows))]
         return together(rows).frames()
 
@@ -366,7 +367,7 @@ class BatchWorker:
         items = list(batch.items)
         for frame in self.frames([item.run for item in items]):
             all_ids = frame.ids.cpu()
-            for item, ids in zip(items, all_ids, strict=False):  # the frames of causal models have padding rows
+            for item, ids in zip(items, all_ids, strict=False):  # with a KV cache, the last rows are padding
                 self._report_prefix(item, ids)
             yield
         for item, ids, chance in zip(items, all_ids, frame.chance.cpu(), strict=False):
@@ -399,6 +400,9 @@ class BatchWorker:
             return
         text = ids[: item.num_tokens]
         num_known = int((text != self.lm.mask_id).long().cumprod(dim=0).sum())
+        block_length = self.lm.config.model.block_length
+        if block_length and sampler_of(item.run.sampling).remasks:  # in the last block with text, which may be open
+            num_known = 1 + (num_known - 2) // block_length * block_length
         if num_known > item.num_reported:
             item.num_reported = num_known
             job.notify(RowUpdate(item.row, text[:num_known].tolist()))

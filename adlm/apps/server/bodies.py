@@ -21,7 +21,7 @@ Text: TypeAlias = Annotated[str, Field(strict=True)]
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
 
-MAX_PROMPTS, MAX_SAMPLES = 128, 1024
+MAX_PROMPTS, MAX_MESSAGES, MAX_SAMPLES = 128, 1024, 1024
 
 
 class StreamOptions(BaseModel):
@@ -45,24 +45,15 @@ class SamplingFields(BaseModel):
     steps: int | None = Field(default=None, ge=1, description="Number of sampling steps (default: the model's).")
 
 
-class CompletionRequest(SamplingFields):
-    """Fields of OpenAI's completions API, and `sampler` and `steps`. Other fields are refused."""
+class GenerationFields(SamplingFields):
+    """The fields that completions and chat have in common."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
-        default="", description="One or several texts; [MASK] and [MASK*4] are holes to fill in."
-    )
-    suffix: Text | None = Field(default=None, description="Text after the completion: infilling.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Tokens to fill in after the prompt (default: 16).")
+    max_tokens: int | None = Field(default=None, ge=1)
     n: int = Field(default=1, ge=1, description="Completions of each prompt.")
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
-    logprobs: int | None = Field(
-        default=None, ge=0, le=5, description="If given, the log-probability each token was drawn with."
-    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Text | None = Field(default=None, description="Ignored.")
-    echo: Literal[False] | None = Field(default=None, description="Not supported.")
-    best_of: Literal[1] | None = Field(default=None, description="Not supported.")
     frequency_penalty: Literal[0] | Annotated[float, Field(ge=0, le=0)] | None = Field(
         default=None, description="Not supported."
     )
@@ -74,12 +65,56 @@ class CompletionRequest(SamplingFields):
     )
 
     @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionRequest(GenerationFields):
+    """Fields of OpenAI's completions API, and `sampler` and `steps`. Other fields are refused."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
+        default="", description="One or several texts; [MASK] and [MASK*4] are holes to fill in."
+    )
+    suffix: Text | None = Field(default=None, description="Text after the completion: infilling.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens to fill in after the prompt (default: 16).")
+    logprobs: int | None = Field(
+        default=None, ge=0, le=5, description="If given, the log-probability each token was drawn with."
+    )
+    echo: Literal[False] | None = Field(default=None, description="Not supported.")
+    best_of: Literal[1] | None = Field(default=None, description="Not supported.")
+
+    @property
     def prompts(self) -> list[str]:
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PROMPTS)]
+
     @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationFields):
+    """Fields of OpenAI's chat API, and `sampler` and `steps`. Other fields are refused."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="The longest reply (default: as long as fits the model)."
+    )
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="The newer name of max_tokens.")
+    logprobs: Literal[False] | None = Field(default=None, description="Not supported.")
 
 
 class TraceRequest(SamplingFields):
@@ -111,6 +146,7 @@ TYPES = {
 REMEDIES = {
     "prompt": "prompt must be a string or a list of 1 to 128 strings; token ids are not supported",
     "stop": "stop must be a text of 1 to 1000 characters, or a list of up to 4 of them",
+    "messages": "messages must be a list of objects with role (system, user or assistant) and content, a text",
     "echo": "echo is not supported",
     "best_of": "best_of is not supported; use n",
     "logit_bias": "logit_bias is not supported",
@@ -167,6 +203,7 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 FIELDS = {  # of the bodies by path
     "/v1/completions": tuple(CompletionRequest.model_fields),
+    "/v1/chat/completions": tuple(ChatRequest.model_fields),
     "/v1/trace": tuple(TraceRequest.model_fields),
     "/v1/bound": tuple(BoundRequest.model_fields),
 }

@@ -2,13 +2,14 @@
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from adlm.apps.server.bodies import CompletionRequest
-from adlm.canvas import MAX_HOLE, check_holes, num_masks
+from adlm.apps.server.bodies import ChatRequest, CompletionRequest, GenerationFields
+from adlm.canvas import MAX_HOLE, Canvas, check_holes, make_canvas, num_masks
+from adlm.chat.template import encode_chat, end_of_message
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel, Run, SamplingOptions
 from adlm.sampling.samplers import sampler_of
@@ -45,6 +46,8 @@ class Choice:
     drops_space: bool
     """Whether the prompt ends with a space, which is then not repeated."""
     stops: Sequence[str]
+    end_id: int | None = None
+    """Another token than eos that ends the text: the end of a message."""
 
     def text(self, ids: Sequence[int], complete: bool) -> tuple[str, str | None]:
         """The text of the ids of a row, or of its first ids, and the finish reason if it is complete or stopped.
@@ -61,6 +64,11 @@ class Choice:
         text = text.rstrip("\ufffd")
         begun = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
         return text[: len(text) - max(begun, default=0)], None
+
+    def num_sampled(self, ids: Sequence[int]) -> int:
+        """Tokens that were sampled for the text of the first ids of a row, of a model that ends with the text."""
+        before_end, stopped = self._until_eos(ids)
+        return min(self.num_masks, len(before_end) + stopped - self.first)
 
     def logprobs(self, ids: Sequence[int], chance: Sequence[float]) -> dict[str, Any]:
         """OpenAI's `logprobs` of the tokens that begin in the returned text, which may end at eos or at a stop text.
@@ -89,7 +97,7 @@ class Choice:
             return ids, False
         has_text = self.first > 0 and any(index not in special for index in ids[: self.first])
         for position in range(self.first, len(ids)):
-            if ids[position] == eos and has_text:
+            if ids[position] in (eos, self.end_id) and has_text:
                 return ids[:position], True
             has_text = has_text or ids[position] not in special
         return ids, False
@@ -126,6 +134,68 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
             f"{num_rows} completions (prompts times n) are more than {limits.rows}; send several requests",
             "prompt" if len(request.prompts) > limits.rows else "n",
         )
+
+    def canvas() -> Canvas:
+        canvas = lm.canvas([_text_with_holes(lm, prompt, request) for prompt in request.prompts])
+        length = canvas.ids.shape[1]
+        if length > lm.config.length:
+            raise UserError(
+                f"prompt, suffix and completion have {length} tokens, and the model's length is {lm.config.length}; "
+                "shorten the prompt or lower max_tokens",
+                "prompt" if any(map(num_masks, request.prompts)) else "",
+            )
+        return canvas
+
+    def choice(number: int, row: Run) -> Choice:
+        return _choice(lm, request.prompts[number], row, request)
+
+    return _plan(lm, request, limits, canvas, choice, lambda error: _field_of(error, request))
+
+
+def plan_chat(lm: LanguageModel, request: ChatRequest, limits: Limits) -> CompletionPlan:
+    """The rows of a chat request: the conversation by the model's chat template, then masks for the reply."""
+    tokenizer, template, asked = lm.require_tokenizer(), lm.chat_template, request.max_tokens
+    if template is None:
+        raise UserError("chat is not supported: this model has no chat template; use /v1/completions", "model")
+    if request.n > limits.rows:
+        raise UserError(f"n {request.n} is more than {limits.rows} completions; send several requests", "n")
+    if asked is not None and request.max_completion_tokens is not None:
+        raise UserError("max_tokens and max_completion_tokens are given; leave max_tokens out", "max_tokens")
+    asked = request.max_completion_tokens if asked is None else asked
+    messages = [{"role": message.role, "content": message.text} for message in request.messages]
+    for message in messages:
+        check_size(lm, message["content"], "messages")
+    end_id = end_of_message(tokenizer, template)
+
+    def canvas() -> Canvas:
+        ids = encode_chat(tokenizer, template, messages)
+        bos = lm.bos_prefix(ids)
+        room = lm.config.length - len(bos) - len(ids)
+        if room < (asked or 1):
+            raise UserError(
+                f"the messages have {len(ids)} tokens and leave {max(0, room)} of the model's {lm.config.length} for "
+                "the reply; shorten them" + ("" if asked is None else " or lower max_tokens"),
+                "messages",
+            )
+        return make_canvas([[*bos, *ids, *[lm.mask_id] * (asked or room)]], lm.fill_id, [len(bos)])
+
+    def choice(number: int, row: Run) -> Choice:
+        ids = row.canvas.ids[0].tolist()
+        first, num = ids.index(lm.mask_id), ids.count(lm.mask_id)
+        return Choice(tokenizer, first, len(ids), num, True, False, request.stops, end_id)
+
+    return _plan(lm, request, limits, canvas, choice, lambda error: error.option)
+
+
+def _plan(
+    lm: LanguageModel,
+    request: GenerationFields,
+    limits: Limits,
+    make: Callable[[], Canvas],
+    choice: Callable[[int, Run], Choice],
+    field_of: Callable[[UserError], str | None],
+) -> CompletionPlan:
+    """`make` is the canvas, a row for each prompt, and `choice(prompt, row)` how the text of a row is made."""
     given = {name: getattr(request, name) for name in ("temperature", "top_p", "sampler", "steps")}
     options: SamplingOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
@@ -135,20 +205,12 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
             raise UserError(
                 f"steps {sampling.steps} must be at most {limits.steps} on this server; give fewer steps", "steps"
             )
-        texts = [_text_with_holes(lm, prompt, request) for prompt in request.prompts]
-        canvas = lm.canvas(texts)
-        length = canvas.ids.shape[1]
-        if length > lm.config.length:
-            raise UserError(
-                f"prompt, suffix and completion have {length} tokens, and the model's length is {lm.config.length}; "
-                "shorten the prompt or lower max_tokens",
-                "prompt" if any(map(num_masks, request.prompts)) else "",
-            )
+        canvas = make()
         run = lm.plan(SampleSettings(sampling, canvas=canvas, num=request.n, seed=seed, batch=1))
     except UserError as error:
-        raise UserError(str(error).replace("sampling.", ""), _field_of(error, request)) from None
+        raise UserError(str(error).replace("sampling.", ""), field_of(error)) from None
     rows = list(run.batches(1))
-    choices = [_choice(lm, request.prompts[number // request.n], row, request) for number, row in enumerate(rows)]
+    choices = [choice(number // request.n, row) for number, row in enumerate(rows)]
     first_choices, starts = choices[:: request.n], canvas.starts
     lengths = [row.canvas.ids.shape[1] for row in rows[:: request.n]]
     return CompletionPlan(
@@ -157,7 +219,7 @@ def plan_completion(lm: LanguageModel, request: CompletionRequest, limits: Limit
         seed=seed,
         prompt_tokens=sum(lengths) - sum(starts) - sum(choice.num_masks for choice in first_choices),
         completion_tokens=sum(choice.num_masks for choice in choices),
-        streams_prefix=lm.method.causal or not sampler_of(sampling).remasks,
+        streams_prefix=lm.method.cached or not sampler_of(sampling).remasks,
     )
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Send
 
 from adlm.apps.server.batching import BatchWorker, Job, QueueFull, RowUpdate, ShuttingDown, Task
-from adlm.apps.server.bodies import ApiError, CompletionRequest
+from adlm.apps.server.bodies import ApiError, CompletionRequest, GenerationFields
 from adlm.apps.server.completion import CompletionPlan
 from adlm.apps.server.guard import NOT_ANSWERED, PrometheusMonitor
 
@@ -113,65 +113,84 @@ async def _wait_for_disconnect(request: Request) -> None:
 class Completion:
     """One completion request from submission to response."""
 
+    id_prefix, whole_object, piece_object = "cmpl", "text_completion", "text_completion"
+
     def __init__(
         self,
         worker: BatchWorker,
-        body: CompletionRequest,
+        body: GenerationFields,
         plan: CompletionPlan,
         monitor: PrometheusMonitor,
         deadline: float,
         client: str,
     ):
         self.worker, self.body, self.plan, self.monitor, self.deadline = worker, body, plan, monitor, deadline
-        self.header = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        self.header["model"] = worker.name
+        self.wants_logprobs = isinstance(body, CompletionRequest) and body.logprobs is not None
+        self.ends_early = worker.lm.method.cached  # nothing after the end of a text has been sampled then
+        self.header = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": self.piece_object if body.stream else self.whole_object,
+            "created": int(time.time()),
+            "model": worker.name,
+        }
+        self.num_sampled = [choice.num_masks for choice in plan.choices]
+        """Tokens sampled for each row; fewer than asked for where the text ended early."""
         self._updates, notify = queue_from_thread()
-        self.job = Job(plan.rows, notify, streams=body.stream and plan.streams_prefix, client=client)
+        streams = plan.streams_prefix and (body.stream or self.ends_early)
+        self.job = Job(plan.rows, notify, streams=streams, client=client)
 
-    async def updates(self) -> AsyncGenerator[RowUpdate, None]:
-        """Updates until all rows are complete. The job is cancelled if that does not happen."""
-        num_left = len(self.plan.rows)
+    async def updates(self) -> AsyncGenerator[tuple[RowUpdate, str, str | None], None]:
+        """Updates of unfinished texts, with text and finish reason. At the end the job is cancelled, if rows are left.
+
+        A text is finished when its row is complete, or at its eos or stop text; with log-probabilities, which only
+        complete rows have, not before.
+        """
+        finished, num_incomplete = set[int](), len(self.plan.rows)
         try:
-            while num_left:
+            while len(finished) < len(self.plan.rows):
                 update: RowUpdate = await next_result(self._updates, self.deadline)
                 if update.error is not None:
                     raise ApiError(503, update.error)
-                num_left -= update.complete
-                yield update
-            self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, self.plan.completion_tokens)
+                row, choice = update.row, self.plan.choices[update.row]
+                num_incomplete -= update.complete
+                if row in finished:
+                    continue
+                text, reason = choice.text(update.ids, update.complete)
+                if not update.complete and self.wants_logprobs:
+                    reason = None
+                if reason is not None:
+                    finished.add(row)
+                    if self.ends_early:
+                        self.num_sampled[row] = choice.num_sampled(update.ids)
+                yield update, text, reason
+            self.monitor.count_tokens(self.worker.name, self.plan.prompt_tokens, sum(self.num_sampled))
         finally:
-            if num_left:
+            if num_incomplete:
                 self.worker.cancel(self.job)
 
     async def respond(self) -> Response:
         """The whole response."""
         choices: dict[int, dict[str, Any]] = {}
-        async for update in self.updates():
-            if update.complete:
-                text, reason = self.plan.choices[update.row].text(update.ids, complete=True)
+        async for update, text, reason in self.updates():
+            if reason is not None:
                 choices[update.row] = self._choice(update.row, text, reason, await self._logprobs(update))
         ordered = [choices[row] for row in sorted(choices)]
         return JSONResponse({**self.header, "choices": ordered, "usage": self._usage(), "seed": self.plan.seed})
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """Server-sent events: pieces of each choice's text from left to right, as far as they are final."""
-        sent, finished = [""] * len(self.plan.rows), set[int]()
+        sent = [""] * len(self.plan.rows)
         updates = self.updates()
         try:
-            async for update in updates:
+            for row in range(len(sent)):
+                if (first := self._first_piece(row)) is not None:
+                    yield self._event([first])
+            async for update, text, reason in updates:
                 row = update.row
-                if row in finished:
-                    continue
-                text, reason = self.plan.choices[row].text(update.ids, update.complete)
                 piece = text.removeprefix(sent[row])
-                if not update.complete and self.body.logprobs is not None:
-                    reason = None  # the log-probabilities come with the last piece, from the complete row
-                if reason is not None:
-                    finished.add(row)
                 if piece or reason is not None:
                     sent[row] = text
-                    logprobs = await self._logprobs(update) if update.complete else None
-                    yield self._event([self._choice(row, piece, reason, logprobs)])
+                    yield self._event([self._piece(row, piece, reason, await self._logprobs(update))])
             if self.body.stream_options is not None and self.body.stream_options.include_usage:
                 yield self._event([], usage=self._usage())
             yield "data: [DONE]\n\n"
@@ -184,14 +203,38 @@ class Completion:
         return f"data: {json.dumps({**self.header, 'choices': choices, 'seed': self.plan.seed, **more})}\n\n"
 
     async def _logprobs(self, update: RowUpdate) -> dict[str, Any] | None:
-        if self.body.logprobs is None or update.chance is None:
+        if not self.wants_logprobs or update.chance is None:
             return None
         return await asyncio.to_thread(self.plan.choices[update.row].logprobs, update.ids, update.chance)
 
-    @staticmethod
-    def _choice(row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def _choice(self, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"index": row, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
+    def _piece(self, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """A choice of a stream: text that follows what was sent before."""
+        return self._choice(row, text, reason, logprobs)
+
+    def _first_piece(self, row: int) -> dict[str, Any] | None:
+        """What a stream sends before any text."""
+        return None
+
     def _usage(self) -> dict[str, int]:
-        prompt, completion = self.plan.prompt_tokens, self.plan.completion_tokens
+        prompt, completion = self.plan.prompt_tokens, sum(self.num_sampled)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class ChatCompletion(Completion):
+    """The same in the shape of OpenAI's chat API: a message of the assistant instead of a text."""
+
+    id_prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _choice(self, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": row, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def _piece(self, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": row, "delta": {"content": text}, "logprobs": None, "finish_reason": reason}
+
+    def _first_piece(self, row: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": row, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -11,7 +11,7 @@ The JSON fields are documented in docs/trace.md; `VERSION` increases when a fiel
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ class Predictions:
     """Log-probabilities of the clean token at the masks of the network input."""
 
     positions: tuple[int, ...]
-    """The n predicted masks: all masks or, for autoregressive methods, the first one."""
+    """The n predicted masks: all, those of the first block with masks, or, for autoregressive methods, the first."""
     denoiser: Tensor
     """(n, V)"""
     anchor: Tensor | None
@@ -79,11 +79,14 @@ def guesses(log_probs: Tensor | None, positions: tuple[int, ...], wanted: Iterab
 def _network_input(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
     """The network input (1, l), the output rows to read, and the positions in z that these rows predict.
 
-    An autoregressive output row predicts the next position.
+    An autoregressive output row predicts the next position. Block-causal networks predict the first block with masks.
     """
-    masks = (z == lm.mask_id).nonzero().flatten().tolist()
+    masks, block_length = (z == lm.mask_id).nonzero().flatten().tolist(), lm.config.model.block_length
     if masks and lm.method.causal:
         return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
+    if masks and block_length:
+        z = z[: 1 + -(-max(masks[0], 1) // block_length) * block_length]
+        masks = [position for position in masks if position < len(z)]
     return z[None], masks, tuple(masks)
 
 
@@ -321,7 +324,11 @@ class StepRecorder:
         predictions = predict(self._lm, frame, row)
         self._history.update(self._last_change, predictions.best_anchors())
         self._last_change = number
-        return make_step(number, frame, row, predictions, self._history)
+        step = make_step(number, frame, row, predictions, self._history)
+        if self._lm.config.model.block_length:  # each block has a time of its own; this is that of the text
+            left = float((frame.ids[row] == self._lm.mask_id).double().mean())
+            step = replace(step, t=left)
+        return step
 
 
 class TraceRecorder:

@@ -57,26 +57,31 @@ def sample(worker, rows):
 
 
 REQUESTS = [
-    ("adlm", {"sampler": "ancestral", "steps": 16, "top_p": 0.9}),
-    ("adlm", {"sampler": "anchor-first", "steps": 8, "repetition_penalty": 1.2}),
-    ("sedd", {"sampler": "analytic", "steps": 8}),
-    ("ar", {"temperature": 0.7}),
-    ("adlm", {"sampler": "remdm-conf", "steps": 8}),
-    ("mdlm", {"sampler": "threshold", "threshold": 0.02}),
-    ("d3pm", {"sampler": "ancestral", "steps": 8}),
-    ("a2r", {"top_k": 40}),
+    ("adlm", 0, {"sampler": "ancestral", "steps": 16, "top_p": 0.9}),
+    ("adlm", 0, {"sampler": "anchor-first", "steps": 8, "repetition_penalty": 1.2}),
+    ("sedd", 0, {"sampler": "analytic", "steps": 8}),
+    ("ar", 0, {"temperature": 0.7}),
+    ("mdlm", 4, {"sampler": "speculative", "top_p": 0.9}),
+    ("adlm", 3, {"sampler": "ancestral", "steps": 8}),
+    ("mdlm", 4, {"sampler": "threshold", "threshold": 0.02}),
+    ("adlm", 0, {"sampler": "remdm-conf", "steps": 8}),
+    ("mdlm", 0, {"sampler": "threshold", "threshold": 0.02}),
+    ("d3pm", 0, {"sampler": "ancestral", "steps": 8}),
+    ("a2r", 0, {"top_k": 40}),
+    ("adlm", 4, {"sampler": "remdm-cap", "steps": 8}),
+    ("mdlm", 4, {"sampler": "confidence", "steps": 2}),
 ]
 
 
-@pytest.mark.parametrize(("method", "options"), mostly_slow(REQUESTS, *REQUESTS[:4]), ids=str)
-def test_a_row_has_the_same_bits_alone_and_among_others(method, options, tmp_path):
-    lm = adlm.load(small_model(tmp_path / method, method, length=40))
+@pytest.mark.parametrize(("method", "block_length", "options"), mostly_slow(REQUESTS, *REQUESTS[:7]), ids=str)
+def test_a_row_has_the_same_bits_alone_and_among_others(method, block_length, options, tmp_path):
+    lm = adlm.load(small_model(tmp_path / method, method, length=40, block_length=block_length))
     worker = BatchWorker(method, lm, 3, 100, NoMonitor())
     worker.start()
-    sampling, causal = lm.sampling(**options), lm.method.causal
+    sampling, cached = lm.sampling(**options), lm.method.cached
     rows = []
     for number in range(7):
-        ids = [65 + number] * (3 if causal else 1 + number) + [lm.mask_id] * (25 - 2 * number)
+        ids = [65 + number] * (3 if cached else 1 + number) + [lm.mask_id] * (25 - 2 * number)
         rows.append(planned(worker.lm, [*lm.bos_prefix(ids), *ids], sampling, seed=number % 3, number=number))
     together = sample(worker, rows)
     assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]

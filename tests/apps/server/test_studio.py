@@ -36,7 +36,9 @@ SCRIPT = "<script>alert(2)</script><img src=x onerror=alert(1)>[MASK*3]"
 
 @pytest.fixture(scope="module")
 def studio_models(models, tmp_path_factory):
-    return {**models, "mdlm": adlm.load(small_model(tmp_path_factory.mktemp("more") / "mdlm", "mdlm", length=64))}
+    root = tmp_path_factory.mktemp("more")
+    mdlm = adlm.load(small_model(root / "mdlm", "mdlm", length=64))
+    return {**models, "mdlm": mdlm, "blocks": adlm.load(small_model(root / "blocks", length=64, block_length=4))}
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +409,13 @@ def record_trace_of_events(events):
 
 @pytest.mark.parametrize(
     ("model", "sampler", "text"),
-    [("adlm", "remdm-conf", TEXT), ("mdlm", "entropy", TEXT), ("ar", "ancestral", "a[MASK*5]")],
+    [
+        ("adlm", "remdm-conf", TEXT),
+        ("mdlm", "entropy", TEXT),
+        ("ar", "ancestral", "a[MASK*5]"),
+        ("blocks", "remdm-cap", "a[MASK*9]"),
+        ("blocks", "speculative", "a[MASK*9]"),
+    ],
 )
 def test_the_events_are_the_recorded_trace_and_the_completion_of_the_same_seed(
     address, studio_models, model, sampler, text
@@ -420,6 +428,8 @@ def test_the_events_are_the_recorded_trace_and_the_completion_of_the_same_seed(
     frames = lm.watch(text, seed=3, sampler=sampler, steps=9)
     recorded = record_trace(lm, frames, TraceInfo(model, sampler, 9, 3)).to_dict()
     assert trace["steps"] == json.loads(json.dumps(recorded["steps"]))
+    times = [step["t"] for step in trace["steps"]]
+    assert times == sorted(times, reverse=True) or sampler.startswith("remdm"), "of the text, not of its blocks"
     assert {**trace, "steps": []} == {**json.loads(json.dumps(recorded)), "steps": []}
     completion = post(f"{address}/v1/completions", json={**body, "prompt": body.pop("text")})
     assert completion.status_code == 400, "text is not a field of a completion"

@@ -352,7 +352,7 @@ function restoreState() {
     if (value !== null && value !== "" && Number.isFinite(Number(value))) $(name).value = Number(value);
   }
   setCompare(state.has("model2") || state.has("sampler2"));
-  setText(state.get("text") ?? EXAMPLES[modelOf($("model").value).causal ? "continue" : "infill"]);
+  setText(state.get("text") ?? EXAMPLES[modelOf($("model").value).left_to_right ? "continue" : "infill"]);
   const step = state.get("step");
   linkedStep = step === null ? undefined : Number(step) || 0;
   if (state.get("show") === "fill") say("Press “Fill the holes” to see the result of this link.");   // a link alone computes nothing

@@ -1,0 +1,1 @@
+"""Conversations as the ids that a chat model reads. Independent of networks."""
