@@ -543,7 +543,7 @@ class Config:
     tokenizer: str = "gpt2"
     """A name, tokenizer.json, folder, vocab.txt, text8, bytes, box, bpe-SIZE (trained on the text), or base:MODEL."""
     init: str = ""
-    """Model to start from, which sets the network: box, smollm2, a run, a base (smollm2-base, .gguf, folder, hub name)."""
+    """Model to start from, with its network: box, smollm2, a run, a base (smollm2-base, .gguf, folder, owner/name)."""
     length: Annotated[int, Ge(2), Le(2**24)] = 1024
     """Tokens per row, L; at least 2, so that tokens have context."""
     vocabulary: Vocabulary | None = None

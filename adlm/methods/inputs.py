@@ -120,8 +120,8 @@ def check_left_to_right(config: Config, canvas: Tensor, sampling: Sampling, pad:
     later = has_text_after_hole(canvas, vocabulary.mask_id, pad)
     if later.any() and config.model.hole_id is None:
         raise UserError(
-            f"row {int(later.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} writes from left "
-            "to right without looking ahead; give the prompt first, or use a model of whole rows, such as box"
+            f"row {int(later.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} writes from "
+            "left to right without looking ahead; give the prompt first, or use a model of whole rows, such as box"
         )
     if masked[:, 0].any() and vocabulary.bos_id is None:
         raise UserError(
