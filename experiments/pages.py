@@ -280,6 +280,82 @@ def quick(rows: str) -> str:
     return markdown(["", "nats per token, one value per seed", "mean", "minus MDLM with Muon"], lines)
 
 
+@functools.cache
+def adapted(file: str) -> list[Any]:
+    """The results of experiments/adapt."""
+    return [json.loads(line) for line in (FOLDER / "adapt" / file).read_text().splitlines()]
+
+
+def bits(model: str, text: str, estimator: str, minus: str = "") -> str:
+    """Bits per byte, with the error over documents where there is one; or the difference from an exact likelihood."""
+    found = {(row["model"], row["text"], row["estimator"]): row for row in adapted("results.jsonl")}
+    row = found[model, text, estimator]
+    if minus:
+        return signed(row["bits_per_byte"] - found[minus, text, "exact"]["bits_per_byte"])
+    error = row["over_documents"]
+    return f"{row['bits_per_byte']:.3f}" + (f" ± {error:.3f}" if error else "")
+
+
+def adapt_bits() -> str:
+    to, lines = "causal-fine-tuned", []
+    for model, estimator, title, kind in (
+        ("base", "exact", "SmolLM2, causal, as it is", "exact"),
+        (to, "exact", "the same, fine-tuned", "exact"),
+        ("full4", "left-to-right", "blocks of 4, left to right", "exact"),
+        ("full4", "causal", "blocks of 4, causal copy", "exact"),
+        ("full4", "any-order", "blocks of 4, random order", "bound"),
+        ("lora4", "left-to-right", "LoRA, left to right", "exact"),
+        ("lora4", "causal", "LoRA, causal copy", "exact"),
+        ("lora4", "any-order", "LoRA, random order", "bound"),
+    ):
+        cells = [
+            cell
+            for text in ("enwiki", "books")
+            for cell in (bits(model, text, estimator), "" if model == to else bits(model, text, estimator, to))
+        ]
+        lines.append([title, kind, *cells])
+    return markdown(["bits per byte", "", "Wikipedia", "minus fine-tuned", "books", "minus fine-tuned"], lines)
+
+
+def adapt_speed() -> str:
+    lines = []
+    for title, options in (
+        ("causal, fine-tuned", {"sampler": "ancestral"}),
+        ("`speculative`", {"sampler": "speculative"}),
+        ("`confidence`, 4 steps", {"sampler": "confidence", "steps": 4}),
+        ("`confidence`, 2 steps", {"sampler": "confidence", "steps": 2}),
+        ("`confidence`, 1 step", {"sampler": "confidence", "steps": 1}),
+        ("`threshold` 0.8", {"sampler": "threshold", "threshold": 0.8}),
+    ):
+        runs = {run["rows"]: run for run in reversed(adapted("speed.jsonl")) if run["options"] == options}
+        first, last = runs[1], runs[64]
+        milliseconds = [f"{1000 * run['seconds'] / run['calls']:.2f}" for run in (first, last)]
+        per_second = [f"{runs[rows]['tokens_per_second']:,.0f}" for rows in (1, 8, 64)]
+        lines.append([title, f"{last['tokens_per_call_of_a_row']:.2f}", *per_second, *milliseconds])
+    head = ["temperature 1", "tokens per call and row", "tokens/s, 1 row", "8 rows", "64 rows", "ms per call, 1 row"]
+    return markdown([*head, "64 rows"], lines)
+
+
+def adapt_accepted() -> str:
+    shapings: dict[str, dict[str, float]] = {
+        "temperature 1": {},
+        "`top_p` 0.9": {"top_p": 0.9},
+        "temperature 0.7": {"temperature": 0.7},
+        "greedy": {"temperature": 0.0},
+    }
+    lines = [
+        [title]
+        + [
+            f"{run['tokens_per_call_of_a_row']:.2f}"
+            for shaping in shapings.values()
+            for run in adapted("speed.jsonl")[-12:]
+            if run["model"] == model and run["options"] == {"sampler": "speculative"} | shaping
+        ]
+        for model, title in (("full4", "all weights"), ("lora4", "LoRA"))
+    ]
+    return markdown(["tokens per call and row", *shapings], lines)
+
+
 def summary() -> str:
     """README's results, one question a line."""
     prosqa = groups_of(results_of("reasoning"))["smollm2-prosqa"]
@@ -295,10 +371,12 @@ def summary() -> str:
             "[arena](experiments/arena/README.md)",
         ],
         [
-            "Are rare tokens better anchors than random ones?",
-            "No difference found",
-            f"{gap('adlm-rare-muon-2e-3', 'adlm-random-muon-2e-3', with_p=True)} nats at 50M parameters",
-            "[arena](experiments/arena/README.md#which-tokens-should-be-anchors)",
+            "Can a pretrained model become a diffusion model?",
+            "Yes, in blocks of 4; not in random order, not faster yet",
+            "bits per byte minus its causal fine-tuning: "
+            f"{bits('full4', 'enwiki', 'left-to-right', 'causal-fine-tuned')} left to right, "
+            f"{bits('full4', 'enwiki', 'any-order', 'causal-fine-tuned')} in random order (one seed)",
+            "[adapt](experiments/adapt/README.md)",
         ],
         [
             "Is there a faster recipe than the released one?",
@@ -356,6 +434,9 @@ CAUSAL_ROWS = {
 }
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
+    "adapt-bits": adapt_bits,
+    "adapt-speed": adapt_speed,
+    "adapt-accepted": adapt_accepted,
     "quickstart": quickstart,
     "anchoring": anchoring,
     "muon": lambda: compared(MUON_ROWS, {MDLM: "MDLM 12", ADLM: "ADLM"}),

@@ -59,6 +59,7 @@ BASES = {
     "import": ["model.ckpt", "--out", "new"],
     "export": ["model", "--out", "new"],
     "parity": ["golden"],
+    "fetch": ["smollm2", "--from", "text.txt"],
     "bench sample": [*NETWORK, "sampling.steps=2", "--repeats", "1"],
     "bench train": [*NETWORK, "--batch", "2", "--steps", "1", "--no-compile"],
 }
@@ -249,9 +250,10 @@ NUM = {"train": 6, "reason train": 8, "bench train": 4, "bench sample": 8, "pari
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sandbox, monkeypatch):
+def test_no_command_line_prints_a_traceback_or_changes_an_existing_file(name, sandbox, tmp_path, monkeypatch):
     monkeypatch.chdir(sandbox)
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what `adlm fetch` writes
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "PIP_NO_INDEX", "UV_OFFLINE"):
         monkeypatch.setenv(variable, "1")
     monkeypatch.delenv("ADLM_DATA", raising=False)
 

@@ -161,7 +161,7 @@ def _result(model: str, lm: LanguageModel, text: TextSet, settings: PerplexitySe
         monte_carlo_stderr=estimate.monte_carlo,
         document_stderr=estimate.over_documents,
         interval=estimate.interval(),
-        exact=lm.method.exact,
+        exact=settings.is_exact(lm.method),
         tokens=estimate.tokens,
         documents=estimate.documents,
         unit=text.unit,

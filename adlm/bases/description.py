@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.bases.gguf_file import read_gguf
-from adlm.bases.named import NAMED_BASES, named_base
+from adlm.bases.named import BASE_NAMES, NAMED_BASES, named_base
 from adlm.errors import UserError
 from adlm.files import read_bytes, read_json
 from adlm.hub import download_base, is_hub_name
@@ -32,8 +32,8 @@ class BaseDescription:
 
 def find_base(source: str) -> Path | None:
     """The .gguf file or folder of a pretrained model; None if it is neither. A name of the hub is downloaded."""
-    if source in NAMED_BASES:
-        return named_base(source)
+    if source in NAMED_BASES or source in BASE_NAMES:
+        return named_base(BASE_NAMES.get(source, source))
     path = Path(source)
     if path.suffix == ".gguf":
         return path

@@ -54,6 +54,10 @@ NAMED_BASES = {
 }
 
 
+BASE_NAMES = {f"{name}-base": name for name in NAMED_BASES}
+"""Names of the bases themselves, where their own name is that of an adapted model in the box."""
+
+
 def find_named_base(name: str) -> Path | None:
     """The file of a named base: in the cache, or in an installed package; None if it is in neither.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adlm.bases.description import BaseDescription, describe_base, find_base
 from adlm.bases.gguf_file import read_gguf
-from adlm.bases.named import NAMED_BASES, check_named_base
+from adlm.bases.named import BASE_NAMES, NAMED_BASES, check_named_base
 from adlm.checkpoints.model_folder import ModelFolder
 from adlm.config.schema import Config, Model
 from adlm.errors import UserError
@@ -129,8 +129,9 @@ def read_base(source: str) -> Base:
     with reader(path, description) as tensors:
         weights = _weights(path, description, tokenizer, _split_qkv(tensors))
     sha256 = tensors.sha256()
-    if source in NAMED_BASES:
-        check_named_base(source, path, sha256)
+    name = BASE_NAMES.get(source, source)
+    if name in NAMED_BASES:
+        check_named_base(name, path, sha256)
     return Base(
         source,
         sha256,

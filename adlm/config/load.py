@@ -20,7 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from adlm.bases.description import describe_base, find_base
-from adlm.bases.named import NAMED_BASES, named_base
+from adlm.bases.named import BASE_NAMES, NAMED_BASES, named_base
 from adlm.config import options
 from adlm.config.schema import SOURCES, Config, Model, Sampling
 from adlm.errors import UserError
@@ -35,7 +35,7 @@ LARGEST_FILE = 2**18  # bytes; a resolved config has 6,000, and YAML is parsed a
 PRESETS = files("adlm") / "presets"
 BOX, BOX_FOLDER = "box", Path(__file__).parents[1] / "box"
 """Name and folder of the small model that the package holds, the model in the box."""
-MODEL_NAMES = (BOX, *NAMED_BASES)
+MODEL_NAMES = (BOX, *NAMED_BASES, *BASE_NAMES)
 """Names that stand for a model; a folder of such a name is given as ./box."""
 ADAPTER = "adapter.safetensors"
 """The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
@@ -136,7 +136,7 @@ def _init_options(model: str, words: list[str], options_of_run: list[str]) -> Ra
     """
     folder = init_folder(model)
     if folder is None:
-        recipe = _read_preset("recipe/lora" if model in NAMED_BASES else "recipe/adapt")
+        recipe = _read_preset("recipe/lora" if model in MODEL_NAMES else "recipe/adapt")
         return {"init": model, **_base_options(model, words, options_of_run), **recipe}
     config = load_config(folder / "config.yaml")
     raw = to_mapping(config)
@@ -183,10 +183,12 @@ def _base_options(model: str, words: list[str], options_of_run: list[str]) -> Ra
 def model_source(path: str | Path) -> Path:
     """Where a model is: its folder, also that in a run or of the name `box`, a .ckpt file, or a pretrained .gguf file.
 
-    A name such as smollm2 is the adapter in the box, or the base itself if the box has none. A name on the hub,
-    owner/name, is returned as it is. What is none of these is a user error.
+    smollm2 is the adapter in the box, or the base itself if the box has none; smollm2-base is always the base. A name
+    on the hub, owner/name, is returned as it is. What is none of these is a user error.
     """
     source = BOX_FOLDER if path == BOX else Path(path)
+    if path in BASE_NAMES:
+        return named_base(BASE_NAMES[str(path)])
     if path in NAMED_BASES:
         source, base = BOX_FOLDER / path, named_base(str(path))  # both need the base
         if not (source / ADAPTER).is_file():

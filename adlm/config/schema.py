@@ -263,6 +263,8 @@ class Model:
     """adlm and mdlm: tokens of a text block, denoised from the clean text before it (block-causal); 0 is whole rows."""
     masked_keys: Literal["visible", "hidden"] = "visible"
     """Block-causal: whether masked places are visible to the others of their block; hidden with length 1 equals ar."""
+    hole_id: Annotated[int, Ge(0)] | None = None
+    """Block-causal: an id that no text has, to stand for missing tokens (train.infill); of SmolLM2 4 is such an id."""
     start: StartName = "published"
     """Initialisation: published starts every block as the identity; neighbours opens the gates and attends locally."""
 
@@ -365,6 +367,8 @@ class Train:
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
+    infill: Share = 0.0
+    """Block-causal: the share of training rows rearranged as a text with holes and then what is missing."""
     unigram_start: bool = False
     """Initialise the output biases to the log unigram frequencies of the training text, instead of 0 as published."""
     lora_rank: Annotated[int, Ge(0), Le(2**20)] = 0
@@ -539,7 +543,7 @@ class Config:
     tokenizer: str = "gpt2"
     """A name, tokenizer.json, folder, vocab.txt, text8, bytes, box, bpe-SIZE (trained on the text), or base:MODEL."""
     init: str = ""
-    """Model to start from: box, smollm2, a run, or a base (.gguf, folder, owner/name); also sets its network."""
+    """Model to start from, with its network: box, smollm2, a run, a base (smollm2-base, .gguf, folder, owner/name)."""
     length: Annotated[int, Ge(2), Le(2**24)] = 1024
     """Tokens per row, L; at least 2, so that tokens have context."""
     vocabulary: Vocabulary | None = None

@@ -67,7 +67,7 @@ def chosen_rows(rows: TextRows, max_tokens: int | None) -> NDArray[np.int64]:
 
 def _repeats(settings: PerplexitySettings, method: Method, rows: TextRows, chosen: NDArray[np.int64]) -> int:
     """How often each row is scored in a replicate: a short text is scored at many noise levels."""
-    if method.exact:
+    if settings.is_exact(method):
         return 1
     if settings.repeats is not None:
         return settings.repeats
@@ -155,7 +155,7 @@ def measure_nats(
                 if own_journal is not None:
                     with reporting_os_errors(own_journal.path):
                         own_journal.append(asdict(done[number]))
-    return nats_of(distributed.gather(list(done.values())), method.exact, repeats)
+    return nats_of(distributed.gather(list(done.values())), settings.is_exact(method), repeats)
 
 
 @contextmanager

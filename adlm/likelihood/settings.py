@@ -19,6 +19,8 @@ ESTIMATOR_LINES = {
     "published": "the released code's protocol: eps 1e-3, t from 1e-3; about 0.1% too low",
 }
 """What `auto` and each of ESTIMATORS (estimators.py) is."""
+EXACT = ("left-to-right", "causal")
+"""The estimators that are likelihoods, computed without random numbers."""
 ZERO_SHOT = ("lambada", "ptb", "wikitext2", "lm1b", "ag_news", "pubmed", "arxiv")
 """The corpora of the paper's zero-shot table."""
 BATCH_TOKENS, BATCH_TOKENS_ON_GPU = 2**13, 2**15
@@ -68,5 +70,9 @@ class PerplexitySettings(Request):
             return "exact"
         return default_estimator(method) if self.estimator == AUTO else self.estimator
 
+    def is_exact(self, method: "Method") -> bool:
+        """Whether the nats are -log p itself, computed without random numbers."""
+        return method.exact or self.estimator in EXACT
+
     def replicates(self, method: "Method") -> int:
-        return 1 if method.exact else self.samples
+        return 1 if self.is_exact(method) else self.samples

@@ -9,7 +9,7 @@ Shapes: B sequences, L tokens. `pad` is True at padding, which is at the end of 
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,10 +22,12 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
 from adlm.methods.adlm import Adlm
+from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
     check_left_to_right,
     check_sampler,
     eval_mode,
+    has_text_after_hole,
     not_pad,
     stop_id,
     vocabulary_of,
@@ -57,30 +59,40 @@ class BlockCausal(MaskedDiffusion):
                 f"{self.config.model.block_length} every block has its own; use model.time_conditioning=false"
             )
 
+        needed = {"model.hole_id": self.config.model.hole_id, "vocabulary.eos_id": vocabulary_of(self.config).eos_id}
+        missing = [option for option, index in needed.items() if index is None]
+        if self.config.train.infill and missing:
+            raise UserError(
+                f"train.infill {self.config.train.infill} needs an id that stands for missing tokens and one that ends "
+                f"them, and {missing[0]} is empty; set it, or train.infill=0"
+            )
+
     @cached_property
     def text_blocks(self) -> TextBlocks:
         model = self.config.model
         return TextBlocks(model.block_length, self.mask_id if model.masked_keys == "hidden" else None)
 
     def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at every token of the text except the first."""
+        """(B, L), True at every token of the text except the first and those that stand for missing ones."""
         counted = not_pad(x, pad).clone()
         counted[:, 0] = False
-        return counted
+        return counted if self.config.model.hole_id is None else counted & (x != self.config.model.hole_id)
 
     # Noise: that of the blocks as rows
 
     def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
         cut = self._cut(x, rng if self.config.train.random_blocks else None)
-        return self._joined(cut, super().noise(cut.split(x), cut.split_pad(x, pad), cut.rng(rng), t_min), x)
+        noised = super().noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng), t_min)
+        return self._joined(cut, noised, x)
 
     def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
         cut = self._cut(x)
-        return self._joined(cut, super().counted_noise(cut.split(x), cut.split_pad(x, pad), cut.rng(rng)), x)
+        noised = super().counted_noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
+        return self._joined(cut, noised, x)
 
     def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> BoundNoise:
         cut = self._cut(x)
-        noise = super().noise_for_bound(cut.split(x), cut.split_pad(x, pad), cut.rng(rng))
+        noise = super().noise_for_bound(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
         importance = self._at_tokens(cut, noise.importance, x)
         start = None if noise.start is None else cut.join(noise.start, x)
         return BoundNoise(self._joined(cut, noise.noised, x), importance, start)
@@ -90,6 +102,11 @@ class BlockCausal(MaskedDiffusion):
         if self.config.time.steps:
             return super().noise(x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
         return super()._noise_by_importance(x, pad, rng)
+
+    def _given(self, x: Tensor, pad: Tensor | None) -> Tensor | None:
+        """(B, L), True at padding and at tokens that stand for missing ones, which are never masked."""
+        hole_id = self.config.model.hole_id
+        return pad if hole_id is None else ~not_pad(x, pad) | (x == hole_id)
 
     def _cut(self, x: Tensor, rng: BatchRng | None = None) -> BlockCut:
         """The blocks of rows x; the length of the first is drawn if there is an RNG."""
@@ -159,13 +176,31 @@ class BlockCausal(MaskedDiffusion):
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
         check_left_to_right(self.config, canvas, sampling, pad)
+        if has_text_after_hole(canvas, self.mask_id, pad).any():
+            check_room(canvas, self.mask_id, pad, self.config.length)
         if sampling.sampler == "speculative":
             check_speculative(self.config, sampling)
 
     def generate(
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
-        """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache."""
+        """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache.
+
+        A canvas with text after a hole is rearranged, and its holes are filled one after the other.
+        """
+        if has_text_after_hole(canvas, self.mask_id, pad).any():
+            hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
+            assert hole_id is not None, "see check_run"
+            assert eos_id is not None
+            whole = replace(sampling, stop_at_eos=False)  # the lengths of the holes are given
+            return generate_arranged(
+                lambda part, after: self.generate(network, part, whole, rng, after),
+                with_first_token(self.config, canvas),
+                self.mask_id,
+                hole_id,
+                eos_id,
+                pad,
+            )
         if sampling.sampler == "speculative":
             return generate_speculative(self.config, network, with_first_token(self.config, canvas), sampling, rng, pad)
         run = self.sampling_run(network, with_first_token(self.config, canvas), sampling, rng, pad)

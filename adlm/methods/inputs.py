@@ -102,6 +102,12 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
         )
 
 
+def has_text_after_hole(canvas: Tensor, mask_id: int, pad: Tensor | None) -> Tensor:
+    """(B,), True where a row gives a token after a mask."""
+    masked = canvas == mask_id
+    return (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
+
+
 def check_left_to_right(config: Config, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
     """Checks that the canvas is a prompt followed by masks, with a bos for a masked first token."""
     vocabulary = vocabulary_of(config)
@@ -111,11 +117,11 @@ def check_left_to_right(config: Config, canvas: Tensor, sampling: Sampling, pad:
             "sampling.stop_at_eos",
         )
     masked = canvas == vocabulary.mask_id
-    has_later_token = (masked[:, :-1] & ~masked[:, 1:] & not_pad(canvas, pad)[:, 1:]).any(dim=1)
-    if has_later_token.any():
+    later = has_text_after_hole(canvas, vocabulary.mask_id, pad)
+    if later.any() and config.model.hole_id is None:
         raise UserError(
-            f"row {int(has_later_token.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} "
-            "writes from left to right without looking ahead; give the prompt first, or use a diffusion model"
+            f"row {int(later.nonzero()[0])} of the canvas gives a token after a mask, and {config.method} writes from "
+            "left to right without looking ahead; give the prompt first, or use a model of whole rows, such as box"
         )
     if masked[:, 0].any() and vocabulary.bos_id is None:
         raise UserError(

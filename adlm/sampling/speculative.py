@@ -102,9 +102,10 @@ def sample_speculative(
     known = (~masked).long().cumprod(dim=1).sum(dim=1)  # padding comes after the masks
     end = torch.full_like(known, canvas.shape[1]) if pad is None else (~pad).sum(dim=1)
     num_drafts, column = drafts.tokens.shape[1], torch.arange(canvas.shape[1], device=canvas.device)
-    num_masks, everywhere = masked.sum(dim=1), torch.ones(len(canvas), 2 * num_drafts + 1, dtype=torch.bool)
+    num_masks, uniforms = masked.sum(dim=1), torch.zeros(len(canvas), 2 * num_drafts + 1, dtype=torch.float64)
     while bool((known < end).any()):
-        uniforms = rng.at_tokens(everywhere).view(everywhere.shape).to(canvas.device)
+        active = (known < end).cpu()[:, None].expand_as(uniforms)  # a finished row draws nothing more
+        uniforms = uniforms.cpu().masked_scatter(active, rng.at_tokens(active)).to(canvas.device)
         before = drafts.tokens.clone()  # the call may overwrite them with the next ones
         verified = model(frame.ids, known, drafts, uniforms)
         tokens = torch.cat([before, verified.token[:, None]], dim=1)

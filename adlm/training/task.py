@@ -36,6 +36,7 @@ from adlm.config.schema import Config
 from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
+from adlm.data.rows.holes import Rearrangement
 from adlm.data.rows.loader import Batches, Loader, Stream
 from adlm.data.rows.packing import counted_positions, text_width
 from adlm.data.sources.corpora import CORPORA
@@ -307,7 +308,15 @@ def _open_rows(config: Config, run: RunFolder, processes: Processes, report: Rep
     rows = prepared.rows("train", config.length, packing, overlap=True)
     train = config.train
     order_seed = seed_of(train.seed, "order")
-    loader = Loader(rows, train.batch_size, order_seed, processes.rank, processes.num_ranks)
+    rearrangement = None
+    if train.infill:
+        hole_id, eos_id = config.model.hole_id, prepared.tokenizer.vocabulary.eos_id
+        assert hole_id is not None  # BlockCausal checks both
+        assert eos_id is not None
+        rearrangement = Rearrangement(train.infill, hole_id, eos_id)
+    loader = Loader(
+        rows, train.batch_size, order_seed, processes.rank, processes.num_ranks, rearrangement=rearrangement
+    )
     valid = next((split for split in ("valid", "test") if split in prepared.splits), None)
     held_out = None if valid is None else prepared.rows(valid, config.length, packing)
     num_held_out = 0 if held_out is None else min(train.valid_rows, len(held_out))

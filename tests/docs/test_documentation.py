@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pytest
 from browser import browser, chromium
 
+from adlm.bases.named import find_named_base
 from adlm.cli.main import COMMANDS, build_parser, main
 from adlm.config.schema import Config
 from adlm.registry import SAMPLER_SUMMARIES
@@ -160,12 +161,16 @@ def shortened(line: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
 def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch, capsys):
-    """As they are written, but with four steps of training. Other tests cover `adlm serve`, which does not end."""
+    """As they are written, but with four steps of training. Other tests cover `adlm serve`, which does not end.
+
+    Commands of smollm2 are left out where its base weights are missing.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "sea.txt").write_text(TEXT)
     for line in commands(ROOT / page):
-        if line.split()[0] not in ("serve", "completion", "doctor"):
+        without_base = "smollm2" in line and find_named_base("smollm2") is None
+        if line.split()[0] not in ("serve", "completion", "doctor") and not without_base:
             assert main(shortened(line)) == 0, f"{line}: {capsys.readouterr().err}"
 
 

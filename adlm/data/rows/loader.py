@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adlm.data.rows.holes import Rearrangement
 from adlm.data.rows.packing import Rows, text_width
 from adlm.data.sources.source import Source
 from adlm.errors import UserError
@@ -80,6 +81,8 @@ class Loader:
     rank: int = 0
     num_ranks: int = 1
     shuffle: bool = True
+    rearrangement: Rearrangement | None = None
+    """Applied to the rows of a batch; not to one with padding."""
 
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
@@ -94,6 +97,8 @@ class Loader:
             first = Position(*divmod(position.row + self.rank * share, len(self.rows)))
             numbers, draws = self._order(Position(position.epoch + first.epoch, first.row), share)
             x, pad = self.rows.read(numbers, draws)
+            if self.rearrangement is not None and pad is None:
+                x = self.rearrangement(x, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
             yield TrainingBatch(torch.from_numpy(x), None if pad is None else torch.from_numpy(pad), position)

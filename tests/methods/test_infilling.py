@@ -1,0 +1,153 @@
+"""Infilling by models that write from left to right: rows of training, and the distribution of a hole."""
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from adlm.config.schema import Config, Model, Sampling, Vocabulary
+from adlm.data.rows.holes import Hole, Rearrangement, arrange
+from adlm.diffusion.times import BatchRng
+from adlm.errors import UserError
+from adlm.inference.frozen import FrozenNetwork
+from adlm.methods import method_of
+from adlm.methods.infilling import arrange_row
+from adlm.sampling.frame import last_frame
+from adlm.sampling.rng import RowRng
+
+EOS, HOLE, MASK = 0, 4, 5
+SAMPLERS = ("speculative", "left-to-right", "ancestral", "confidence")
+
+
+def model(length: int = 16, **train):
+    """Three words besides eos, random weights, blocks of three."""
+    config = Config(
+        method="mdlm",
+        vocabulary=Vocabulary(size=6, mask_id=MASK, bos_id=EOS, eos_id=EOS),
+        length=length,
+        model=Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, block_length=3, hole_id=HOLE),
+    )
+    config = replace(config, train=replace(config.train, causal_weight=1.0, **train))
+    torch.manual_seed(0)
+    method = method_of(config)
+    network = method.build().double().eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return method, network
+
+
+def test_a_text_with_holes_and_then_what_is_missing():
+    text = np.arange(10, 18)
+    known = arrange(text, [Hole(1, 3, True)], HOLE, EOS)
+    assert known.tolist() == [10, HOLE, HOLE, 13, 14, 15, 16, 17, EOS, 11, 12, EOS]
+    two = arrange(text, [Hole(0, 2, False), Hole(5, 6, True)], HOLE, EOS)
+    assert two.tolist() == [HOLE, EOS, 12, 13, 14, HOLE, 16, 17, EOS, 10, 11, EOS, 15, EOS]
+
+
+def test_training_rows_keep_their_length_and_say_what_was_there():
+    rows = np.stack([np.r_[EOS, 10 + np.arange(39)], np.r_[EOS, 10 + np.arange(39)]])
+    rearrange = Rearrangement(1.0, HOLE, EOS)
+    seen = Counter()
+    for number in range(300):
+        arranged = rearrange(rows, np.array([number / 300, 0.5]))
+        assert arranged.shape == rows.shape
+        row = arranged[0].tolist()
+        parts = [list(part) for end, part in itertools.groupby(row[1:], key=lambda index: index == EOS) if not end]
+        words = sorted(index for part in parts for index in part if index != HOLE)
+        assert words == list(range(10, 10 + len(words))), "every word of the text once, from its beginning"
+        seen[row.count(HOLE) > 0] += 1
+    assert (rearrange(rows, np.array([0.1, 0.5])) == rearrange(rows, np.array([0.1, 0.5]))).all()
+    assert seen[True] > 290
+    assert (Rearrangement(0.0, HOLE, EOS)(rows, np.array([0.1, 0.5])) == rows).all()
+    ended = np.array([[EOS, *[EOS] * 20]])
+    assert (rearrange(ended, np.array([0.3])) == ended).all(), "no hole has an end of text inside"
+
+
+def test_tokens_that_stand_for_missing_ones_are_neither_masked_nor_scored():
+    method, network = model(infill=0.5)
+    x = torch.tensor([[EOS, 1, HOLE, HOLE, 2, EOS, 3, 1, EOS]])
+    assert method.predicted(x, None).tolist() == [[False, True, False, False, True, True, True, True, True]]
+    for seed in range(30):
+        noised = method.noise(x, None, BatchRng(torch.Generator().manual_seed(seed)), 0.5)
+        assert (noised.z[x == HOLE] == HOLE).all()
+    loss = method.loss(network, x, None, 1.0, BatchRng(torch.Generator().manual_seed(0)))
+    assert loss.num_tokens == 6
+
+
+def test_a_canvas_is_rearranged_hole_by_hole():
+    row = arrange_row([EOS, 1, MASK, MASK, 2, MASK, 3], MASK, HOLE, EOS)
+    assert row.ids == [EOS, 1, HOLE, HOLE, 2, HOLE, 3, EOS, MASK, MASK, EOS, MASK, EOS]
+    assert row.ends == [10, 12]
+    assert [row.ids[place] for place in row.place] == [EOS, 1, MASK, MASK, 2, MASK, 3]
+    prompt = [EOS, 1, MASK, MASK]
+    assert arrange_row(prompt, MASK, HOLE, EOS).ids == prompt
+
+
+@pytest.mark.parametrize("sampler", ["speculative", "left-to-right"])
+def test_a_hole_has_the_distribution_of_the_model_given_the_text_on_both_sides(sampler):
+    method, network = model()
+    canvas = torch.tensor([[EOS, 1, MASK, MASK, 2]])
+    num = 5000
+    texts = last_frame(
+        method.generate(FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler), RowRng(0, range(num)))
+    ).ids
+    assert (texts[:, [0, 1, 4]] == torch.tensor([EOS, 1, 2])).all()
+    found = Counter(map(tuple, texts[:, 2:4].tolist()))
+    symbols = [0, 1, 2, 3, HOLE]
+    fills = list(itertools.product(symbols, repeat=2))
+    rows = torch.tensor([[EOS, 1, HOLE, HOLE, 2, EOS, first, second] for first, second in fills])
+    scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))  # scores every symbol
+    nats = scorer.causal_nats if sampler == "speculative" else scorer.left_to_right_nats
+    log_p = -nats(network, rows, None)[:, 6:].sum(dim=1)
+    expected = log_p.double().exp()
+    assert float(expected.sum()) == pytest.approx(1, abs=1e-5)
+    counts = torch.tensor([found[fill] for fill in fills], dtype=torch.float64)
+    chi_square = ((counts - expected * num) ** 2 / (expected * num).clamp(min=1)).sum()
+    assert chi_square < 24 + 5 * math.sqrt(2 * 24)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_cached_equals_recomputed_and_batched_equals_alone(sampler):
+    method, network = model(20)
+    canvas = torch.tensor(
+        [
+            [EOS, 1, MASK, MASK, 2, MASK, 3, 1],
+            [EOS, MASK, 1, 2, 0, 0, 0, 0],
+            [EOS, 1, 2, MASK, MASK, MASK, MASK, MASK],
+            [EOS, MASK, MASK, MASK, MASK, MASK, 3, 3],
+        ]
+    )
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[1, 4:] = True
+    sampling = Sampling(sampler, steps=3)
+    frozen = FrozenNetwork(network)
+    plain, cached = (
+        list(method.generate(each, canvas, sampling, RowRng(3, range(4)), pad)) for each in (network, frozen)
+    )
+    assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
+    last = cached[-1]
+    given = (canvas != MASK) & ~pad
+    assert (last.ids[given] == canvas[given]).all()
+    assert not (last.ids[~pad] == MASK).any()
+    revealed = torch.stack([frame.revealed for frame in cached]).sum(dim=0)
+    assert (revealed == (canvas == MASK)).all(), "every hole once"
+    for row in range(4):
+        length = 4 if row == 1 else 8
+        alone = method.generate(frozen, canvas[row : row + 1, :length], sampling, RowRng(3, range(4))[row : row + 1])
+        assert (last_frame(alone).ids[0] == last.ids[row, :length]).all()
+
+
+def test_what_cannot_be_filled_is_refused():
+    method, _ = model(10)
+    with pytest.raises(UserError, match="takes 12 tokens, with its holes filled in after it"):
+        method.check_run(torch.tensor([[EOS, MASK, MASK, MASK, MASK, 1]]), Sampling(), None)
+    plain = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))
+    with pytest.raises(UserError, match="token after a mask"):
+        plain.check_run(torch.tensor([[EOS, MASK, 1]]), Sampling(), None)
+    with pytest.raises(UserError, match="hole_id is empty"):
+        method_of(replace(plain.config, train=replace(plain.config.train, infill=0.5)))
