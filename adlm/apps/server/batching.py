@@ -94,7 +94,7 @@ class Job(Work):
         """A KV cache is filled with the prompt in one call, whose shape would depend on prompts of other lengths."""
         if isinstance(self.rows[0].generate(), PositionsFirst):
             return [BatchKey(True, padded_length(row)) for row in self.rows]
-        given = [row.canvas.ids[0].tolist().index(lm.mask_id) if lm.method.cached else 0 for row in self.rows]
+        given = [_masks_of(row) if lm.method.cached else () for row in self.rows]
         lengths = [padded_length(row) for row in self.rows]
         sampling = self.rows[0].sampling
         return [BatchKey(False, (sampling, *shape)) for shape in zip(lengths, given, strict=True)]
@@ -139,6 +139,12 @@ class Item:
     @property
     def num_tokens(self) -> int:
         return self.run.canvas.ids.shape[1]
+
+
+def _masks_of(row: Run) -> tuple[int, ...]:
+    """Where the masks of a row begin; all of them where text comes after a mask: such rows are rearranged."""
+    masks = (row.canvas.ids[0] == row.lm.mask_id).nonzero().flatten().tolist()
+    return (masks[0],) if row.canvas.ids.shape[1] - masks[0] == len(masks) else (row.canvas.ids.shape[1], *masks)
 
 
 def padded_length(row: Run) -> int:
@@ -401,8 +407,10 @@ class BatchWorker:
         text = ids[: item.num_tokens]
         num_known = int((text != self.lm.mask_id).long().cumprod(dim=0).sum())
         block_length = self.lm.config.model.block_length
-        if block_length and sampler_of(item.run.sampling).remasks:  # in the last block with text, which may be open
-            num_known = 1 + (num_known - 2) // block_length * block_length
+        if block_length and sampler_of(item.run.sampling).remasks:
+            if len(_masks_of(item.run)) > 1:
+                return  # the blocks are those of a rearranged row
+            num_known = 1 + (num_known - 2) // block_length * block_length  # the last block with text may be open
         if num_known > item.num_reported:
             item.num_reported = num_known
             job.notify(RowUpdate(item.row, text[:num_known].tolist()))

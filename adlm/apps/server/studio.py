@@ -146,7 +146,7 @@ def describe_model(name: str, lm: LanguageModel) -> dict[str, Any]:
         "name": name,
         "method": lm.config.method,
         "anchored": lm.method.anchored,
-        "left_to_right": lm.method.cached,
+        "left_to_right": lm.method.cached and lm.config.model.hole_id is None,
         "exact": lm.method.exact,
         "length": lm.config.length,
         "samplers": [sampler for sampler in SAMPLERS if _works_with(lm, sampler)],

@@ -1,6 +1,7 @@
 """Rows of a batch do not depend on each other, for every method; texts are cut correctly."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from small_models import mostly_slow, small_model
 
 import adlm
+from adlm.checkpoints.model_folder import load_model_folder, save_model_folder
 from adlm.tokens import load_tokenizer, train_bpe
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; pip install 'adlm[web]'")
@@ -86,6 +88,23 @@ def test_a_row_has_the_same_bits_alone_and_among_others(method, block_length, op
     together = sample(worker, rows)
     assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
     assert len({tuple(each.ids) for each in together}) == 7
+    worker.stop()
+    worker.join()
+
+
+@pytest.mark.parametrize("sampler", ["speculative", "remdm-cap"])
+def test_holes_of_a_block_causal_model_have_the_same_bits_alone_and_among_others(sampler, tmp_path):
+    plain = load_model_folder(small_model(tmp_path / "plain", length=64, block_length=4))
+    config = replace(plain.config, model=replace(plain.config.model, hole_id=255))
+    save_model_folder(replace(plain, config=config), tmp_path / "holes")
+    lm = adlm.load(tmp_path / "holes")
+    worker = BatchWorker("holes", lm, 3, 100, NoMonitor())
+    worker.start()
+    texts = ([65, *[lm.mask_id] * 5, 66], [65, *[lm.mask_id] * 7, 66], [67, *[lm.mask_id] * 5, 68], [65, lm.mask_id])
+    sampling = lm.sampling(sampler=sampler, steps=4)
+    rows = [planned(worker.lm, [256, *ids], sampling, seed=1, number=number) for number, ids in enumerate(texts)]
+    together = sample(worker, rows)
+    assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
     worker.stop()
     worker.join()
 
