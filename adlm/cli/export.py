@@ -24,7 +24,7 @@ class ExportRequest(Request):
   adlm export runs/own --to adlm --out merged/own"""
 
     model: str = option(
-        "a model folder or run folder of method adlm, mdlm, ar or a2r\n"
+        "a model folder or run folder of method adlm, mdlm, ar or a2r, or smollm2\n"
         "(default: box, the small model that comes with adlm)",
         BOX,
         positional=True,

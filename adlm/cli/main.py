@@ -48,7 +48,7 @@ GROUPS = {
     },
     "generate": {
         "sample": "write text: freely, after a prompt, or into holes",
-        "serve": "answer requests of OpenAI's completions API over HTTP",
+        "serve": "answer requests of OpenAI's completions and chat API over HTTP",
     },
     "exchange": {
         "import": "convert a checkpoint of the released code to a model folder",

@@ -17,7 +17,10 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed; pip install
 
 from running_server import PATIENCE, wait_until  # noqa: E402
 
+import adlm  # noqa: E402
+from adlm.apps.server.app import CPU_BATCH, ServerSettings, make_app  # noqa: E402
 from adlm.cli.main import main  # noqa: E402
+from adlm.errors import UserError  # noqa: E402
 
 
 @contextmanager
@@ -112,3 +115,25 @@ def test_an_empty_key_in_the_environment_is_not_no_key(folders, monkeypatch, cap
     monkeypatch.setitem(os.environ, "ADLM_API_KEY", "")
     assert main(["serve", str(folders["adlm"])]) == 2
     assert "ADLM_API_KEY must hold one key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("found", "names"), [(None, ["box"]), ("base.gguf", ["box", "smollm2"])])
+def test_without_a_name_the_models_whose_weights_are_here_are_served(monkeypatch, found, names):
+    loaded = []
+
+    def load_models(paths, device):
+        loaded.extend(paths)
+        raise UserError("enough")
+
+    monkeypatch.setattr("adlm.cli.serve.find_named_base", lambda name: found)
+    monkeypatch.setattr("adlm.cli.serve._load_models", load_models)
+    assert main(["serve"]) == 2
+    assert loaded == names
+
+
+def test_a_large_network_on_a_cpu_reads_one_row_at_a_time(folders, monkeypatch):
+    lm = adlm.load(folders["adlm"])
+    assert make_app({"adlm": lm}, ServerSettings()).state.workers["adlm"].batch == CPU_BATCH
+    monkeypatch.setattr("adlm.apps.server.app.LARGE", 1000)
+    assert make_app({"adlm": lm}, ServerSettings()).state.workers["adlm"].batch == 1
+    assert make_app({"adlm": lm}, ServerSettings(batch=3)).state.workers["adlm"].batch == 3
