@@ -35,10 +35,9 @@ class A2r(Anchored, Causal):
         if gamma is not None:
             anchors = predicted & self.anchors(x, pad)
             anchor_weights = anchors[:, 1:].float()
-        scores = network.score(x[:, :-1], x[:, 1:], weight, anchor_weights, vocabulary.mask_id)
-        scored = scores.denoiser
+        scored, anchor_scored = network.score(x[:, :-1], x[:, 1:], weight, anchor_weights, vocabulary.mask_id)
         total, parts = scored.total, {"nll": scored.total.detach()}
-        if gamma is not None and scores.anchor is not None:
-            total = total + gamma * scores.anchor.total
-            parts |= {"anchor": scores.anchor.total.detach(), "anchor_share": anchors.sum()}
+        if gamma is not None and anchor_scored is not None:
+            total = total + gamma * anchor_scored.total
+            parts |= {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
         return Loss(total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)

@@ -8,7 +8,7 @@ Shapes: B sequences, L tokens.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.heads import Scored
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,16 @@ class Adlm(Anchored, MaskedDiffusion):
         if gamma is not None:
             anchors = self.anchors(x, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        options = self.conditioning(noised, pad) | self.causal_options(x, pad)
-        scores = network.score(noised.z, x, weight, anchor_weights, self.mask_id, **options)
-        loss = self.loss_of(scores, weight, x, pad)
-        if gamma is None or scores.anchor is None:
+        options = self.block_options(noised) | self.causal_options(x, pad)
+        scored, anchor_scored = network.score(
+            noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
+        )
+        loss = self.loss_of(scored, weight, x, pad)
+        if gamma is None or anchor_scored is None:
             return loss
-        parts = loss.parts | {"anchor": scores.anchor.total.detach(), "anchor_share": anchors.sum()}
-        return replace(loss, total=loss.total + gamma * scores.anchor.total, parts=parts)
+        parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
+        return replace(loss, total=loss.total + gamma * anchor_scored.total, parts=parts)
+
+    def score(self, network: AnchoredTransformer, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
+        """The denoiser's cross-entropy of x given z."""
+        return network.score(z, x, weight, None, self.mask_id, **options)[0]

@@ -145,6 +145,6 @@ class Ar(Causal):
         """The cross-entropy of every next token. Draws no random numbers."""
         predicted = self.predicted(x, pad)
         weight = predicted[:, 1:].float()
-        scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id).denoiser
+        scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)
         parts = {"nll": scored.total.detach()}
         return Loss(scored.total, F.pad(scored.nats, (1, 0)), predicted.sum(), parts)

@@ -131,8 +131,11 @@ class BlockCausal(MaskedDiffusion):
         finite = torch.where(values.isfinite(), values, 1.0).double()
         return cut.join(finite[:, None].expand(-1, cut.index.shape[1]), ones)
 
-    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
-        return {"pad": pad, "first_block": noised.first_block}
+    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        return None, pad
+
+    def block_options(self, noised: NoisedBatch) -> dict[str, Any]:
+        return {"first_block": noised.first_block}
 
     def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
         weight = self.config.train.causal_weight
@@ -146,7 +149,7 @@ class BlockCausal(MaskedDiffusion):
         nats = torch.zeros(x.shape, device=x.device)
         with eval_mode(network):
             for z, where in self.left_to_right_passes(x, pad):
-                nats = nats + network.score(z, x, where.float(), mask_id=self.mask_id, pad=pad).denoiser.nats
+                nats = nats + self.score(network, z, x, where.float(), pad=pad).nats
         return nats
 
     def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -163,8 +166,9 @@ class BlockCausal(MaskedDiffusion):
         """(B, L), -log p(x) of the causal model, the clean copy: what the sampler speculative draws from."""
         nothing, everything = torch.zeros(x.shape, device=x.device), self.predicted(x, pad).float()
         with eval_mode(network):
-            scores = network.score(x, x, nothing, mask_id=self.mask_id, pad=pad, causal_weight=everything)
-        return scores.causal.nats  # type: ignore[no-any-return]
+            scored = self.score(network, x, x, nothing, pad=pad, causal_weight=everything)
+        assert scored.causal is not None
+        return scored.causal.nats
 
     # Sampling: block after block
 

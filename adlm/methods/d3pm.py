@@ -80,7 +80,7 @@ class D3pm(MaskedDiffusion):
             return (config.time.steps * divergence).to(logits.dtype)
 
         if sigma is None:
-            sigma = self.conditioning(noised, pad)["sigma"]
+            sigma = self.conditioning(noised, pad)[0]
         return network.nats_at_positions(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
 
     def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
@@ -91,7 +91,7 @@ class D3pm(MaskedDiffusion):
             return -logits.log_softmax(dim=-1).gather(-1, targets[index, None])[:, 0]
 
         return network.nats_at_positions(
-            x, not_pad(x, pad), cross_entropy_at, **self.conditioning(NoisedBatch(x, start), pad)
+            x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad)
         )
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates
 from adlm.methods.inputs import attention_pad, check_sampler, eval_mode, not_pad, vocabulary_of
 from adlm.methods.method import Loss
-from adlm.models.heads import Scores
+from adlm.models.heads import Scored
 from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame, Row, SamplingRun
@@ -107,9 +107,9 @@ class MaskedDiffusion:
         """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have one."""
         return {}
 
-    def loss_of(self, scores: Scores, weight: Tensor, x: Tensor, pad: Tensor | None) -> Loss:
+    def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None) -> Loss:
         """The denoiser's term of the loss, and the next-token term of block-causal networks if it was scored."""
-        scored, causal = scores.denoiser, scores.causal
+        causal = scored.causal
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if causal is not None:
             total, parts = total + causal.total, parts | {"causal": causal.nats.sum()}
@@ -151,9 +151,13 @@ class MaskedDiffusion:
         """(B, L), True at masks outside the padding."""
         return (z == self.mask_id) & not_pad(z, pad)
 
-    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
+    def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
-        return {"sigma": self._sigma_at(noised.t, noised.z.device), "pad": attention_pad(self.config, pad)}
+        return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
+
+    def block_options(self, noised: NoisedBatch) -> dict[str, Any]:
+        """What else `score` of a block-causal network needs."""
+        return {}
 
     # The bound
 
@@ -206,8 +210,12 @@ class MaskedDiffusion:
     def masked_nats(self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """-log p(x | z) at masked positions (B, L), 0 elsewhere."""
         weight = self.masked_positions(noised.z, pad).float()
-        scores = network.score(noised.z, x, weight, mask_id=self.mask_id, **self.conditioning(noised, pad))
-        return scores.denoiser.nats  # type: ignore[no-any-return]
+        sigma, unattended = self.conditioning(noised, pad)
+        return self.score(network, noised.z, x, weight, sigma=sigma, pad=unattended, **self.block_options(noised)).nats
+
+    def score(self, network: Any, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
+        """The cross-entropy of x given z where `weight` (B, L) is not 0, by a network of this method."""
+        return network.score(z, x, weight, self.mask_id, **options)  # type: ignore[no-any-return]
 
     def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
         """A number of masks uniform in 1, ..., n, then that many of the row's n tokens; t is their share."""

@@ -22,5 +22,6 @@ class Mdlm(MaskedDiffusion):
     ) -> Loss:
         """The NELBO's weight times the cross-entropy at masked positions; the same at any `progress`."""
         weight = self.weight(noised) * self.masked_positions(noised.z, pad)
-        options = self.conditioning(noised, pad) | self.causal_options(x, pad)
-        return self.loss_of(network.score(noised.z, x, weight, self.mask_id, **options), weight, x, pad)
+        options = self.block_options(noised) | self.causal_options(x, pad)
+        scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad), **options)
+        return self.loss_of(scored, weight, x, pad)

@@ -63,7 +63,7 @@ class Sedd(MaskedDiffusion):
             log_right = scores.gather(-1, targets[index, None])[:, 0]
             return score_entropy(torch.logsumexp(clean, dim=-1), log_right, sigma[index])
 
-        return rate * network.nats_at_positions(noised.z, masked, entropy_at, **self.conditioning(noised, pad))
+        return rate * network.nats_at_positions(noised.z, masked, entropy_at, *self.conditioning(noised, pad))
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         super().check_run(canvas, sampling, pad)

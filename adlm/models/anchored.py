@@ -18,7 +18,6 @@ from adlm.models.heads import (
     Head,
     Positions,
     Scored,
-    Scores,
     TiedHead,
     plain_linear_cross_entropy,
     score_positions,
@@ -143,7 +142,7 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
-    ) -> Scores:
+    ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
@@ -163,13 +162,14 @@ class AnchoredTransformer(nn.Module):
             if causal_weight is not None:
                 causal = score_positions(places.clean(both.denoiser), self._head, x, causal_weight, mask_id)
         scored = score_positions(hidden.denoiser, self._head, x, weight, mask_id, positions)
+        scored = replace(scored, causal=causal)
         if anchor_weight is None:
-            return Scores(scored, causal=causal)
+            return scored, None
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)
         if self.early is not None and hidden.early is not None:
             early_scored = score_positions(hidden.early, self.early.head, x, anchor_weight, positions=anchor_positions)
             anchor = replace(anchor, total=anchor.total + early_scored.total)
-        return Scores(scored, anchor, causal)
+        return scored, anchor
 
     def plain_score(
         self, z: Tensor, x: Tensor, weight: Tensor, anchor_weight: Tensor, mask_id: int | None = None

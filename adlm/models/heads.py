@@ -40,18 +40,8 @@ class Scored:
     """Sum over tokens of weight * nats: a scalar with a gradient."""
     nats: Tensor
     """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What `score` of a network returns: the cross-entropy of each of its predictions that was asked for."""
-
-    denoiser: Scored
-    """That of the network, or of the second one of a pair."""
-    anchor: Scored | None = None
-    """That of the anchor network."""
-    causal: Scored | None = None
-    """That of the next token after the clean text, of block-causal networks."""
+    causal: "Scored | None" = None
+    """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
 
 
 class TiedHead(nn.Module):

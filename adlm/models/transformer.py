@@ -9,7 +9,7 @@ at padding.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
 from adlm.models.gpt2 import Gpt2Block
-from adlm.models.heads import Head, Positions, Scores, TiedHead, nats_at_positions, score_positions
+from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
     LayerNorm,
     RMSNorm,
@@ -307,7 +307,7 @@ class Transformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
-    ) -> Scores:
+    ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
@@ -316,14 +316,14 @@ class Transformer(nn.Module):
         """
         positions = Positions(weight)
         if self.text_blocks is None:
-            return Scores(score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions))
+            return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
         places = self.text_blocks.places(x, z, pad, first_block)
         hidden = self.trunk(self.embedding(places.ids), layout=places.layout)
         scored = score_positions(places.noisy(hidden), self.head, x, weight, mask_id, positions)
         causal = None
         if causal_weight is not None:
             causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
-        return Scores(scored, causal=causal)
+        return replace(scored, causal=causal)
 
     def nats_at_positions(
         self,

@@ -57,7 +57,7 @@ MUTANTS = [
     ("models/bridges.py", "self.weight @ head.bias + self.bias", "self.weight @ head.bias - self.bias"),
     ("models/anchored.py", "self.denoiser.trunk(bridged, sigma, pad, ", "self.denoiser.trunk(bridged, None, pad, "),
     ("models/transformer.py", "LONGEST_PERIOD = 10_000.0", "LONGEST_PERIOD = 1_000.0"),
-    ("methods/adlm.py", "total=loss.total + gamma * scores.anchor.total", "total=loss.total + scores.anchor.total"),
+    ("methods/adlm.py", "total=loss.total + gamma * anchor_scored.total", "total=loss.total + anchor_scored.total"),
     ("methods/masked_diffusion.py", "time.steps, time.sigma)", "time.steps, 0.0)"),
     ("methods/masked_diffusion.py", "schedules.sigma(self.schedule", "schedules.sigma_prime(self.schedule"),
     ("methods/ar.py", "counted[:, 0] = False", "counted[:, -1] = False"),

@@ -408,7 +408,10 @@ def test_bits_and_perplexity_are_functions_of_the_nats():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"estimator": "best"}, r"estimator 'best' is not one of auto, nelbo, any-order, published"),
+        (
+            {"estimator": "best"},
+            r"estimator 'best' is not one of auto, nelbo, any-order, left-to-right",
+        ),
         ({"samples": 0}, r"samples 0 must be at least 1"),
         ({"batch": 0}, r"batch 0 must be at least 1"),
         ({"seed": -1}, r"seed -1 must be 0 or more"),

@@ -166,8 +166,8 @@ def test_padding_and_random_first_blocks_change_no_expectation(hidden):
     pad = torch.tensor([[False, False, False, False, True, True]])
     z = torch.tensor([[BOS, MASK, MASK, MASK, 0, 0]])
     weight = ((z == MASK) & ~pad).float()
-    padded = network.score(z, x, weight, MASK, pad=pad).denoiser.nats[:, :4]
-    alone = network.score(z[:, :4], x[:, :4], weight[:, :4], MASK).denoiser.nats
+    padded = network.score(z, x, weight, MASK, pad=pad).nats[:, :4]
+    alone = network.score(z[:, :4], x[:, :4], weight[:, :4], MASK).nats
     torch.testing.assert_close(padded, alone, atol=1e-12, rtol=0)
     random = method_of(replace(config, train=replace(config.train, random_blocks=True)))
     drawn = {random.noise(x, pad, BatchRng(torch.Generator().manual_seed(s)), 0.0).first_block for s in range(20)}

@@ -104,8 +104,7 @@ def test_both_totals_and_all_gradients_equal_the_unfolded_unchunked_form(bridge)
     z = IDS.masked_fill(torch.rand(2, 8, generator=seeded(1)) < 0.6, 0)
     weight = torch.rand(2, 8, generator=seeded(2)).double() * (z == 0)
     anchor_weight = torch.rand(2, 8, generator=seeded(3)).double()
-    scores = network.score(z, x, weight, anchor_weight, mask_id=0)
-    scored, anchor_scored = scores.denoiser, scores.anchor
+    scored, anchor_scored = network.score(z, x, weight, anchor_weight, mask_id=0)
     ours = gradients(scored.total + 0.3 * anchor_scored.total, network)
     plain, anchor_plain = network.plain_score(z, x, weight, anchor_weight, mask_id=0)
     oracle = gradients(plain.total + 0.3 * anchor_plain.total, network)
@@ -125,8 +124,7 @@ def test_tied_heads_are_a_pair_whose_heads_have_equal_weights(bridge):
     assert not torch.equal(tied.anchor.head.bias, tied.denoiser.head.bias)
     weight, results = torch.linspace(0, 1, 8).double().expand(2, 8), []
     for network in (tied, untied):
-        scores = network.score(IDS, IDS, weight, weight, mask_id=0)
-        scored, anchor_scored = scores.denoiser, scores.anchor
+        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
         results.append((network(IDS), gradients(scored.total + 0.3 * anchor_scored.total, network)))
     (logits, ours), (expected_logits, expected) = results
     torch.testing.assert_close(logits, expected_logits)
@@ -174,12 +172,10 @@ def test_a_second_anchor_head_adds_its_loss_and_changes_nothing_else():
     """It is the head of an anchor network that ends earlier, on the same weights."""
     network, z = pair(second_anchor_head=1), IDS.masked_fill(IDS == 1, 0)
     weight, anchor_weight = (z == 0).double(), torch.rand(2, 8, generator=seeded(3)).double()
-    scores = network.score(z, IDS, weight, anchor_weight, mask_id=0)
-    scored, anchor = scores.denoiser, scores.anchor
+    scored, anchor = network.score(z, IDS, weight, anchor_weight, mask_id=0)
     one = pair()
     one.load_state_dict({name: value for name, value in network.state_dict().items() if not name.startswith("early.")})
-    scores = one.score(z, IDS, weight, anchor_weight, mask_id=0)
-    alone, anchor_alone = scores.denoiser, scores.anchor
+    alone, anchor_alone = one.score(z, IDS, weight, anchor_weight, mask_id=0)
     short = AnchoredTransformer(replace(MODEL, blocks=1, denoiser_blocks=0), 12).double().eval()
     early = {name.removeprefix("early."): value for name, value in network.early.state_dict().items()}
     short.anchor.load_state_dict(network.anchor.state_dict() | early, strict=False)
@@ -204,8 +200,7 @@ def test_tied_heads_without_a_denoiser_are_a_user_error():
 
 def test_no_weight_anywhere_is_a_loss_of_zero_that_can_be_differentiated():
     network, nothing = pair(), torch.zeros(2, 8).double()
-    scores = network.score(IDS, IDS, nothing, nothing, mask_id=0)
-    scored, anchor_scored = scores.denoiser, scores.anchor
+    scored, anchor_scored = network.score(IDS, IDS, nothing, nothing, mask_id=0)
     pulled = gradients(scored.total + anchor_scored.total, network)
     assert scored.total == 0
     assert all((gradient == 0).all() for gradient in pulled.values())
@@ -223,8 +218,7 @@ def sharded_worker(rank: int, world: int, port: int, expected: dict[tuple[str, b
             register_fsdp_forward_method(network, "score")
             row = IDS[rank : rank + 1]
             weight = torch.linspace(0, 1, 8).double()[None]
-            scores = network.score(row, row, weight, weight, mask_id=0)
-            scored, anchor_scored = scores.denoiser, scores.anchor
+            scored, anchor_scored = network.score(row, row, weight, weight, mask_id=0)
             (scored.total + 0.3 * anchor_scored.total).backward()
             for name, parameter in network.named_parameters():
                 assert isinstance(parameter.grad, DTensor)
@@ -242,8 +236,7 @@ def test_sharded_over_two_processes_the_score_has_the_same_gradients():
     weight, expected = torch.linspace(0, 1, 8).double().expand(2, 8), {}
     for bridge, tied in (*((bridge, False) for bridge in BRIDGES), ("hidden", True)):
         network = pair(bridge, tie_heads=tied)
-        scores = network.score(IDS, IDS, weight, weight, mask_id=0)
-        scored, anchor_scored = scores.denoiser, scores.anchor
+        scored, anchor_scored = network.score(IDS, IDS, weight, weight, mask_id=0)
         expected[bridge, tied] = gradients(scored.total + 0.3 * anchor_scored.total, network)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -147,7 +147,7 @@ def test_dropout_is_for_training_only(tiny_config):
 
 def test_nats_are_minus_the_log_probability_of_the_target(network):
     weight = torch.rand(2, 8, generator=seeded())
-    scored = network.score(IDS, IDS, weight, mask_id=0).denoiser
+    scored = network.score(IDS, IDS, weight, mask_id=0)
     logits = network(IDS)
     logits[..., 0] = -torch.inf
     expected = -logits.log_softmax(dim=-1).gather(-1, IDS[..., None])[..., 0]

@@ -109,10 +109,9 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """Sum of weight * cross-entropy of x given z, plus that of the anchor network with its own weights (B, L)."""
         network: Any = self.network
         if not self.config.anchored:
-            scores = network.score(z, x, weight, self._mask_id, noise_level, pad)
-        else:
-            scores = network.score(z, x, weight, anchor_weights, self._mask_id, noise_level, pad)
-        return sum((scored.total for scored in (scores.denoiser, scores.anchor) if scored is not None), z.new_zeros(()))
+            return network.score(z, x, weight, self._mask_id, noise_level, pad).total  # type: ignore[no-any-return]
+        scored, at_anchors = network.score(z, x, weight, anchor_weights, self._mask_id, noise_level, pad)
+        return scored.total if at_anchors is None else scored.total + at_anchors.total  # type: ignore[no-any-return]
 
     def _anchor_options(self) -> Anchor | None:
         """The options of the anchor term; None if the loss has none."""
