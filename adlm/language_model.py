@@ -458,7 +458,7 @@ def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> Language
 
             return language_model(to_model_folder(read_checkpoint(source)), torch_device)
         if not is_folder and source.suffix == ".gguf":
-            from adlm.checkpoints.base import causal_model, read_base
+            from adlm.checkpoints.base_weights import causal_model, read_base
 
             return language_model(causal_model(read_base(str(path))), torch_device)
         from adlm.checkpoints.exported import load_exported

@@ -13,7 +13,7 @@ from tiny_bases import causal_model, write_gguf
 
 import adlm
 from adlm.bases.named import NAMED_BASES, find_named_base
-from adlm.checkpoints.base import read_base
+from adlm.checkpoints.base_weights import read_base
 from adlm.cli.main import main
 from adlm.config import load as config_load
 from adlm.config.load import load_config, resolve

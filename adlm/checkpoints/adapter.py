@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adlm.bases.description import folder_template
 from adlm.bases.named import NAMED_BASES
-from adlm.checkpoints.base import Base, read_base
+from adlm.checkpoints.base_weights import Base, read_base
 from adlm.checkpoints.model_folder import (
     CONFIG,
     WEIGHTS,

@@ -272,7 +272,7 @@ class FrozenNetwork:
 
     def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""
-        return self.read_and(_identity, ids, cache)
+        return self.read_and(identity, ids, cache)
 
     def read_and(self, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None) -> Result:
         """function(read(ids, cache), *inputs). With CUDA graphs, both are one graph if a single token is read.
@@ -372,5 +372,6 @@ def repeat_first(rows: Tensor, num: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(num - len(rows), *rows.shape[1:])])
 
 
-def _identity(hidden: HiddenStates) -> HiddenStates:
+def identity(hidden: HiddenStates) -> HiddenStates:
+    """For `read_open` where nothing is to be computed from the hidden states in the same call."""
     return hidden

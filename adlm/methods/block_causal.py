@@ -20,7 +20,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
+from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens, identity
 from adlm.methods.adlm import Adlm
 from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
@@ -237,29 +237,28 @@ class CachedBlocks:
 
     def open(self, ids: Tensor, start: int, pad: Tensor | None) -> Denoiser:
         """The denoiser of the block from `start` to the end of ids (B, stop), the text of all rows so far."""
-        network, cache, hides_masks = self.network, self.cache(), self.text_blocks.hidden_id is not None
+        network, cache = self.network, self.cache()
         most = self.text_blocks.block_length if network.batch is None else 0
         if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)
         kept = start - 1 - cache.filled
+        padding = pad
 
         def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None) -> DenoiserOutput:
+            """`padding` is that of all rows, `pad` of those in z."""
             nonlocal kept
-            text = ids if rows is None else ids.index_copy(0, rows, z)
-            new = (z if rows is None else text)[:, cache.filled :]
-            unseen = None
-            if hides_masks or pad is not None:
-                unseen = new == self.mask_id if hides_masks else torch.zeros_like(new, dtype=torch.bool)
-                if pad is not None:
-                    unseen = unseen | all_pad[:, cache.filled :]
-            hidden = network.read_open(_itself, new, cache, self.tokens(kept, new.shape[1]), unseen=unseen)
+            text = z if rows is None else ids.index_copy(0, rows, z)
+            new, unseen = text[:, cache.filled :], None if padding is None else padding[:, cache.filled :]
+            if self.text_blocks.hidden_id is not None:
+                masked = new == self.mask_id
+                unseen = masked if unseen is None else unseen | masked
+            hidden = network.read_open(identity, new, cache, self.tokens(kept, new.shape[1]), unseen=unseen)
             output = OpenBlockOutput(network, hidden, self.mask_id, rows, ids.shape[1], start, kept)
             cache.filled += kept
             cache.position += kept
             kept = 0
             return output
 
-        all_pad = torch.zeros_like(ids, dtype=torch.bool) if pad is None else pad
         return denoise
 
 
@@ -288,10 +287,6 @@ class OpenBlockOutput:
         assert self.hidden.anchor is not None
         rows = self._rows_of(self.hidden.anchor, positions)
         return clean_log_beliefs(self.network.anchor_logits(rows), self.mask_id)
-
-
-def _itself(hidden: HiddenStates) -> HiddenStates:
-    return hidden
 
 
 @dataclass(frozen=True)

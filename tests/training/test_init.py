@@ -9,7 +9,7 @@ from small_runs import SMALL, corpus
 from tiny_bases import causal_model, write_folder
 
 from adlm import load
-from adlm.checkpoints.base import read_base
+from adlm.checkpoints.base_weights import read_base
 from adlm.cli.main import main
 from adlm.config import load as load_module
 from adlm.config.load import BOX_FOLDER, resolve

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tiny_bases import TEMPLATE, TEXT, causal_model, tokenizer_engine, write_folder, write_gguf
 from torch import nn
 
-from adlm.checkpoints.base import read_base
+from adlm.checkpoints.base_weights import read_base
 from adlm.checkpoints.model_folder import network_of
 from adlm.checkpoints.pretrained import load_pretrained
 from adlm.config.schema import Config, Model, Sampling, Train
