@@ -65,6 +65,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     nucleus: Literal["crossing", "published"]
     repetition_penalty: float
+    anchor_every: int
     stop_at_eos: bool
 
 

@@ -117,7 +117,12 @@ class Table:
         self.anchor = self.log_beliefs if anchor_beliefs is None else anchor_beliefs.log()
 
     def __call__(
-        self, z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None
+        self,
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
     ) -> "TableOutput":
         self.calls += 1
         states = (z * self.position_values).sum(dim=1)

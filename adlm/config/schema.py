@@ -458,6 +458,8 @@ class Sampling:
     """Whether the token that crosses top_p is kept (crossing, as in Hugging Face) or dropped (published)."""
     repetition_penalty: Annotated[float, Ge(1)] = 1.0
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
+    anchor_every: Count = 1
+    """Block-causal adlm: the anchor network runs at every k-th step of a block, the denoiser at all; training too."""
     stop_at_eos: bool = False
     """Models that write from left to right: end a text at its first end-of-text token, which fills the rest of it."""
 

@@ -31,6 +31,7 @@ from adlm.inference.trunk import (
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.bridges import FrozenBridge
 from adlm.models.heads import VOCABULARY_MULTIPLE, Head
+from adlm.models.text_blocks import Layout
 from adlm.models.transformer import Transformer
 
 Result = TypeVar("Result")
@@ -110,6 +111,27 @@ class HiddenStates:
     """(B, L, d), the input of the head: the denoiser's, if there is one."""
     anchor: Tensor | None
     """(B, L, d), the input of the anchor head: `last` in a pair without a denoiser, None for a single network."""
+
+
+@dataclass(frozen=True)
+class AnchorStates:
+    """What the first network computed from some ids; the whole result of a single network."""
+
+    ids: Tensor
+    """(B, L)"""
+    hidden: Tensor
+    """(B, L, d), its final hidden states."""
+    bridged: Tensor | None
+    """(B, L, d), the input of the denoiser, if there is one."""
+
+    def after(self, num: int) -> "AnchorStates":
+        """Copies of those from token `num` on: with CUDA graphs the next call overwrites these."""
+        ids, hidden, bridged = (
+            None if each is None else each[:, num:].clone() for each in (self.ids, self.hidden, self.bridged)
+        )
+        assert ids is not None
+        assert hidden is not None
+        return AnchorStates(ids, hidden, bridged)
 
 
 @dataclass(frozen=True)
@@ -219,30 +241,54 @@ class FrozenNetwork:
         )
 
     @torch.no_grad()
-    def block_hidden(self, x: Tensor, z: Tensor, pad: Tensor | None = None) -> tuple[HiddenStates, Tensor]:
+    def block_hidden(
+        self, x: Tensor, z: Tensor, pad: Tensor | None = None, stale: Tensor | None = None
+    ) -> tuple[HiddenStates, Tensor]:
         """Of a block-causal network, the states that predict each token of the noisy copy z (B, L) of clean ids x, and
-        those (B, L, d) that predict each token from the clean text before it. Those of the first token are 0."""
+        those (B, L, d) that predict each token from the clean text before it. Those of the first token are 0.
+
+        The anchor network reads `stale` (B, L) instead of z, if it is given.
+        """
         assert self.text_blocks is not None
         places, kv_heads = self.text_blocks.places(x, z, pad), self.trunk.kv_heads
-        positions, visible = places.layout.positions, places.layout.visible
+        read = places if stale is None else self.text_blocks.places(x, stale, pad)
+        positions = places.layout.positions
         rotary = self.rotary_table(x.shape[1])[positions]
-        hidden = self._run_trunks(
-            places.ids, positions, lambda number, qkv: attention(qkv, rotary, visible, False, kv_heads), None
-        )
+
+        def attend_in(layout: Layout) -> Attend:
+            return lambda number, qkv: attention(qkv, rotary, layout.visible, False, kv_heads)
+
+        anchors = self._run_anchor(read.ids, positions, attend_in(read.layout), None)
+        hidden = self._run_denoiser(places.ids, anchors, positions, attend_in(places.layout), None)
         anchor = None if hidden.anchor is None else places.noisy(hidden.anchor)
         return HiddenStates(places.noisy(hidden.last), anchor), places.clean(hidden.last)
 
     def _run_trunks(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> HiddenStates:
         """`attend` receives the index of a block, counted over both trunks."""
+        return self._run_denoiser(ids, self._run_anchor(ids, positions, attend, sigma), positions, attend, sigma)
+
+    def _run_anchor(self, ids: Tensor, positions: Tensor, attend: Attend, sigma: Tensor | None) -> AnchorStates:
         h = F.embedding(ids, self.embedding)
-        last = anchor = self.trunk(h, positions, attend, sigma)  # h is the residual stream from here on
-        if self.bridge is not None:
-            num_before = len(self.trunk.blocks)
-            bridged = self.bridge(h if self.continues_stream else anchor, self.head).to(h.dtype)
-            if self.adds_input:
-                bridged = bridged + F.embedding(ids, self.embedding)
-            last = self.denoiser_trunk(bridged, positions, lambda number, qkv: attend(num_before + number, qkv), sigma)
-        return HiddenStates(last, anchor if self.anchored else None)
+        hidden = self.trunk(h, positions, attend, sigma)  # h is the residual stream from here on
+        if self.bridge is None:
+            return AnchorStates(ids, hidden, None)
+        bridged = self.bridge(h if self.continues_stream else hidden, self.head).to(h.dtype)
+        if self.adds_input:
+            bridged = bridged + F.embedding(ids, self.embedding)
+        return AnchorStates(ids, hidden, bridged)
+
+    def _run_denoiser(
+        self, ids: Tensor, anchors: AnchorStates, positions: Tensor, attend: Attend, sigma: Tensor | None
+    ) -> HiddenStates:
+        """`anchors` may be those of earlier ids; if they are those of the same tensor, they are overwritten."""
+        anchor = anchors.hidden if self.anchored else None
+        if anchors.bridged is None:
+            return HiddenStates(anchors.hidden, anchor)
+        bridged, num_before = anchors.bridged, len(self.trunk.blocks)
+        if ids is not anchors.ids:
+            bridged = bridged + (F.embedding(ids, self.embedding) - F.embedding(anchors.ids, self.embedding))
+        last = self.denoiser_trunk(bridged, positions, lambda number, qkv: attend(num_before + number, qkv), sigma)
+        return HiddenStates(last, anchor)
 
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:
@@ -302,24 +348,69 @@ class FrozenNetwork:
         To keep the first of them, as far as they are causal, add their number to both. `unseen` (B, n) is True at
         tokens that others do not attend to.
         """
+
+        def read_and_apply(ids: Tensor, unseen: Tensor | None, *inputs: Tensor | None) -> Result:
+            positions, attend = self._open(ids, cache, tokens, unseen)
+            return function(self._run_trunks(ids, positions, attend, None), *inputs)
+
+        return self._replay(function, read_and_apply, cache, tokens, ids, unseen, *inputs, in_graph=in_graph)
+
+    @torch.no_grad()
+    def read_open_anchors(
+        self, ids: Tensor, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
+    ) -> AnchorStates:
+        """The anchor network's part of `read_open`; with CUDA graphs the next call overwrites it."""
+
+        def read(ids: Tensor, unseen: Tensor | None) -> AnchorStates:
+            positions, attend = self._open(ids, cache, tokens, unseen)
+            return self._run_anchor(ids, positions, attend, None)
+
+        return self._replay("anchors", read, cache, tokens, ids, unseen)
+
+    @torch.no_grad()
+    def denoise_open(
+        self, ids: Tensor, anchors: AnchorStates, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
+    ) -> HiddenStates:
+        """The denoiser's part of `read_open`, given what the anchor network read of the same tokens, then or before."""
+
+        def read(
+            ids: Tensor, unseen: Tensor | None, anchor_ids: Tensor, hidden: Tensor, bridged: Tensor
+        ) -> HiddenStates:
+            positions, attend = self._open(ids, cache, tokens, unseen)
+            return self._run_denoiser(ids, AnchorStates(anchor_ids, hidden, bridged), positions, attend, None)
+
+        parts = (anchors.ids, anchors.hidden, anchors.bridged)
+        return self._replay("denoiser", read, cache, tokens, ids, unseen, *parts)
+
+    def _replay(
+        self,
+        name: object,
+        function: Callable[..., Result],
+        cache: KVCache,
+        tokens: OpenTokens | None,
+        ids: Tensor,
+        unseen: Tensor | None,
+        *inputs: Tensor | None,
+        in_graph: bool = True,
+    ) -> Result:
+        """function(ids, unseen, *inputs), in a CUDA graph of the cache where there can be one."""
         num = ids.shape[1]
         if cache.filled + num > cache.length:
             raise ValueError(
                 f"the KV cache has {cache.length} positions, {cache.filled} are filled, and {num} more tokens were "
                 "given; create a longer cache"
             )
-
-        def read_and_apply(ids: Tensor, unseen: Tensor | None, *inputs: Tensor | None) -> Result:
-            return function(self._read(ids, cache, tokens, unseen), *inputs)
-
         if self.graph_cache is None or not in_graph:
-            return read_and_apply(ids, unseen, *inputs)
-        key = (function, num, id(tokens), unseen is None)
+            return function(ids, unseen, *inputs)
+        key = (name, num, id(tokens), unseen is None)
         if key not in cache.graphs:
-            cache.graphs[key] = self.graph_cache.capture(read_and_apply, ids, unseen, *inputs)
+            cache.graphs[key] = self.graph_cache.capture(function, ids, unseen, *inputs)
         return cache.graphs[key].replay(ids, unseen, *inputs)  # type: ignore[no-any-return]
 
-    def _read(self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None) -> HiddenStates:
+    def _open(
+        self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None
+    ) -> tuple[Tensor, Attend]:
+        """The positions of new tokens, and their attention, which writes their keys and values into the cache."""
         rotary, bias, positions = self.rotary_table(cache.length), None, cache.position[:, None]
         if ids.shape[1] > 1 or tokens is not None:
             num = torch.arange(ids.shape[1], device=ids.device)
@@ -337,7 +428,7 @@ class FrozenNetwork:
             keys, values = cache.keys[number], cache.values[number]
             return attend_cached(qkv, rotary, keys, values, cache.position, cache.arrivals, bias)
 
-        return self._run_trunks(ids, positions, attend, None)
+        return positions, attend
 
 
 class FrozenCopy:

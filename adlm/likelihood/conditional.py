@@ -215,8 +215,8 @@ def _exact_passes(
     elif score == "causal":
         yield frozen.block_hidden(x, x, batch.pad)[1], scored
     else:
-        for z, where in method.left_to_right_passes(x, batch.pad):
-            yield frozen.block_hidden(x, z, batch.pad)[0].last, where & scored
+        for noised, where in method.left_to_right_passes(x, batch.pad):
+            yield frozen.block_hidden(x, noised.z, batch.pad, noised.stale)[0].last, where & scored
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ def method_of(config: Config) -> Method:
         from adlm.methods.block_causal import block_causal
 
         method = block_causal(config)
+    if config.sampling.anchor_every > 1:
+        from adlm.methods.inputs import check_anchor_every
+
+        check_anchor_every(config, config.sampling)
     if config.time.noise_option and not method.any_order:
         raise UserError(f"{config.time.noise_option} is for adlm and mdlm, not for {config.method}; leave it out")
     return method(config)  # type: ignore[no-any-return]

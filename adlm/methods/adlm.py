@@ -16,6 +16,7 @@ from torch import Tensor
 from adlm.config.schema import Config
 from adlm.data.rows.anchor_rules import AnchorRule, GetStatistics, anchor_rule, no_statistics
 from adlm.diffusion.objectives import anchor_gamma, anchor_weight
+from adlm.diffusion.times import BatchRng
 from adlm.methods.inputs import vocabulary_of
 from adlm.methods.masked_diffusion import MaskedDiffusion, NoisedBatch
 from adlm.methods.method import Loss
@@ -60,6 +61,24 @@ class Adlm(Anchored, MaskedDiffusion):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
 
+    def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
+        """With `sampling.anchor_every` k, the anchor network has read the ids of the last step divisible by k.
+
+        Given x and z_t these are z_t with more masks: a token visible at t was masked at the earlier step t' of the
+        sampler with probability 1 - alpha_t' / alpha_t.
+        """
+        noised, every = super().noise(x, pad, rng, t_min), self.config.sampling.anchor_every
+        if every == 1:
+            return noised
+        num, alpha = self.config.time.steps, self.schedule.alpha
+        step = torch.round((1 - noised.t) * num)
+        refreshed = 1 - (step - step % every) / num
+        chance = torch.where(refreshed > noised.t, 1 - alpha(refreshed) / alpha(noised.t), 0.0)
+        return replace(noised, stale=self._masked(noised.z, pad, chance, rng))
+
+    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
+        return super().score_options(noised) | ({} if noised.stale is None else {"stale": noised.stale})
+
     def loss_at(
         self,
         network: AnchoredTransformer,
@@ -76,7 +95,7 @@ class Adlm(Anchored, MaskedDiffusion):
         if gamma is not None:
             anchors = self.anchors(x, pad)
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        options = self.block_options(noised) | self.causal_options(x, pad)
+        options = self.score_options(noised) | self.causal_options(x, pad)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )

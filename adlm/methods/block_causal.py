@@ -20,7 +20,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens, identity
+from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, OpenTokens, identity
 from adlm.methods.adlm import Adlm
 from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
@@ -33,7 +33,7 @@ from adlm.methods.inputs import (
     vocabulary_of,
     with_first_token,
 )
-from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch
+from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NetworkOutput, NoisedBatch
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.speculative import check_speculative, generate_speculative
 from adlm.models.anchored import AnchoredTransformer
@@ -123,7 +123,8 @@ class BlockCausal(MaskedDiffusion):
             None if each is None else self._at_tokens(cut, each, x) for each in (noised.t, noised.s, noised.importance)
         )
         assert t is not None
-        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first)
+        stale = None if noised.stale is None else cut.join(noised.stale, x)
+        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first, stale)
 
     def _at_tokens(self, cut: BlockCut, values: Tensor, x: Tensor) -> Tensor:
         """(B, L), the value (B n,) of each token's block; 1 at the first token, and in blocks of padding alone."""
@@ -134,8 +135,8 @@ class BlockCausal(MaskedDiffusion):
     def conditioning(self, noised: NoisedBatch, pad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, pad
 
-    def block_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        return {"first_block": noised.first_block}
+    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
+        return super().score_options(noised) | {"first_block": noised.first_block}
 
     def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
         weight = self.config.train.causal_weight
@@ -148,18 +149,24 @@ class BlockCausal(MaskedDiffusion):
         """(B, L), -log p(x) of the sampler left-to-right, exactly: the j-th tokens of all blocks in the j-th pass."""
         nats = torch.zeros(x.shape, device=x.device)
         with eval_mode(network):
-            for z, where in self.left_to_right_passes(x, pad):
-                nats = nats + self.score(network, z, x, where.float(), pad=pad).nats
+            for noised, where in self.left_to_right_passes(x, pad):
+                options = self.score_options(noised)
+                nats = nats + self.score(network, noised.z, x, where.float(), pad=pad, **options).nats
         return nats
 
-    def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each pass, the noisy ids (B, L), with all blocks masked from their j-th token on, and where that is."""
+    def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[NoisedBatch, Tensor]]:
+        """Of each pass, ids with all blocks masked from their j-th token on, and where (B, L) that token is."""
         number = torch.zeros(x.shape[1], dtype=torch.int64)
         for start, stop in self._cut(x).bounds:
             number[start:stop] = torch.arange(stop - start)
         number, predicted = number.to(x.device), self.predicted(x, pad)
+        every, stale = self.config.sampling.anchor_every, None
         for step in range(int(number.max()) + 1):
-            yield x.masked_fill(predicted & (number >= step), self.mask_id), predicted & (number == step)
+            z = x.masked_fill(predicted & (number >= step), self.mask_id)
+            if every > 1 and step % every == 0:
+                stale = z
+            t = torch.ones(len(x), dtype=torch.float64)
+            yield NoisedBatch(z, t, stale=stale), predicted & (number == step)
 
     @torch.no_grad()
     def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
@@ -210,10 +217,47 @@ class BlockCausal(MaskedDiffusion):
         run = self.sampling_run(network, with_first_token(self.config, canvas), sampling, rng, pad)
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if isinstance(network, FrozenNetwork):
-            open_block = CachedBlocks(network, self.mask_id, *canvas.shape).open
+            open_block = CachedBlocks(network, self.mask_id, *canvas.shape, anchor_every=sampling.anchor_every).open
+        elif sampling.anchor_every > 1:
+            open_block = lambda ids, start, pad: stale_denoiser(network, self.mask_id, sampling.anchor_every)  # noqa: E731
         return sample_blocks(
             sampler_of(sampling), run, self._cut(canvas).bounds, open_block, stop_id(self.config, sampling)
         )
+
+
+class Refreshes:
+    """When the anchor network runs in a block: at the first call that a row makes in every `every` steps."""
+
+    def __init__(self, every: int):
+        self.every, self._num_calls = every, 0
+        self._period = torch.empty(0, dtype=torch.int64)
+
+    def due(self, num_rows: int, step: Tensor | None) -> Tensor:
+        """(B,), True at rows whose anchors are to be renewed in this call; later calls have the same rows or fewer."""
+        reached = torch.full((num_rows,), self._num_calls) if step is None else step
+        period = torch.div(reached, self.every, rounding_mode="floor")
+        due = period != self._period[:num_rows] if self._num_calls else torch.ones(num_rows, dtype=torch.bool)
+        self._period, self._num_calls = period, self._num_calls + 1
+        return due
+
+
+def stale_denoiser(network: Any, mask_id: int, every: int) -> Denoiser:
+    """The denoiser of one block whose anchor network runs every `every` steps: the plain form, without a cache."""
+    refreshes, read = Refreshes(every), torch.empty(0)
+
+    def denoise(
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
+    ) -> DenoiserOutput:
+        nonlocal read
+        due = refreshes.due(len(z), step).to(z.device)
+        read = z.clone() if due.all() else torch.where(due[:, None], z, read[: len(z)])
+        return NetworkOutput(network, z, None, pad, mask_id, {"stale": read})
+
+    return denoise
 
 
 class CachedBlocks:
@@ -221,11 +265,13 @@ class CachedBlocks:
 
     The tokens of a finished block enter the cache in the same network call that first reads the next block. With a
     fixed batch they have a call of their own: any row of the batch may be the first that reads the next block.
+    The anchor network runs every `anchor_every` steps.
     """
 
-    def __init__(self, network: FrozenNetwork, mask_id: int, num_rows: int, length: int):
+    def __init__(self, network: FrozenNetwork, mask_id: int, num_rows: int, length: int, *, anchor_every: int):
         assert network.text_blocks is not None
         self.network, self.mask_id, self.text_blocks = network, mask_id, network.text_blocks
+        self.anchor_every = anchor_every
         self.cache = functools.cache(lambda: network.cache(num_rows, length))  # allocated when the first block opens
         self.tokens = functools.cache(self._tokens)
 
@@ -242,17 +288,42 @@ class CachedBlocks:
         if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)
         kept = start - 1 - cache.filled
-        padding = pad
+        padding, refreshes = pad, Refreshes(self.anchor_every)
+        anchors: AnchorStates | None = None
 
-        def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None) -> DenoiserOutput:
+        def unseen_in(new: Tensor) -> Tensor | None:
+            unseen = None if padding is None else padding[:, cache.filled :]
+            if self.text_blocks.hidden_id is None:
+                return unseen
+            masked = new == self.mask_id
+            return masked if unseen is None else unseen | masked
+
+        def denoise(
+            z: Tensor,
+            alpha: Tensor | None,
+            pad: Tensor | None,
+            rows: Tensor | None = None,
+            step: Tensor | None = None,
+        ) -> DenoiserOutput:
             """`padding` is that of all rows, `pad` of those in z."""
-            nonlocal kept
+            nonlocal kept, anchors
             text = z if rows is None else ids.index_copy(0, rows, z)
-            new, unseen = text[:, cache.filled :], None if padding is None else padding[:, cache.filled :]
-            if self.text_blocks.hidden_id is not None:
-                masked = new == self.mask_id
-                unseen = masked if unseen is None else unseen | masked
-            hidden = network.read_open(identity, new, cache, self.tokens(kept, new.shape[1]), unseen=unseen)
+            new = text[:, cache.filled :]
+            tokens, unseen = self.tokens(kept, new.shape[1]), unseen_in(new)
+            if self.anchor_every == 1:
+                hidden = network.read_open(identity, new, cache, tokens, unseen=unseen)
+            else:
+                due = refreshes.due(len(z), step)
+                if anchors is None or due.any():
+                    read = new
+                    if anchors is not None:
+                        is_due = due.to(z.device)
+                        if rows is not None:
+                            is_due = is_due.new_zeros(len(ids)).index_copy(0, rows, is_due)
+                        read = torch.where(is_due[:, None], new, anchors.ids)
+                    anchors = network.read_open_anchors(read, cache, tokens, unseen_in(read)).after(0)
+                hidden = network.denoise_open(new, anchors, cache, tokens, unseen)
+                anchors = anchors.after(kept) if kept else anchors
             output = OpenBlockOutput(network, hidden, self.mask_id, rows, ids.shape[1], start, kept)
             cache.filled += kept
             cache.position += kept
@@ -297,6 +368,15 @@ class BlockMdlm(BlockCausal, Mdlm):
 
 @dataclass(frozen=True)
 class BlockAdlm(BlockCausal, Adlm):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        time, sampling = self.config.time, self.config.sampling
+        if sampling.anchor_every > 1 and (time.steps != sampling.steps or time.sigma):
+            raise UserError(
+                f"sampling.anchor_every {sampling.anchor_every} needs the bound on the sampler's grid, without "
+                f"remasking: time.steps {time.steps} must be sampling.steps {sampling.steps}, and time.sigma 0"
+            )
+
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, text_blocks=self.text_blocks)
 

@@ -100,6 +100,21 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
             f"sampling.sampler {sampler} needs an anchor network, and {name} has none; try confidence",
             "sampling.sampler",
         )
+    check_anchor_every(method.config, sampling)
+
+
+def check_anchor_every(config: Config, sampling: Sampling) -> None:
+    """A user error if the anchor network is to run less often than the denoiser, and cannot."""
+    every, option = sampling.anchor_every, "sampling.anchor_every"
+    if every == 1:
+        return
+    if config.method != "adlm" or not config.model.block_length or not config.model.num_denoiser_blocks:
+        kind = f"method {config.method} with model.block_length {config.model.block_length}"
+        raise UserError(
+            f"{option} {every} is for block-causal adlm with a denoiser, and this is {kind}; use {option}=1", option
+        )
+    if sampling.sampler == "speculative":
+        raise UserError(f"{option} {every} is for samplers with steps, and speculative has none; use 1", option)
 
 
 def has_text_after_hole(canvas: Tensor, mask_id: int, pad: Tensor | None) -> Tensor:

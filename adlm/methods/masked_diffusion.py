@@ -6,8 +6,8 @@ alone.
 Shapes: B sequences, L tokens, N positions, V symbols. `pad` is True at padding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -47,6 +47,8 @@ class NoisedBatch:
     """Like t, the uniform density of t over the one it was drawn from, in double precision; None is 1."""
     first_block: int | None = None
     """Block-causal methods: the length of the first text block; None is that of the others."""
+    stale: Tensor | None = None
+    """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,11 @@ class MaskedDiffusion:
 
     def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
         """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
-        mask_chance = self.schedule.mask_chance(t).float().to(x.device)[:, None]
-        z = mask_tokens(x, mask_chance, self.mask_id, rng)
+        return self._masked(x, pad, self.schedule.mask_chance(t), rng)
+
+    def _masked(self, x: Tensor, pad: Tensor | None, chance: Tensor, rng: BatchRng) -> Tensor:
+        """x (B, L), each token masked with the chance (B,) of its row."""
+        z = mask_tokens(x, chance.float().to(x.device)[:, None], self.mask_id, rng)
         unattended = attention_pad(self.config, pad)
         return z if unattended is None else torch.where(unattended, x, z)
 
@@ -155,8 +160,8 @@ class MaskedDiffusion:
         """The network's inputs besides ids: sigma (B,) if it is time-conditioned, padding (B, L) it must ignore."""
         return self._sigma_at(noised.t, noised.z.device), attention_pad(self.config, pad)
 
-    def block_options(self, noised: NoisedBatch) -> dict[str, Any]:
-        """What else `score` of a block-causal network needs."""
+    def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
+        """What else `score` needs of the noise; only block-causal methods have such options."""
         return {}
 
     # The bound
@@ -211,7 +216,7 @@ class MaskedDiffusion:
         """-log p(x | z) at masked positions (B, L), 0 elsewhere."""
         weight = self.masked_positions(noised.z, pad).float()
         sigma, unattended = self.conditioning(noised, pad)
-        return self.score(network, noised.z, x, weight, sigma=sigma, pad=unattended, **self.block_options(noised)).nats
+        return self.score(network, noised.z, x, weight, sigma=sigma, pad=unattended, **self.score_options(noised)).nats
 
     def score(self, network: Any, z: Tensor, x: Tensor, weight: Tensor, **options: Any) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, by a network of this method."""
@@ -305,11 +310,13 @@ class NetworkOutput:
     sigma: Tensor | None
     pad: Tensor | None
     mask_id: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else the network takes."""
 
     @torch.no_grad()
     def log_beliefs(self, positions: Tensor) -> Tensor:
         with eval_mode(self.network):
-            logits = self.network(self.z, self.sigma, self.pad)
+            logits = self.network(self.z, self.sigma, self.pad, **self.options)
             return clean_log_beliefs(logits.flatten(0, 1)[positions], self.mask_id)
 
     @torch.no_grad()
@@ -326,7 +333,13 @@ SigmaFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
 def as_denoiser(network: nn.Module | FrozenNetwork, mask_id: int, sigma_of: SigmaFunction) -> Denoiser:
     """The network as a function from noisy ids to beliefs."""
 
-    def denoise(z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None) -> DenoiserOutput:
+    def denoise(
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
+    ) -> DenoiserOutput:
         sigma = sigma_of(z, alpha, pad)
         if isinstance(network, FrozenNetwork):
             return FrozenOutput(network, network.hidden(z, sigma, pad), mask_id)

@@ -22,7 +22,7 @@ from adlm.models.heads import (
     plain_linear_cross_entropy,
     score_positions,
 )
-from adlm.models.text_blocks import Layout, TextBlocks
+from adlm.models.text_blocks import Layout, Places, TextBlocks
 from adlm.models.transformer import Transformer, Trunk, zero_linear
 from adlm.registry import BRIDGES
 
@@ -89,10 +89,18 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None,
         cross: Callable[..., Tensor] | None = None,
         layout: Layout | None = None,
+        stale: Places | None = None,
     ) -> PairHidden:
-        """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places."""
-        embedded = self.anchor.embedding(z)
-        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, None, self.early_blocks, layout)
+        """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places.
+
+        The anchor network reads `stale` instead, if it is given. The denoiser's input is then corrected by what has
+        changed since: the residual stream contains the embedded ids, so the difference of the two is added.
+        """
+        embedded, anchor_layout = self.anchor.embedding(z), layout
+        current = embedded
+        if stale is not None:
+            embedded, anchor_layout = self.anchor.embedding(stale.ids), stale.layout
+        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, None, self.early_blocks, anchor_layout)
         anchor_hidden = self.anchor.trunk.finish(stream.last, stream.condition)
         early = None if self.early is None else self.early.trunk.finish(stream.early, stream.condition)
         if self.denoiser is None:
@@ -102,6 +110,8 @@ class AnchoredTransformer(nn.Module):
         bridged = (cross or bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
         if bridge.adds_input:
             bridged = bridged + embedded
+        if stale is not None:
+            bridged = bridged + (current - embedded)
         condition = stream.condition if bridge.continues_stream else None
         return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition, layout), early)
 
@@ -110,14 +120,20 @@ class AnchoredTransformer(nn.Module):
         return self.anchor.head if self.denoiser is None else self.denoiser.head
 
     def forward(
-        self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
+        self,
+        z: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        first_block: int | None = None,
+        stale: Tensor | None = None,
     ) -> Tensor:
-        """The denoiser's logits."""
+        """The denoiser's logits; `stale` as in `score`."""
         blocks = self.anchor.text_blocks
         if blocks is None:
             return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
         places = blocks.places(z, z, pad, first_block)
-        hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
+        read = None if stale is None else blocks.places(z, stale, pad, first_block)
+        hidden = self._hidden(places.ids, None, None, layout=places.layout, stale=read).denoiser
         return self._head(places.noisy(hidden))  # type: ignore[no-any-return]
 
     def causal_logits(self, x: Tensor) -> Tensor:
@@ -142,11 +158,13 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
+        stale: Tensor | None = None,
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
         The anchor's total includes that of the second anchor head, if there is one.
         The denoiser's softmax excludes `mask_id` (SUBS); the anchor network's is over all V symbols, as published.
+        In a block-causal pair the anchor network reads `stale` (B, L), ids with more masks than z, if it is given.
         All parameters are read within this one call, as FSDP2 requires of a wrapped method.
         """
         positions = Positions(weight)
@@ -156,7 +174,8 @@ class AnchoredTransformer(nn.Module):
             hidden = self._hidden(z, sigma, pad)
         else:
             places = blocks.places(x, z, pad, first_block)
-            both = self._hidden(places.ids, None, None, layout=places.layout)
+            read = None if stale is None else blocks.places(x, stale, pad, first_block)
+            both = self._hidden(places.ids, None, None, layout=places.layout, stale=read)
             early = None if both.early is None else places.noisy(both.early)
             hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early)
             if causal_weight is not None:

@@ -159,6 +159,7 @@ def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
     to_fill = (canvas == mask_id).cpu()
     masked, chance = to_fill, (~to_fill).float()
     ceilings = remasking_ceiling(steps.alpha_s, steps.alpha_t)
+    reached = torch.zeros(num_rows, dtype=torch.int64)
     for step in range(end + 1):
         if step < end:
             uniforms = rng.at_positions(to_fill)
@@ -169,11 +170,12 @@ def sample_remdm_conf(run: SamplingRun) -> Iterator[Frame]:
         if not (reveals | remasks).any():
             continue
         t, alpha = (each[step].expand(num_rows) for each in (steps.end_time, steps.conditioning_alpha))
+        reached = torch.where(reveals.any(dim=1), step, reached)  # a row that reveals nothing waits for the others
         revealed, remasked = reveals.to(device), remasks.to(device)
         ids, chance = frame.ids.masked_fill(remasked, mask_id), chance.masked_fill(remasks, 0.0)
         positions = reveals.flatten().nonzero()[:, 0].to(device)
         if len(positions):
-            log_beliefs = run.denoiser(frame.ids, alpha, run.pad).log_beliefs(positions)
+            log_beliefs = run.denoiser(frame.ids, alpha, run.pad, step=reached).log_beliefs(positions)
             token_uniforms = rng.at_tokens(reveals).to(device)
             drawn = draw_tokens(log_beliefs, frame.ids, positions, token_uniforms, run.sampling, run.pad)
             if step == end and run.sampling.final == "argmax":

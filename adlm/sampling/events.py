@@ -48,6 +48,8 @@ class NetworkCall:
     """(B,), the share of visible tokens that a time-conditioned network is given; unused from row `num_rows` on."""
     t: Tensor
     """(B,), the time each row has reached after this call."""
+    step: Tensor
+    """(B,), the step at which each row makes this call."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def plan_events(steps: Steps, to_fill: Tensor, rng: RowRng) -> EventPlan:
                 int((num_calls > call).sum()),
                 steps.conditioning_alpha[step],
                 steps.end_time[step],
+                step,
             )
 
     return EventPlan(torch.from_numpy(order), max_calls, calls())
@@ -183,7 +186,7 @@ def _frames(run: SamplingRun) -> Iterator[Frame]:
         read = z[inverse]
         num_rows = _padded_num_rows(call.num_rows, len(z))
         padding = None if pad is None else pad[:num_rows]
-        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows])
+        output = run.denoiser(z[:num_rows], call.alpha[:num_rows], padding, order[:num_rows], call.step[:num_rows])
         log_beliefs = output.log_beliefs(call.revealed)
         drawn = draw_tokens(log_beliefs, z, call.revealed, call.uniforms, run.sampling, pad)
         if call.is_final is not None and run.sampling.final == "argmax":

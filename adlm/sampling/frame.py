@@ -86,11 +86,17 @@ class DenoiserOutput(Protocol):
 
 class Denoiser(Protocol):
     def __call__(
-        self, z: Tensor, alpha: Tensor | None, pad: Tensor | None, rows: Tensor | None = None
+        self,
+        z: Tensor,
+        alpha: Tensor | None,
+        pad: Tensor | None,
+        rows: Tensor | None = None,
+        step: Tensor | None = None,
     ) -> DenoiserOutput:
         """Reads z (B, L). Time-conditioned networks get -log alpha (B,), or without alpha the share of masks.
 
         `rows` (B,) are the rows of the canvas that z has; None is all of them. A denoiser with a cache needs them.
+        `step` (B,), on the host, is the step that each row has reached; None counts the calls.
         """
         ...
 

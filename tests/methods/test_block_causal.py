@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional import ConditionalRow, ConditionalSettings, conditional_nats
 from adlm.likelihood.estimators import ESTIMATORS
 from adlm.methods import method_of
+from adlm.methods.masked_diffusion import NoisedBatch
 from adlm.models.text_blocks import TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.sampling.frame import last_frame
@@ -247,12 +249,12 @@ def entropy_log_probs(method, network, x, block_length):
     return total
 
 
-@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize(("method_name", "anchor_every"), [("mdlm", 1), ("adlm", 1), ("adlm", 2)])
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence", "entropy", "threshold", "remdm-conf", "remdm-cap"])
-def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys, method_name):
+def test_cached_equals_recomputed_and_batched_equals_alone(sampler, masked_keys, method_name, anchor_every):
     method, network = built(tiny(3, length=14, method=method_name, masked_keys=masked_keys))
-    frozen, sampling = FrozenNetwork(network), Sampling(sampler=sampler, steps=5)
+    frozen, sampling = FrozenNetwork(network), Sampling(sampler=sampler, steps=5, anchor_every=anchor_every)
     canvas = torch.full((4, 14), MASK)
     canvas[:, 0] = BOS
     for row, prompt in enumerate((1, 2, 5, 9)):
@@ -440,3 +442,123 @@ def conditional_bound(method, network, x, num_given, block_length):
                 total -= float(beliefs[0, position, x[0, position]]) / len(orders)
                 z[:, position] = x[:, position]
     return total
+
+
+def stale(block_length: int, every: int, length: int = 4, num_steps: int = 3, **model):
+    """An anchored pair whose anchor network runs every `every` of `num_steps` steps, in training and sampling."""
+    config = tiny(block_length, length, method="adlm", **model)
+    sampling = Sampling(steps=num_steps, anchor_every=every)
+    return built(replace(config, sampling=sampling, time=replace(config.time, steps=num_steps)))
+
+
+def stale_log_probs(network, x: torch.Tensor, block_length: int, every: int, patterns) -> list[torch.Tensor]:
+    """Of each block of rows x (N, L), log p (patterns, N) if its i-th token is revealed at step pattern[i]."""
+    blocks = []
+    for start in range(1, x.shape[1], block_length):
+        stop = min(start + block_length, x.shape[1])
+        by_pattern = []
+        for pattern in patterns(stop - start):
+            step_of = torch.cat([torch.full((start,), -1), torch.tensor(pattern)])
+            log_p = torch.zeros(len(x), dtype=torch.float64)
+            for step in set(pattern):
+                z, read = (x[:, :stop].masked_fill(step_of >= first, MASK) for first in (step, step - step % every))
+                beliefs = network(z, stale=read)[..., :3].log_softmax(dim=-1)
+                log_p += beliefs.gather(2, x[:, :stop, None])[..., 0][:, step_of == step].sum(dim=1)
+            by_pattern.append(log_p)
+        blocks.append(torch.stack(by_pattern).detach())
+    return blocks
+
+
+def on_the_grid(num_tokens: int):
+    """With the linear schedule a token is revealed at each of three steps with the same probability."""
+    return itertools.product(range(3), repeat=num_tokens)
+
+
+def mixed(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """log p (N,) of rows whose patterns are equally likely."""
+    return sum(torch.logsumexp(log_p, dim=0) - math.log(len(log_p)) for log_p in blocks)
+
+
+def grid_noise(x: torch.Tensor, every: int):
+    """(q, noised): all ids of one block that q draws at three steps, with those that the anchor network read last."""
+    for index in (1, 2, 3):
+        refreshed = 3 - ((3 - index) - (3 - index) % every)
+        visible, read_visible = 1 - index / 3, 1 - refreshed / 3
+        kinds = {"masked": index / 3, "revealed": visible - read_visible, "visible": read_visible}
+        for token_kinds in itertools.product(kinds, repeat=x.shape[1] - 1):
+            kind = np.array(["visible", *token_kinds])
+            z, read = (x.masked_fill(torch.tensor(where), MASK) for where in (kind == "masked", kind != "visible"))
+            t, s = (torch.full((len(x),), step / 3, dtype=torch.float64) for step in (index, index - 1))
+            q = math.prod(kinds[each] for each in token_kinds) / 3
+            if q:
+                yield q, NoisedBatch(z, t, s, stale=read)
+
+
+@pytest.mark.parametrize("bridge", ["logits", "hidden-plus-input", "none"])
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_bound_of_stale_anchors_is_a_bound_on_their_sampler(every, bridge):
+    method, network = stale(3, every, bridge=bridge)
+    x = rows(4)
+    blocks = stale_log_probs(network, x, 3, every, on_the_grid)
+    log_p, bound = mixed(blocks), -sum(log_p.mean(dim=0) for log_p in blocks)
+    assert log_p.exp().sum() == pytest.approx(1, abs=1e-9)
+    assert (bound > -log_p + 1e-9).all()
+    nats = sum(q * method.step_nats(network, x, noised, None) for q, noised in grid_noise(x, every))
+    torch.testing.assert_close(nats.sum(dim=1).float().detach(), bound.float(), atol=1e-4, rtol=0)
+
+
+def test_noise_draws_nested_masks_on_the_grid():
+    method, _network = stale(3, 2)
+    x, num = torch.tensor([[BOS, 1, 1, 2]]), 60_000
+    noised = method.noise(x.expand(num, -1), None, BatchRng(torch.Generator().manual_seed(0)), 0.0)
+    ids = (map(tuple, each.tolist()) for each in (noised.z, noised.stale))
+    found = Counter(zip(noised.t[:, 1].tolist(), *ids, strict=True))
+    expected = {
+        (float(each.t[0]), tuple(each.z[0].tolist()), tuple(each.stale[0].tolist())): q for q, each in grid_noise(x, 2)
+    }
+    assert set(found) <= set(expected)
+    chi_square = sum((found[key] - q * num) ** 2 / (q * num) for key, q in expected.items())
+    assert chi_square < len(expected) + 5 * math.sqrt(2 * len(expected))
+
+
+def test_anchors_that_are_not_stale_are_those_of_today():
+    method, network = stale(3, 2, length=8)
+    x, z = torch.randint(3, (5, 8)), torch.randint(4, (5, 8))
+    x[:, 0] = z[:, 0] = BOS
+    torch.testing.assert_close(network(z, stale=z), network(z), atol=1e-12, rtol=0)
+    read = z.masked_fill(torch.rand(z.shape) < 0.5, MASK)
+    read[:, 0] = BOS
+    hidden = FrozenNetwork(network).block_hidden(z, z, None, read)[0].last
+    torch.testing.assert_close(network.denoiser.head(hidden)[:, 1:], network(z, stale=read)[:, 1:], atol=1e-10, rtol=0)
+    noised = method.noise(x, None, BatchRng(torch.Generator().manual_seed(0)), 0.0)
+    assert (noised.stale[noised.z == MASK] == MASK).all()
+    assert ((noised.stale == x) | (noised.stale == MASK)).all()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("block_length", "every", "sampler"), [(3, 2, "ancestral"), (2, 3, "ancestral"), (3, 2, "left-to-right")]
+)
+def test_samples_with_stale_anchors_have_their_distribution(block_length, every, sampler, cached):
+    method, network = stale(block_length, every)
+    num, sampling = 6000 if cached else 1000, replace(method.config.sampling, sampler=sampler)
+    texts = sampled(method, FrozenNetwork(network) if cached else network, sampling, num, 4)
+    counts = Counter(map(tuple, texts.tolist()))
+    patterns = on_the_grid if sampler == "ancestral" else lambda num_tokens: [tuple(range(num_tokens))]
+    log_p = mixed(stale_log_probs(network, rows(4), block_length, every, patterns))
+    found = torch.tensor([counts[tuple(row)] for row in rows(4).tolist()], dtype=torch.float64)
+    chi_square = ((found - log_p.exp() * num) ** 2 / (log_p.exp() * num).clamp(min=1)).sum()
+    assert chi_square < 27 + 5 * math.sqrt(2 * 27)
+    if sampler == "left-to-right":
+        nats = ESTIMATORS["left-to-right"](method)(network, rows(4), None, BatchRng(torch.Generator())).sum(dim=1)
+        torch.testing.assert_close(-nats, log_p.float(), atol=1e-5, rtol=0, check_dtype=False)
+
+
+def test_what_stale_anchors_cannot_do_is_refused():
+    with pytest.raises(UserError, match="anchor_every 2 is for block-causal adlm"):
+        method_of(replace(tiny(2), sampling=Sampling(anchor_every=2)))
+    with pytest.raises(UserError, match=r"time.steps 0 must be sampling.steps 128"):
+        method_of(replace(tiny(2, method="adlm"), sampling=Sampling(anchor_every=2)))
+    method, _network = stale(3, 2)
+    with pytest.raises(UserError, match="speculative has none"):
+        method.check_run(torch.tensor([[0, MASK]]), Sampling(sampler="speculative", anchor_every=2), None)

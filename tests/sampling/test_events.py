@@ -309,7 +309,7 @@ def test_finished_rows_are_no_longer_read():
     read = []
 
     class Counting(Table):
-        def __call__(self, z, alpha, pad, rows=None):
+        def __call__(self, z, alpha, pad, rows=None, step=None):
             read.append(len(z))
             assert len(alpha) == len(z)
             return super().__call__(z, alpha, pad)
@@ -370,7 +370,7 @@ def test_the_network_is_conditioned_on_the_noise_level_of_each_row():
     alphas = []
 
     class RecordingTable(Table):
-        def __call__(self, z, alpha, pad, rows=None):
+        def __call__(self, z, alpha, pad, rows=None, step=None):
             alphas.append(alpha.clone())
             return super().__call__(z, alpha, pad)
 
