@@ -155,7 +155,7 @@ class KVCache:
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
         """Counters of the attention kernel: finished parts of each row and query head."""
         self.graphs: dict[tuple[object, ...], CudaGraph[Any]] = {}
-        """The captured graphs of reading a few tokens, by the function applied to their hidden states and by shape."""
+        """Captured graphs, see `FrozenNetwork.replay`."""
 
 
 class FrozenHead:
@@ -323,89 +323,66 @@ class FrozenNetwork:
     def read_and(self, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None) -> Result:
         """function(read(ids, cache), *inputs). With CUDA graphs, both are one graph if a single token is read.
 
-        `function` must then depend on its tensors only, be the same object with the same shapes at every call, and
-        never synchronize with the device. The inputs are copied.
+        `function` must then be the same object at every call, and is subject to the rules of `replay`.
         """
-        result = self.read_open(function, ids, cache, None, *inputs, in_graph=ids.shape[1] == 1)
-        cache.filled += ids.shape[1]
-        cache.position += ids.shape[1]
-        return result
-
-    @torch.no_grad()
-    def read_open(
-        self,
-        function: Callable[..., Result],
-        ids: Tensor,
-        cache: KVCache,
-        tokens: OpenTokens | None,
-        *inputs: Tensor | None,
-        unseen: Tensor | None = None,
-        in_graph: bool = True,
-    ) -> Result:
-        """`read_and` of n tokens that attend to each other as `tokens` says, or causally, and are not yet part of the
-        text: `cache.filled` and `cache.position` stay, and the next call overwrites their keys and values.
-
-        To keep the first of them, as far as they are causal, add their number to both. `unseen` (B, n) is True at
-        tokens that others do not attend to.
-        """
-
-        def read_and_apply(ids: Tensor, unseen: Tensor | None, *inputs: Tensor | None) -> Result:
-            positions, attend = self._open(ids, cache, tokens, unseen)
-            return function(self._run_trunks(ids, positions, attend, None), *inputs)
-
-        return self._replay(function, read_and_apply, cache, tokens, ids, unseen, *inputs, in_graph=in_graph)
-
-    @torch.no_grad()
-    def read_open_anchors(
-        self, ids: Tensor, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
-    ) -> AnchorStates:
-        """The anchor network's part of `read_open`; with CUDA graphs the next call overwrites it."""
-
-        def read(ids: Tensor, unseen: Tensor | None) -> AnchorStates:
-            positions, attend = self._open(ids, cache, tokens, unseen)
-            return self._run_anchor(ids, positions, attend, None)
-
-        return self._replay("anchors", read, cache, tokens, ids, unseen)
-
-    @torch.no_grad()
-    def denoise_open(
-        self, ids: Tensor, anchors: AnchorStates, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
-    ) -> HiddenStates:
-        """The denoiser's part of `read_open`, given what the anchor network read of the same tokens, then or before."""
-
-        def read(
-            ids: Tensor, unseen: Tensor | None, anchor_ids: Tensor, hidden: Tensor, bridged: Tensor
-        ) -> HiddenStates:
-            positions, attend = self._open(ids, cache, tokens, unseen)
-            return self._run_denoiser(ids, AnchorStates(anchor_ids, hidden, bridged), positions, attend, None)
-
-        parts = (anchors.ids, anchors.hidden, anchors.bridged)
-        return self._replay("denoiser", read, cache, tokens, ids, unseen, *parts)
-
-    def _replay(
-        self,
-        name: object,
-        function: Callable[..., Result],
-        cache: KVCache,
-        tokens: OpenTokens | None,
-        ids: Tensor,
-        unseen: Tensor | None,
-        *inputs: Tensor | None,
-        in_graph: bool = True,
-    ) -> Result:
-        """function(ids, unseen, *inputs), in a CUDA graph of the cache where there can be one."""
         num = ids.shape[1]
         if cache.filled + num > cache.length:
             raise ValueError(
                 f"the KV cache has {cache.length} positions, {cache.filled} are filled, and {num} more tokens were "
                 "given; create a longer cache"
             )
-        if self.graph_cache is None or not in_graph:
-            return function(ids, unseen, *inputs)
-        key = (name, num, id(tokens), unseen is None)
+
+        def read(ids: Tensor, *inputs: Tensor | None) -> Result:
+            return function(self.read_open(ids, cache), *inputs)
+
+        result = self.replay(function, read, cache, ids, *inputs) if num == 1 else read(ids, *inputs)
+        cache.filled += num
+        cache.position += num
+        return result
+
+    @torch.no_grad()
+    def replay(self, key: object, function: Callable[..., Result], cache: KVCache, *inputs: Tensor | None) -> Result:
+        """function(*inputs), with CUDA graphs one graph of the cache: captured once for a key and shapes of the inputs.
+
+        The function must depend on its inputs and on tensors that stay where they are, and never synchronize with the
+        device. It is called three times at first, so three calls must have the same effect as one. The inputs are
+        copied; the result is overwritten by the next call of a graph.
+        """
+        if self.graph_cache is None:
+            return function(*inputs)
+        key = (key, *(None if tensor is None else tensor.shape for tensor in inputs))
         if key not in cache.graphs:
-            cache.graphs[key] = self.graph_cache.capture(function, ids, unseen, *inputs)
-        return cache.graphs[key].replay(ids, unseen, *inputs)  # type: ignore[no-any-return]
+            cache.graphs[key] = self.graph_cache.capture(function, *inputs)
+        return cache.graphs[key].replay(*inputs)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def read_open(
+        self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None = None, unseen: Tensor | None = None
+    ) -> HiddenStates:
+        """`read` of n tokens that attend to each other as `tokens` says, or causally, and are not yet part of the
+        text: `cache.filled` and `cache.position` stay, and the next call overwrites their keys and values.
+
+        To keep the first of them, as far as they are causal, add their number to both. `unseen` (B, n) is True at
+        tokens that others do not attend to.
+        """
+        positions, attend = self._open(ids, cache, tokens, unseen)
+        return self._run_trunks(ids, positions, attend, None)
+
+    @torch.no_grad()
+    def read_open_anchors(
+        self, ids: Tensor, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
+    ) -> AnchorStates:
+        """The anchor network's part of `read_open`."""
+        positions, attend = self._open(ids, cache, tokens, unseen)
+        return self._run_anchor(ids, positions, attend, None)
+
+    @torch.no_grad()
+    def denoise_open(
+        self, ids: Tensor, anchors: AnchorStates, cache: KVCache, tokens: OpenTokens, unseen: Tensor | None = None
+    ) -> HiddenStates:
+        """The denoiser's part of `read_open`, given what the anchor network read of the same tokens, then or before."""
+        positions, attend = self._open(ids, cache, tokens, unseen)
+        return self._run_denoiser(ids, anchors, positions, attend, None)
 
     def _open(
         self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None
@@ -464,5 +441,5 @@ def repeat_first(rows: Tensor, num: int) -> Tensor:
 
 
 def identity(hidden: HiddenStates) -> HiddenStates:
-    """For `read_open` where nothing is to be computed from the hidden states in the same call."""
+    """For `read_and` where nothing is to be computed from the hidden states in the same call."""
     return hidden

@@ -20,7 +20,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, OpenTokens, identity
+from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, OpenTokens
 from adlm.methods.adlm import Adlm
 from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
@@ -281,6 +281,31 @@ class CachedBlocks:
         visible[num_kept:, num_kept:] = True
         return OpenTokens(visible)
 
+    def _read(self, ids: Tensor, unseen: Tensor | None, num_kept: int) -> HiddenStates:
+        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+
+        def read(ids: Tensor, unseen: Tensor | None) -> HiddenStates:
+            return self.network.read_open(ids, cache, tokens, unseen)
+
+        return self.network.replay(num_kept, read, cache, ids, unseen)
+
+    def _read_anchors(self, ids: Tensor, unseen: Tensor | None, num_kept: int) -> AnchorStates:
+        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+
+        def read(ids: Tensor, unseen: Tensor | None) -> AnchorStates:
+            return self.network.read_open_anchors(ids, cache, tokens, unseen)
+
+        return self.network.replay(("anchors", num_kept), read, cache, ids, unseen).after(0)
+
+    def _denoise(self, ids: Tensor, unseen: Tensor | None, anchors: AnchorStates, num_kept: int) -> HiddenStates:
+        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+
+        def read(ids: Tensor, unseen: Tensor | None, *parts: Tensor) -> HiddenStates:
+            return self.network.denoise_open(ids, AnchorStates(*parts), cache, tokens, unseen)
+
+        parts = (anchors.ids, anchors.hidden, anchors.bridged)
+        return self.network.replay(("denoiser", num_kept), read, cache, ids, unseen, *parts)
+
     def open(self, ids: Tensor, start: int, pad: Tensor | None) -> Denoiser:
         """The denoiser of the block from `start` to the end of ids (B, stop), the text of all rows so far."""
         network, cache = self.network, self.cache()
@@ -309,9 +334,8 @@ class CachedBlocks:
             nonlocal kept, anchors
             text = z if rows is None else ids.index_copy(0, rows, z)
             new = text[:, cache.filled :]
-            tokens, unseen = self.tokens(kept, new.shape[1]), unseen_in(new)
             if self.anchor_every == 1:
-                hidden = network.read_open(identity, new, cache, tokens, unseen=unseen)
+                hidden = self._read(new, unseen_in(new), kept)
             else:
                 due = refreshes.due(len(z), step)
                 if anchors is None or due.any():
@@ -321,8 +345,8 @@ class CachedBlocks:
                         if rows is not None:
                             is_due = is_due.new_zeros(len(ids)).index_copy(0, rows, is_due)
                         read = torch.where(is_due[:, None], new, anchors.ids)
-                    anchors = network.read_open_anchors(read, cache, tokens, unseen_in(read)).after(0)
-                hidden = network.denoise_open(new, anchors, cache, tokens, unseen)
+                    anchors = self._read_anchors(read, unseen_in(read), kept)
+                hidden = self._denoise(new, unseen_in(new), anchors, kept)
                 anchors = anchors.after(kept) if kept else anchors
             output = OpenBlockOutput(network, hidden, self.mask_id, rows, ids.shape[1], start, kept)
             cache.filled += kept

@@ -28,8 +28,10 @@ from adlm.methods.inputs import eval_mode, stop_id, vocabulary_of
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
+    DraftedText,
     Drafts,
     SpeculativeModel,
+    Unfilled,
     Verified,
     draw_drafts,
     sample_speculative,
@@ -61,18 +63,19 @@ def generate_speculative(
 ) -> Iterator[Frame]:
     """Samples from the causal model of a block-causal network. The first token of every row is given."""
     vocabulary, num_drafts = vocabulary_of(config), config.model.block_length - 1
+    unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, stop_id(config, sampling))
     model: SpeculativeModel
     if isinstance(network, FrozenNetwork):
-        model = CachedDrafting(network, vocabulary.mask_id, num_drafts, sampling, canvas)
+        model = CachedDrafting(network, unfilled, num_drafts, sampling)
     else:
-        model = recomputing_model(network, vocabulary.mask_id, num_drafts, sampling)
+        model = recomputing_model(network, unfilled, num_drafts, sampling)
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
-    return sample_speculative(model, canvas, vocabulary.mask_id, drafts, rng, pad, stop_id(config, sampling))
+    return sample_speculative(model, canvas, unfilled, drafts, rng)
 
 
-def recomputing_model(network: nn.Module, mask_id: int, num_drafts: int, sampling: Sampling) -> SpeculativeModel:
+def recomputing_model(network: nn.Module, unfilled: Unfilled, num_drafts: int, sampling: Sampling) -> SpeculativeModel:
     """Row by row, and every token read again in every call: the plain form, and the test oracle."""
-    block_length = num_drafts + 1
+    block_length, mask_id = num_drafts + 1, unfilled.mask_id
 
     @torch.no_grad()
     def causal_log_beliefs(ids: Tensor, num: int) -> Tensor:
@@ -88,8 +91,9 @@ def recomputing_model(network: nn.Module, mask_id: int, num_drafts: int, samplin
         logits = network(z, first_block=(num - 1) % block_length or None)
         return clean_log_beliefs(logits[0, num + 1 :], mask_id)
 
-    def model(text: Tensor, known: Tensor, drafts: Drafts, uniforms: Tensor) -> Verified:
-        prefixes = [text[row : row + 1, :num] for row, num in enumerate(known.tolist())]
+    def model(text: DraftedText, uniforms: Tensor) -> DraftedText:
+        drafts = text.drafts
+        prefixes = [text.ids[row : row + 1, :num] for row, num in enumerate(text.known.tolist())]
         with eval_mode(network):
             read = [torch.cat([ids, drafts.tokens[row : row + 1]], dim=1) for row, ids in enumerate(prefixes)]
             log_p = torch.stack([causal_log_beliefs(ids, block_length) for ids in read])
@@ -99,19 +103,20 @@ def recomputing_model(network: nn.Module, mask_id: int, num_drafts: int, samplin
                 for ids, prefix, num in zip(read, prefixes, num_accepted.tolist(), strict=True)
             ]
             log_q = torch.stack([draft_log_beliefs(ids) for ids in kept])
-        return Verified(num_accepted, token, chance, draw_drafts(log_q, uniforms[:, block_length:], sampling))
+        next_drafts = draw_drafts(log_q, uniforms[:, block_length:], sampling)
+        return unfilled.after(text, Verified(num_accepted, token, chance, next_drafts))
 
     return model
 
 
 class CachedDrafting:
-    """The same with a KV cache: one network call, in which verification and drawing are included."""
+    """The same with a KV cache. All of a call is one function of tensors, on CUDA one graph."""
 
-    def __init__(self, network: FrozenNetwork, mask_id: int, num_drafts: int, sampling: Sampling, canvas: Tensor):
+    def __init__(self, network: FrozenNetwork, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
         assert network.text_blocks is not None
-        self.network, self.mask_id, self.num_drafts, self.sampling = network, mask_id, num_drafts, sampling
+        self.network, self.unfilled, self.num_drafts, self.sampling = network, unfilled, num_drafts, sampling
+        self.mask_id, device = unfilled.mask_id, unfilled.end.device
         self.hides_masks = network.text_blocks.hidden_id is not None
-        self.canvas, device = canvas, canvas.device
         num_causal, per_block = num_drafts + 1, num_drafts + 2
         num_places = num_causal + num_causal * per_block
         block = (torch.arange(num_places, device=device) - num_causal).div(per_block, rounding_mode="floor")
@@ -123,29 +128,34 @@ class CachedDrafting:
         self.tokens = OpenTokens(visible, torch.where(causal, number, block + place))
         self.begins = num_causal + per_block * torch.arange(num_causal, device=device)
         """The first place of each open block."""
-        self.cache = functools.cache(lambda: network.cache(len(canvas), canvas.shape[1] + num_places))
+        num_rows, length = unfilled.masked.shape
+        self.cache = functools.cache(lambda: network.cache(num_rows, length + num_places))
 
-    def __call__(self, text: Tensor, known: Tensor, drafts: Drafts, uniforms: Tensor) -> Verified:
-        network, cache = self.network, self.cache()
+    def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
+        network, cache, drafts = self.network, self.cache(), text.drafts
         if cache.filled == 0:  # tokens after the prompt of a shorter one are overwritten later
-            num_prompt = int((text != self.mask_id).long().cumprod(dim=1).sum(dim=1).max())
+            num_prompt = int(text.known.max())
             if num_prompt > 1:
-                network.read(text[:, : num_prompt - 1], cache)
-            cache.filled = text.shape[1]  # room for all that will be kept
-        cache.position.copy_(known - 1)
-        last = text.gather(1, known[:, None] - 1)
-        causal = torch.cat([last, drafts.tokens], dim=1)
-        masks = causal.new_full((*causal.shape, self.num_drafts + 1), self.mask_id)
-        ids = torch.cat([causal, torch.cat([causal[..., None], masks], dim=2).flatten(1)], dim=1)
-        unseen = ids == self.mask_id if self.hides_masks else None
-        return network.read_open(
-            self._verify_and_draft, ids, cache, self.tokens, drafts.tokens, drafts.chances, uniforms, unseen=unseen
-        )
+                network.read(text.ids[:, : num_prompt - 1], cache)
+            cache.filled = text.ids.shape[1]  # room for all that will be kept
+        parts = (text.ids, text.chance, text.known, drafts.tokens, drafts.chances)
+        return network.replay(self, self._call, cache, *parts, uniforms)
 
-    def _verify_and_draft(self, hidden: HiddenStates, tokens: Tensor, chances: Tensor, uniforms: Tensor) -> Verified:
+    def _call(
+        self, ids: Tensor, chance: Tensor, known: Tensor, tokens: Tensor, chances: Tensor, uniforms: Tensor
+    ) -> DraftedText:
+        cache, text = self.cache(), DraftedText(ids, chance, known, Drafts(tokens, chances))
+        cache.position.copy_(known - 1)
+        causal = torch.cat([ids.gather(1, known[:, None] - 1), tokens], dim=1)
+        masks = causal.new_full((*causal.shape, self.num_drafts + 1), self.mask_id)
+        places = torch.cat([causal, torch.cat([causal[..., None], masks], dim=2).flatten(1)], dim=1)
+        unseen = places == self.mask_id if self.hides_masks else None
+        hidden = self.network.read_open(places, cache, self.tokens, unseen)
+        return self.unfilled.after(text, self._verify_and_draft(hidden, text.drafts, uniforms))
+
+    def _verify_and_draft(self, hidden: HiddenStates, drafts: Drafts, uniforms: Tensor) -> Verified:
         num_causal, last = self.num_drafts + 1, hidden.last
         log_p = clean_log_beliefs(self.network.logits(last[:, :num_causal].flatten(0, 1)), self.mask_id)
-        drafts = Drafts(tokens, chances)
         num_accepted, token, chance = verify(
             log_p.view(len(last), num_causal, -1), drafts, uniforms[:, :num_causal], self.sampling
         )

@@ -57,18 +57,25 @@ def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     return Frame(canvas, start, nowhere, nowhere, (canvas != mask_id).float(), canvas, None)
 
 
-def end_texts(frame: Frame, to_fill: Tensor, eos_id: int | None) -> Frame:
-    """The frame with every text ended by its first drawn eos, which also fills the masks after it.
+def end_texts(ids: Tensor, chance: Tensor, to_fill: Tensor, eos_id: int | None) -> tuple[Tensor, Tensor]:
+    """ids and chances (B, L) of a frame with every text ended by its first drawn eos, which also fills the masks after.
 
     `to_fill` (B, L) is True where the canvas has masks: tokens that were given end nothing. None ends no text.
     """
     if eos_id is None:
-        return frame
-    is_end = (frame.ids == eos_id) & to_fill
+        return ids, chance
+    is_end = (ids == eos_id) & to_fill
     after = (is_end.cumsum(dim=1) - is_end.long() > 0) & to_fill
-    ids = frame.ids.masked_fill(after, eos_id)
-    return replace(
-        frame, ids=ids, revealed=frame.revealed | (ids != frame.ids), chance=frame.chance.masked_fill(after, 1.0)
+    return ids.masked_fill(after, eos_id), chance.masked_fill(after, 1.0)
+
+
+def with_ended_texts(frame: Frame, to_fill: Tensor, eos_id: int | None) -> Frame:
+    """The frame after `end_texts`."""
+    ids, chance = end_texts(frame.ids, frame.chance, to_fill, eos_id)
+    return (
+        frame
+        if eos_id is None
+        else replace(frame, ids=ids, revealed=frame.revealed | (ids != frame.ids), chance=chance)
     )
 
 

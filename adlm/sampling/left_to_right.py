@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, end_texts, first_frame
+from adlm.sampling.frame import Frame, first_frame, with_ended_texts
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_shaped, shape, symbols_of, visible_ids
 
@@ -75,7 +75,7 @@ def sample_left_to_right(
                 read=frame.ids,
                 alpha=None,
             )
-            frame = end_texts(frame, masked, eos_id)
+            frame = with_ended_texts(frame, masked, eos_id)
             yield frame
             if eos_id is not None and not (frame.ids == mask_id).any():
                 return

@@ -27,7 +27,7 @@ from adlm.sampling.adaptive import (
     sample_remdm_conf,
 )
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Denoiser, Frame, Row, SamplingRun, end_texts, first_frame
+from adlm.sampling.frame import Denoiser, Frame, Row, SamplingRun, first_frame, with_ended_texts
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,
@@ -159,7 +159,7 @@ def sample_blocks(
         for frame in frames:
             state = _embed(before, frame, part)
             yield state
-        ended = end_texts(state, to_fill, eos_id)
+        ended = with_ended_texts(state, to_fill, eos_id)
         if ended is not state and (ended.ids != state.ids).any():
             state = replace(ended, revealed=ended.ids != state.ids, read=state.ids)
             yield state

@@ -51,8 +51,56 @@ class Verified:
     drafts: Drafts
 
 
-SpeculativeModel = Callable[[Tensor, Tensor, Drafts, Tensor], Verified]
-"""(text (B, L), number of known tokens of each row (B,), drafts, uniform numbers (B, 2 k + 1)) -> what is verified."""
+@dataclass(frozen=True)
+class DraftedText:
+    """What is known of all rows, and the drafts of the tokens after it."""
+
+    ids: Tensor
+    """(B, L), masks where nothing is known."""
+    chance: Tensor
+    """(B, L), the causal model's probability of each token; 1 at given ones, 0 at masks."""
+    known: Tensor
+    """(B,), the number of known tokens before the first mask."""
+    drafts: Drafts
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """What a canvas asks for: a prompt and then masks in every row, and padding."""
+
+    masked: Tensor
+    """(B, L), True at the masks of the canvas."""
+    end: Tensor
+    """(B,), the number of tokens of each row without padding."""
+    mask_id: int
+    eos_id: int | None
+    """A text ends with the first one drawn, see `end_texts`; None ends none."""
+
+    @classmethod
+    def of(cls, canvas: Tensor, mask_id: int, pad: Tensor | None, eos_id: int | None) -> "Unfilled":
+        end = torch.full((len(canvas),), canvas.shape[1], device=canvas.device) if pad is None else (~pad).sum(dim=1)
+        return cls(canvas == mask_id, end, mask_id, eos_id)
+
+    def num_known(self, ids: Tensor) -> Tensor:
+        """(B,), before the first mask of ids (B, L), or to the end."""
+        return torch.minimum((ids != self.mask_id).long().cumprod(dim=1).sum(dim=1), self.end)
+
+    def after(self, text: DraftedText, verified: Verified) -> DraftedText:
+        """The text with what was verified. Never waits for the device."""
+        known, num_drafts = text.known[:, None], text.drafts.tokens.shape[1]
+        tokens = torch.cat([text.drafts.tokens, verified.token[:, None]], dim=1)
+        tokens = tokens.scatter(1, verified.num_accepted[:, None], verified.token[:, None])
+        column = torch.arange(text.ids.shape[1], device=text.ids.device)
+        stop = torch.minimum(text.known + verified.num_accepted + 1, self.end)[:, None]
+        revealed, offset = (column >= known) & (column < stop), (column - known).clamp(0, num_drafts)
+        ids = torch.where(revealed, tokens.gather(1, offset), text.ids)
+        chance = torch.where(revealed, verified.chance.gather(1, offset), text.chance)
+        ids, chance = end_texts(ids, chance, self.masked, self.eos_id)
+        return DraftedText(ids, chance, self.num_known(ids), verified.drafts)
+
+
+SpeculativeModel = Callable[[DraftedText, Tensor], DraftedText]
+"""(text, uniform numbers (B, 2 k + 1)) -> the text after one call. Its tensors may be overwritten by the next call."""
 
 
 def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShaping) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,45 +132,32 @@ def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: TokenShaping) -> Draf
 
 
 def sample_speculative(
-    model: SpeculativeModel,
-    canvas: Tensor,
-    mask_id: int,
-    drafts: Drafts,
-    rng: RowRng,
-    pad: Tensor | None = None,
-    eos_id: int | None = None,
+    model: SpeculativeModel, canvas: Tensor, unfilled: Unfilled, drafts: Drafts, rng: RowRng
 ) -> Iterator[Frame]:
-    """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call.
+    """Fills every mask of the canvas (B, L); one Frame per network call.
 
-    With an `eos_id` a text ends with the first one drawn, see `end_texts`.
+    A call reveals a token at least. So a row needs no more calls than it has masks, and draws the numbers of so many.
     """
-    frame = first_frame(canvas, mask_id)
+    frame = first_frame(canvas, unfilled.mask_id)
     yield frame
-    masked = canvas == mask_id
-    known = (~masked).long().cumprod(dim=1).sum(dim=1)  # padding comes after the masks
-    end = torch.full_like(known, canvas.shape[1]) if pad is None else (~pad).sum(dim=1)
-    num_drafts, column = drafts.tokens.shape[1], torch.arange(canvas.shape[1], device=canvas.device)
-    num_masks, uniforms = masked.sum(dim=1), torch.zeros(len(canvas), 2 * num_drafts + 1, dtype=torch.float64)
-    while bool((known < end).any()):
-        active = (known < end).cpu()[:, None].expand_as(uniforms)  # a finished row draws nothing more
-        uniforms = uniforms.cpu().masked_scatter(active, rng.at_tokens(active)).to(canvas.device)
-        before = drafts.tokens.clone()  # the call may overwrite them with the next ones
-        verified = model(frame.ids, known, drafts, uniforms)
-        tokens = torch.cat([before, verified.token[:, None]], dim=1)
-        tokens = tokens.scatter(1, verified.num_accepted[:, None], verified.token[:, None])
-        stop = torch.minimum(known + verified.num_accepted + 1, end)
-        revealed = (column >= known[:, None]) & (column < stop[:, None])
-        offset = (column - known[:, None]).clamp(0, num_drafts)
+    num_masks, num_uniforms = unfilled.masked.sum(dim=1).tolist(), 2 * drafts.tokens.shape[1] + 1
+    uniforms = torch.zeros(len(canvas), max(num_masks), num_uniforms, dtype=torch.float64)
+    for row, num in enumerate(num_masks):
+        uniforms[row, :num] = torch.from_numpy(rng.for_tokens(row, num * num_uniforms)).view(num, num_uniforms)
+    uniforms, end = uniforms.to(canvas.device), unfilled.end.cpu()
+    text = DraftedText(canvas, frame.chance, unfilled.num_known(canvas), drafts)
+    for call in range(max(num_masks)):
+        text = model(text, uniforms[:, call])
+        known, ids = text.known.cpu(), text.ids.clone()
         frame = Frame(
-            ids=torch.where(revealed, tokens.gather(1, offset), frame.ids),
-            t=((end - stop).double() / num_masks.clamp(min=1)).cpu(),
-            revealed=revealed,
+            ids=ids,
+            t=(end - known).double() / torch.tensor(num_masks).clamp(min=1),
+            revealed=ids != frame.ids,
             remasked=frame.remasked,  # nothing is ever remasked: all frames share one
-            chance=torch.where(revealed, verified.chance.gather(1, offset), frame.chance),
+            chance=text.chance.clone(),
             read=frame.ids,
             alpha=None,
         )
-        frame = end_texts(frame, masked, eos_id)
-        known, drafts = (~(masked & (frame.ids == mask_id))).long().cumprod(dim=1).sum(dim=1), verified.drafts
-        known = torch.minimum(known, end)
         yield frame
+        if bool((known >= end).all()):
+            return
