@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.fused_ops import attend_cached, cached_attention_bias, precise_product
+from adlm.inference.fused_ops import attend_cached, cached_attention_bias, needs_bias, precise_product
 from adlm.inference.trunk import (
     Attend,
     FrozenTrunk,
@@ -388,7 +388,7 @@ class FrozenNetwork:
         self, ids: Tensor, cache: KVCache, tokens: OpenTokens | None, unseen: Tensor | None
     ) -> tuple[Tensor, Attend]:
         """The positions of new tokens, and their attention, which writes their keys and values into the cache."""
-        rotary, bias, positions = self.rotary_table(cache.length), None, cache.position[:, None]
+        rotary, visible, bias, positions = self.rotary_table(cache.length), None, None, cache.position[:, None]
         if ids.shape[1] > 1 or tokens is not None:
             num = torch.arange(ids.shape[1], device=ids.device)
             offsets, visible = num, (num <= num[:, None])[None]
@@ -398,12 +398,13 @@ class FrozenNetwork:
                 visible = visible & ~unseen[:, None] | torch.eye(len(num), dtype=torch.bool, device=ids.device)
             positions = positions + offsets
             rotary = rotary[positions]
-            group = self.trunk.heads // self.trunk.kv_heads
-            bias = cached_attention_bias(cache.position, cache.length, visible, group, cache.keys.dtype)
+            if needs_bias(cache.keys, len(num)):
+                group = self.trunk.heads // self.trunk.kv_heads
+                bias = cached_attention_bias(cache.position, cache.length, visible, group, cache.keys.dtype)
 
         def attend(number: int, qkv: Tensor) -> Tensor:
             keys, values = cache.keys[number], cache.values[number]
-            return attend_cached(qkv, rotary, keys, values, cache.position, cache.arrivals, bias)
+            return attend_cached(qkv, rotary, keys, values, cache.position, cache.arrivals, visible, bias)
 
         return positions, attend
 

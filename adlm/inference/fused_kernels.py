@@ -147,6 +147,121 @@ def attend_cached_kernel(  # type: ignore[no-untyped-def]
             tl.store(mixed + row_head * width + column, combined.to(mixed.dtype.element_ty), mask=wide)
 
 
+@triton.jit(do_not_specialize=["capacity"])  # type: ignore[untyped-decorator,unused-ignore]
+def attend_open_kernel(  # type: ignore[no-untyped-def]
+    qkv,
+    rotary,
+    visible,
+    visible_stride,
+    keys,
+    values,
+    position,
+    parts,
+    sums,
+    arrivals,
+    mixed,
+    num,
+    heads,
+    kv_heads,
+    capacity,
+    width,
+    scale,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    NEW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
+):
+    """`attend_cached_kernel` for `num` new tokens of a row, at most NEW: they attend to the filled cache, and to those
+    of themselves that are `visible`. One program per row, QUERIES queries that share a key head, and PART positions.
+
+    The queries of a key head are those of all new tokens and of its GROUP heads. The last program of a row and its
+    queries has the new tokens instead of a part of the cache; the first such program writes them to the cache.
+    """
+    row, tile, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    num_parts, here = tl.num_programs(2), tl.load(position + row)
+    is_new, first = part == num_parts - 1, part * PART
+    if is_new | (first < here):
+        kv_head, number = tile % kv_heads, (tile // kv_heads) * QUERIES + tl.arange(0, QUERIES)
+        column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
+        wide, paired = column < width, pair < width
+        valid, token, head = number < num * GROUP, row * num + number // GROUP, kv_head * GROUP + number % GROUP
+        slot, cached = first + tl.arange(0, PART), (row * kv_heads + kv_head) * capacity * width
+        known = slot < tl.where(is_new, 0, here)
+        at = cached + slot[:, None] * width + column[None, :]
+        earlier_keys = tl.load(keys + at, mask=known[:, None] & wide[None, :], other=0.0)
+        earlier_values = tl.load(values + at, mask=known[:, None] & wide[None, :], other=0.0)
+        if DEPENDENT_LAUNCH:
+            gdc_launch_dependents()
+            gdc_wait()
+        stride = (heads + 2 * kv_heads) * width
+        q = _rotated(qkv + token * stride + head * width, rotary + token * width, valid, column, pair, wide, paired)
+        out = (row * tl.num_programs(1) + tile) * num_parts
+        if is_new:
+            new = tl.arange(0, NEW)
+            inside, source = new < num, row * num + new
+            key = qkv + source * stride + (heads + kv_head) * width
+            k = _rotated(key, rotary + source * width, inside, column, pair, wide, paired)
+            is_value = inside[:, None] & wide[None, :]
+            v = tl.load((key + kv_heads * width)[:, None] + column[None, :], mask=is_value, other=0.0)
+            slots = cached + (here + new)[:, None] * width + column[None, :]
+            writes = is_value & (here + new < capacity)[:, None] & (tile < kv_heads)
+            tl.store(keys + slots, k, mask=writes)
+            tl.store(values + slots, v, mask=writes)
+            rule = row * visible_stride + (number // GROUP)[:, None] * num + new[None, :]
+            seen = tl.load(visible + rule, mask=valid[:, None] & inside[None, :], other=0) != 0
+            _store_part(
+                q, k, v, seen | (number >= num * GROUP)[:, None], scale, parts, sums, out + part, QUERIES, WIDTH
+            )
+        else:
+            seen = (slot < here)[None, :] | (number < 0)[:, None]
+            _store_part(q, earlier_keys, earlier_values, seen, scale, parts, sums, out + part, QUERIES, WIDTH)
+        tl.debug_barrier()  # the part is written completely before it is counted
+        num_cached = tl.cdiv(here, PART)
+        if tl.atomic_add(arrivals + row * heads + tile, 1, sem="acq_rel") == num_cached:
+            tl.store(arrivals + row * heads + tile, 0)
+            query, total = tl.arange(0, QUERIES), tl.zeros((QUERIES, WIDTH), tl.float32)
+            largest, share = tl.full((QUERIES,), -float("inf"), tl.float32), tl.zeros((QUERIES,), tl.float32)
+            for number_of_part in range(num_cached + 1):
+                at_part = out + tl.where(number_of_part == num_cached, num_parts - 1, number_of_part)
+                theirs = sums + 2 * (at_part * QUERIES + query)
+                their_largest = tl.load(theirs, cache_modifier=".cg")
+                new_largest = tl.maximum(largest, their_largest)
+                old, added = tl.exp(largest - new_largest), tl.exp(their_largest - new_largest)
+                share = share * old + tl.load(theirs + 1, cache_modifier=".cg") * added
+                their_parts = parts + (at_part * QUERIES + query)[:, None] * WIDTH + column[None, :]
+                total = total * old[:, None] + tl.load(their_parts, cache_modifier=".cg") * added[:, None]
+                largest = new_largest
+            result = (total / share[:, None]).to(mixed.dtype.element_ty)
+            target = mixed + (token * heads + head)[:, None] * width + column[None, :]
+            tl.store(target, result, mask=valid[:, None] & wide[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _rotated(rows, angles, valid, column, pair, wide, paired):  # type: ignore[no-untyped-def]
+    """The vectors (N, WIDTH) at `rows` (N,), each pair of coordinates multiplied by the complex number at `angles`."""
+    x = tl.load(rows[:, None] + column[None, :], mask=valid[:, None] & wide[None, :], other=0.0)
+    angle, inside = angles[:, None] + pair[None, :], valid[:, None] & paired[None, :]
+    cos, sin = tl.load(angle, mask=inside, other=0.0), tl.load(angle + 1, mask=inside, other=0.0)
+    real, imaginary = tl.split(tl.reshape(x.to(tl.float32), (x.shape[0], x.shape[1] // 2, 2)))
+    return tl.interleave(real * cos - imaginary * sin, real * sin + imaginary * cos).to(x.dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _store_part(q, k, v, seen, scale, parts, sums, at, QUERIES: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The attention of queries (N, w) to some keys and values: its weighted sum, largest score and sum of shares."""
+    score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    score = tl.where(seen, score, -float("inf"))
+    largest = tl.max(score, 1)
+    share = tl.exp(score - largest[:, None])
+    partial = tl.dot(share.to(v.dtype), v, input_precision="ieee")
+    query, column = tl.arange(0, QUERIES), tl.arange(0, WIDTH)
+    tl.store(parts + (at * QUERIES + query)[:, None] * WIDTH + column[None, :], partial)
+    tl.store(sums + 2 * (at * QUERIES + query), largest)
+    tl.store(sums + 2 * (at * QUERIES + query) + 1, tl.sum(share, 1))
+
+
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _combine_parts(parts, sums, first, num_parts, width, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Softmax-weighted combination of consecutive parts. Loads bypass L1 (.cg): other programs wrote the data."""

@@ -29,6 +29,9 @@ WEIGHTS_PER_PROGRAM = 8192  # 16 KB in flight in bfloat16
 NUM_MULTIPROCESSORS = 132  # of an H100 or H200; each should run at least one program
 LAYER_NORM_EPSILON = 1e-5
 SWIGLU_BLOCK = 1024
+MAX_OPEN_TOKENS, OPEN_QUERIES, OPEN_PART = 32, 32, 64
+"""Of the kernel for a few new tokens: their largest number, and the queries and positions of a program. A head has a
+counter, so there must be as many queries in a program as tokens, at least."""
 POSITIONS_PER_PART = 128  # a GPU has more multiprocessors than a token has heads, so a head's cache is split in parts
 
 
@@ -140,15 +143,19 @@ def attend_cached(
     values: Tensor,
     position: Tensor,
     arrivals: Tensor,
+    visible: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Attention of n new tokens, qkv (B, n, H + 2 K, w), to the KV cache and to themselves: (B, n, H w).
 
     The first new token of a row is at `position` (B,) of the cache; the new keys and values are written into keys and
-    values (B, K, C, w). Without a `bias` there is one new token, and rotary (C, w / 2) covers all positions; else
-    rotary (B, n, w / 2) is that of the new ones, and the bias is a `cached_attention_bias`. arrivals (B, H), int32, is
-    0 before and after the call.
+    values (B, K, C, w). Without `visible` there is one new token, and rotary (C, w / 2) covers all positions; else
+    rotary (B, n, w / 2) is that of the new ones, which attend to each other where `visible` (1 or B, n, n) is True.
+    The `bias` is then the `cached_attention_bias` of all that, made once for all layers, if `needs_bias` says so.
+    arrivals (B, H), int32, is 0 before and after the call.
     """
+    if visible is not None and not needs_bias(qkv, qkv.shape[1]):
+        return _attend_open(qkv, rotary, keys, values, position, arrivals, visible)
     if bias is not None or not can_use_triton(qkv):
         return plain_attend_cached(qkv, rotary, keys, values, position, bias)
     from adlm.inference.fused_kernels import attend_cached_kernel
@@ -179,6 +186,60 @@ def attend_cached(
             next_power_of_two(width),
             POSITIONS_PER_PART,
             next_power_of_two(num_parts),
+            dependent_launch,
+            launch_pdl=dependent_launch,
+        )
+    return mixed
+
+
+def needs_bias(like: Tensor, num: int) -> bool:
+    """Whether attention of `num` new tokens to a KV cache runs in the plain form: their kernel is for a few of them."""
+    return num > MAX_OPEN_TOKENS or not can_use_triton(like)
+
+
+def _attend_open(
+    qkv: Tensor,
+    rotary: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: Tensor,
+    arrivals: Tensor,
+    visible: Tensor,
+) -> Tensor:
+    from adlm.inference.fused_kernels import attend_open_kernel
+
+    (batch, num), (_, kv_heads, capacity, width) = qkv.shape[:2], keys.shape
+    heads = qkv.shape[2] - 2 * kv_heads
+    group, padded_width = heads // kv_heads, max(16, next_power_of_two(width))
+    num_tiles = kv_heads * -(-group * num // OPEN_QUERIES)
+    num_parts = -(-capacity // OPEN_PART) + 1
+    parts = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, padded_width, device=qkv.device)
+    sums = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, 2, device=qkv.device)
+    mixed, dependent_launch = qkv.new_empty(batch, num, heads * width), supports_dependent_launch(qkv.device)
+    with torch.cuda.device(qkv.device) if qkv.is_cuda else nullcontext():
+        attend_open_kernel[(batch, num_tiles, num_parts)](
+            qkv,
+            torch.view_as_real(rotary),
+            visible.view(torch.uint8),
+            num * num if len(visible) > 1 else 0,
+            keys,
+            values,
+            position,
+            parts,
+            sums,
+            arrivals,
+            mixed,
+            num,
+            heads,
+            kv_heads,
+            capacity,
+            width,
+            width**-0.5,
+            group,
+            OPEN_QUERIES,
+            max(16, next_power_of_two(num)),
+            padded_width,
+            OPEN_PART,
             dependent_launch,
             launch_pdl=dependent_launch,
         )

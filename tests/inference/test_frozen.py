@@ -14,6 +14,7 @@ from adlm.inference.fused_ops import (
     add_norm_,
     apply_rotary_,
     attend_cached,
+    cached_attention_bias,
     linear_swiglu,
     plain_add_norm_,
     plain_apply_rotary_,
@@ -285,6 +286,18 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, kv_heads, head_width)
         torch.testing.assert_close(fast, slow, **rounding)
         torch.testing.assert_close(ours, plain, **rounding)
         assert not arrivals.any()
+    for num, num_rules in ((1, 1), (5, 1), (24, 2), (32, 1)):
+        qkv = noise(2, num, heads + 2 * kv_heads, head_width).to(dtype)
+        angles = rotary[torch.arange(2 * num, device="cuda").view(2, num)]
+        visible = (noise(num_rules, num, num) > 0) | torch.eye(num, dtype=torch.bool, device="cuda")
+        for starts in ((0, 0), (1, 63), (64, 65), (268, 5)):
+            ours, plain, position = cached.clone(), cached.clone(), torch.tensor(starts, device="cuda")
+            fast = attend_cached(qkv.clone(), angles, *ours, position, arrivals, visible)
+            bias = cached_attention_bias(position, 300, visible, heads // kv_heads, dtype)
+            slow = plain_attend_cached(qkv.clone(), angles, *plain, position, bias)
+            torch.testing.assert_close(fast, slow, **rounding)
+            torch.testing.assert_close(ours, plain, **rounding)
+            assert not arrivals.any()
     matrix, rows = noise(2 * 1500, width).to(dtype) / 8, noise(2, 5, width).to(dtype)
     gate, inner = (rows.double() @ matrix.double().T).chunk(2, dim=-1)
     exact = torch.nn.functional.silu(gate) * inner

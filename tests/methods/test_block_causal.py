@@ -562,3 +562,40 @@ def test_what_stale_anchors_cannot_do_is_refused():
     method, _network = stale(3, 2)
     with pytest.raises(UserError, match="speculative has none"):
         method.check_run(torch.tensor([[0, MASK]]), Sampling(sampler="speculative", anchor_every=2), None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize(
+    ("sampler", "anchor_every"), [("speculative", 1), ("ancestral", 1), ("confidence", 1), ("ancestral", 2)]
+)
+def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(sampler, anchor_every, masked_keys):
+    method, network = speculative(3, 40, method="adlm", masked_keys=masked_keys)
+    canvas = torch.full((5, 40), MASK, device="cuda")
+    canvas[:, :3] = torch.tensor([BOS, 1, 2], device="cuda")
+    sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every)
+    plain, eager, replayed = (
+        list(method.generate(each, canvas.to(device), sampling, RowRng(1, range(5))))
+        for each, device in (
+            (network, "cpu"),
+            *((FrozenNetwork(network.cuda(), torch.float64, graphs), "cuda") for graphs in (False, True)),
+        )
+    )
+    for frames in (eager, replayed):
+        assert [frame.ids.tolist() for frame in frames] == [frame.ids.tolist() for frame in plain]
+        assert [frame.revealed.tolist() for frame in frames] == [frame.revealed.tolist() for frame in plain]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_kernels_draft_and_verify_as_the_plain_forms_do():
+    """In float32 nearly all greedy tokens are those of float64 on the host; without the kernels as with them."""
+    method, network = speculative(3, 40, hidden=64, heads=4)
+    canvas = torch.full((8, 40), MASK)
+    canvas[:, :2] = torch.tensor([BOS, 1])
+    sampling = Sampling(sampler="speculative", temperature=0.0)
+    exact = last_frame(method.generate(FrozenNetwork(network), canvas, sampling, RowRng(1, range(8)))).ids
+    frozen = FrozenNetwork(network.float().cuda(), torch.float32)
+    fast = last_frame(method.generate(frozen, canvas.cuda(), sampling, RowRng(1, range(8)))).ids
+    assert (fast.cpu() == exact).float().mean() > 0.95
