@@ -201,19 +201,19 @@ def needs_bias(like: Tensor, num: int) -> bool:
 def open_kernel_matches_plain_form(device: torch.device) -> bool:
     """As `kernel_matches_plain_form`, of `_attend_open`."""
     generator = torch.Generator(device).manual_seed(0)
-    qkv, angles, cached = (
+    qkv, angles, keys, values = (
         torch.randn(shape, generator=generator, device=device)
-        for shape in ((2, 5, 8, 16), (2, 5, 8), (2, 2, 2, 80, 16))
+        for shape in ((2, 5, 8, 16), (2, 5, 8), *2 * ((2, 2, 80, 16),))
     )
     rotary, position = torch.polar(torch.ones_like(angles), angles), torch.tensor([3, 70], device=device)
     arrivals = torch.zeros(2, 4, dtype=torch.int32, device=device)
     visible = torch.ones(1, 5, 5, dtype=torch.bool, device=device).tril()
     try:
-        ours = _attend_open(qkv.clone(), rotary, *cached.clone(), position, arrivals, visible)
+        ours = _attend_open(qkv.clone(), rotary, keys.clone(), values.clone(), position, arrivals, visible)
     except Exception:  # noqa: BLE001  (Triton's errors have no other common base class)
         return False
     bias = cached_attention_bias(position, 80, visible, 2, qkv.dtype)
-    return torch.allclose(ours, plain_attend_cached(qkv.clone(), rotary, *cached, position, bias), atol=1e-3)
+    return torch.allclose(ours, plain_attend_cached(qkv, rotary, keys, values, position, bias), atol=1e-3)
 
 
 def _attend_open(
