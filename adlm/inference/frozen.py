@@ -124,14 +124,23 @@ class AnchorStates:
     bridged: Tensor | None
     """(B, L, d), the input of the denoiser, if there is one."""
 
+    def first(self, num: int) -> "AnchorStates":
+        """Those of the first `num` tokens."""
+        return self._part(slice(num))
+
     def after(self, num: int) -> "AnchorStates":
-        """Copies of those from token `num` on: with CUDA graphs the next call overwrites these."""
-        ids, hidden, bridged = (
-            None if each is None else each[:, num:].clone() for each in (self.ids, self.hidden, self.bridged)
+        """Those from token `num` on."""
+        return self._part(slice(num, None))
+
+    def copy(self) -> "AnchorStates":
+        """With CUDA graphs the next call overwrites the original."""
+        return AnchorStates(
+            self.ids.clone(), self.hidden.clone(), None if self.bridged is None else self.bridged.clone()
         )
-        assert ids is not None
-        assert hidden is not None
-        return AnchorStates(ids, hidden, bridged)
+
+    def _part(self, tokens: slice) -> "AnchorStates":
+        bridged = None if self.bridged is None else self.bridged[:, tokens]
+        return AnchorStates(self.ids[:, tokens], self.hidden[:, tokens], bridged)
 
 
 @dataclass(frozen=True)

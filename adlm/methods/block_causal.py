@@ -295,7 +295,7 @@ class CachedBlocks:
         def read(ids: Tensor, unseen: Tensor | None) -> AnchorStates:
             return self.network.read_open_anchors(ids, cache, tokens, unseen)
 
-        return self.network.replay(("anchors", num_kept), read, cache, ids, unseen).after(0)
+        return self.network.replay(("anchors", num_kept), read, cache, ids, unseen).copy()
 
     def _denoise(self, ids: Tensor, unseen: Tensor | None, anchors: AnchorStates, num_kept: int) -> HiddenStates:
         cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])

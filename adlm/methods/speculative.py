@@ -14,7 +14,7 @@ Shapes: B rows of L tokens, blocks of b tokens, k = b - 1 drafts, V symbols.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
+from adlm.inference.frozen import FrozenNetwork, OpenTokens
 from adlm.methods.inputs import eval_mode, stop_id, vocabulary_of
 from adlm.sampling.frame import Frame
 from adlm.sampling.rng import RowRng
@@ -38,6 +38,9 @@ from adlm.sampling.speculative import (
     verify,
 )
 
+ToLogits = Callable[[Tensor], Tensor]
+"""Hidden states (N, d) -> logits (N, V)."""
+
 
 def check_speculative(config: Config, sampling: Sampling) -> None:
     if config.train.causal_weight == 0:
@@ -49,6 +52,12 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
     if config.model.block_length < 2:
         raise UserError(
             "sampling.sampler speculative drafts within a block, and model.block_length is 1; try ancestral"
+        )
+    if sampling.drafter == "anchor" and not (config.method == "adlm" and config.model.num_denoiser_blocks):
+        raise UserError(
+            f"sampling.drafter anchor needs an anchor network and a denoiser, and {config.method} has no such pair; "
+            "use denoiser",
+            "sampling.drafter",
         )
     if sampling.repetition_penalty > 1:
         raise UserError(
@@ -88,7 +97,8 @@ def recomputing_model(network: nn.Module, unfilled: Unfilled, num_drafts: int, s
         """(k, V), in the tokens after the next one, which follows the ids (1, n)."""
         num = ids.shape[1]
         z = torch.cat([ids, ids.new_full((1, block_length), mask_id)], dim=1)
-        logits = network(z, first_block=(num - 1) % block_length or None)
+        drafter = network.anchor if sampling.drafter == "anchor" else network
+        logits = drafter(z, first_block=(num - 1) % block_length or None)  # type: ignore[operator]
         return clean_log_beliefs(logits[0, num + 1 :], mask_id)
 
     def model(text: DraftedText, uniforms: Tensor) -> DraftedText:
@@ -126,6 +136,7 @@ class CachedDrafting:
         visible = causal & torch.where(causal[:, None], number[None] <= number[:, None], number[None] < block[:, None])
         visible |= ~causal & (block[None] == block[:, None])
         self.tokens = OpenTokens(visible, torch.where(causal, number, block + place))
+        self.causal_tokens = OpenTokens(visible[:num_causal, :num_causal])
         self.begins = num_causal + per_block * torch.arange(num_causal, device=device)
         """The first place of each open block."""
         num_rows, length = unfilled.masked.shape
@@ -150,16 +161,33 @@ class CachedDrafting:
         masks = causal.new_full((*causal.shape, self.num_drafts + 1), self.mask_id)
         places = torch.cat([causal, torch.cat([causal[..., None], masks], dim=2).flatten(1)], dim=1)
         unseen = places == self.mask_id if self.hides_masks else None
-        hidden = self.network.read_open(places, cache, self.tokens, unseen)
-        return self.unfilled.after(text, self._verify_and_draft(hidden, text.drafts, uniforms))
+        read = self._anchor_drafts if self.sampling.drafter == "anchor" else self._denoiser_drafts
+        verified = self._verify_and_draft(*read(places, unseen), text.drafts, uniforms)
+        return self.unfilled.after(text, verified)
 
-    def _verify_and_draft(self, hidden: HiddenStates, drafts: Drafts, uniforms: Tensor) -> Verified:
-        num_causal, last = self.num_drafts + 1, hidden.last
-        log_p = clean_log_beliefs(self.network.logits(last[:, :num_causal].flatten(0, 1)), self.mask_id)
-        num_accepted, token, chance = verify(
-            log_p.view(len(last), num_causal, -1), drafts, uniforms[:, :num_causal], self.sampling
+    def _denoiser_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
+        """The hidden states (B, k + 1, d) that verify, those of all places, which draft, and the head of these."""
+        last = self.network.read_open(places, self.cache(), self.tokens, unseen).last
+        return last[:, : self.num_drafts + 1], last, self.network.logits
+
+    def _anchor_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
+        """The same, with drafts of the anchor network; only what verifies goes through the denoiser."""
+        network, num_causal = self.network, self.num_drafts + 1
+        anchors = network.read_open_anchors(places, self.cache(), self.tokens, unseen)
+        causal = network.denoise_open(
+            places[:, :num_causal], anchors.first(num_causal), self.cache(), self.causal_tokens
         )
-        places = self.begins[num_accepted][:, None] + 1 + torch.arange(self.num_drafts, device=last.device)
-        rows = last.gather(1, places[..., None].expand(-1, -1, last.shape[-1])).flatten(0, 1)
-        log_q = clean_log_beliefs(self.network.logits(rows), self.mask_id).view(len(last), self.num_drafts, -1)
+        return causal.last, anchors.hidden, network.anchor_logits
+
+    def _verify_and_draft(
+        self, verifying: Tensor, drafting: Tensor, draft_logits: ToLogits, drafts: Drafts, uniforms: Tensor
+    ) -> Verified:
+        num_rows, num_causal, width = verifying.shape
+        log_p = clean_log_beliefs(self.network.logits(verifying.flatten(0, 1)), self.mask_id)
+        num_accepted, token, chance = verify(
+            log_p.view(num_rows, num_causal, -1), drafts, uniforms[:, :num_causal], self.sampling
+        )
+        places = self.begins[num_accepted][:, None] + 1 + torch.arange(self.num_drafts, device=verifying.device)
+        rows = drafting.gather(1, places[..., None].expand(-1, -1, width)).flatten(0, 1)
+        log_q = clean_log_beliefs(draft_logits(rows), self.mask_id).view(num_rows, self.num_drafts, -1)
         return Verified(num_accepted, token, chance, draw_drafts(log_q, uniforms[:, num_causal:], self.sampling))

@@ -336,14 +336,15 @@ def test_draft_and_verify_samples_the_causal_model(block_length, cached):
     assert ((found - expected) ** 2 / expected.clamp(min=1)).sum() < 27 + 5 * math.sqrt(2 * 27)
 
 
-@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+@pytest.mark.parametrize(("method_name", "drafter"), [("mdlm", "denoiser"), ("adlm", "denoiser"), ("adlm", "anchor")])
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_causal_model(
-    temperature, masked_keys, method_name
+    temperature, masked_keys, method_name, drafter
 ):
     method, network = speculative(3, 14, method=method_name, masked_keys=masked_keys)
-    frozen, sampling = FrozenNetwork(network), Sampling(sampler="speculative", temperature=temperature, top_k=2)
+    sampling = Sampling(sampler="speculative", temperature=temperature, top_k=2, drafter=drafter)
+    frozen = FrozenNetwork(network)
     canvas = torch.full((4, 14), MASK)
     canvas[:, 0] = BOS
     for row, prompt in enumerate((1, 2, 5, 9)):
@@ -388,6 +389,8 @@ def test_what_speculative_cannot_do_is_refused():
     method, _ = speculative(2)
     with pytest.raises(UserError, match="repetition_penalty"):
         method.check_run(canvas, Sampling(sampler="speculative", repetition_penalty=1.5), None)
+    with pytest.raises(UserError, match="drafter anchor needs an anchor network"):
+        method.check_run(canvas, Sampling(sampler="speculative", drafter="anchor"), None)
     whole = method_of(tiny(0))
     with pytest.raises(UserError, match="needs a block-causal model"):
         whole.check_run(canvas, Sampling(sampler="speculative"), None)
