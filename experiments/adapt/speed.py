@@ -28,13 +28,12 @@ def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: i
     for seed in (1, 0):
         run = lm.plan(SampleSettings(sampling, canvas=canvas, seed=seed))
         torch.cuda.synchronize() if torch.cuda.is_available() else None
-        began, calls, revealed = time.monotonic(), -1, torch.zeros(num_rows, dtype=torch.int64)
-        active = torch.zeros(num_rows, dtype=torch.int64)
+        began, calls = time.monotonic(), -1
+        revealed = active = torch.zeros(num_rows, dtype=torch.int64, device=lm.device)
         for frame in run.frames():
             calls += 1
-            if frame.revealed.any():
-                new = frame.revealed.sum(dim=1).cpu()
-                revealed, active = revealed + new, active + (new > 0)
+            new = frame.revealed.sum(dim=1)
+            revealed, active = revealed + new, active + (new > 0)  # on the device: a copy would wait for it
         ids = frame.ids.cpu()
         seconds = time.monotonic() - began
     result: dict[str, object] = {
