@@ -24,8 +24,8 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, HiddenStates, OpenTokens
-from adlm.methods.inputs import eval_mode, stop_id, vocabulary_of
-from adlm.sampling.frame import Frame
+from adlm.methods.inputs import eval_mode, vocabulary_of
+from adlm.sampling.frame import Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
     Drafts,
@@ -57,7 +57,13 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
 
 
 def generate_speculative(
-    config: Config, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
+    config: Config,
+    network: Any,
+    canvas: Tensor,
+    sampling: Sampling,
+    rng: RowRng,
+    pad: Tensor | None,
+    ending: Ending | None,
 ) -> Iterator[Frame]:
     """Samples from the causal model of a block-causal network. The first token of every row is given."""
     vocabulary, num_drafts = vocabulary_of(config), config.model.block_length - 1
@@ -67,7 +73,7 @@ def generate_speculative(
     else:
         model = recomputing_model(network, vocabulary.mask_id, num_drafts, sampling)
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
-    return sample_speculative(model, canvas, vocabulary.mask_id, drafts, rng, pad, stop_id(config, sampling))
+    return sample_speculative(model, canvas, vocabulary.mask_id, drafts, rng, pad, ending)
 
 
 def recomputing_model(network: nn.Module, mask_id: int, num_drafts: int, sampling: Sampling) -> SpeculativeModel:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.sampling.frame import Frame, end_texts, first_frame
+from adlm.sampling.frame import Ending, Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import TokenShaping, shape
 
@@ -90,11 +90,11 @@ def sample_speculative(
     drafts: Drafts,
     rng: RowRng,
     pad: Tensor | None = None,
-    eos_id: int | None = None,
+    ending: Ending | None = None,
 ) -> Iterator[Frame]:
     """Fills every mask of the canvas (B, L), a prompt and then masks in every row; one Frame per network call.
 
-    With an `eos_id` a text ends with the first one drawn, see `end_texts`.
+    `ending` says which texts end with the first eos drawn, see `end_texts`.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
@@ -122,7 +122,7 @@ def sample_speculative(
             read=frame.ids,
             alpha=None,
         )
-        frame = end_texts(frame, masked, eos_id)
+        frame = end_texts(frame, ending)
         known, drafts = (~(masked & (frame.ids == mask_id))).long().cumprod(dim=1).sum(dim=1), verified.drafts
         known = torch.minimum(known, end)
         yield frame

@@ -101,6 +101,8 @@ def test_holes_of_a_block_causal_model_have_the_same_bits_alone_and_among_others
     worker = BatchWorker("holes", lm, 3, 100, NoMonitor())
     worker.start()
     texts = ([65, *[lm.mask_id] * 5, 66], [65, *[lm.mask_id] * 7, 66], [67, *[lm.mask_id] * 5, 68], [65, lm.mask_id])
+    texts += ([65, *[lm.open_id] * 5, 66], [67, *[lm.open_id] * 5, 68])
+    texts += tuple([letter, *[lm.open_id] * 9, 66, lm.mask_id, 67] for letter in (68, 69, 70))
     sampling = lm.sampling(sampler=sampler, steps=4)
     rows = [planned(worker.lm, [256, *ids], sampling, seed=1, number=number) for number, ids in enumerate(texts)]
     together = sample(worker, rows)
@@ -260,6 +262,17 @@ def test_a_completion_ends_at_eos_but_an_infilled_text_does_not():
     after_bos = Choice(BYTES, 0, 4, 4, True, False, ())
     assert after_bos.text([256, *b"ab", 256], complete=True) == ("ab", "stop")
     assert completion.logprobs(ids, [0.5] * len(ids))["tokens"] == [" ", "y", "o", "u"]
+
+
+def test_the_end_of_a_hole_of_unknown_length_is_no_part_of_the_text():
+    ids = [*b"Hello", *b" you", 256, 256, *b"next", 256]
+    choice = Choice(BYTES, 0, len(ids), 7, False, False, (), open=frozenset([5, 6, 7, 8, 9, 10, 15]))
+    assert choice.text(ids, complete=True) == ("Hello younext", "stop")
+    assert choice.num_sampled(ids) == 6, "one eos in each hole"
+    assert choice.logprobs(ids, [0.5] * len(ids))["tokens"] == [chr(index) for index in ids if index < 256]
+    assert choice.text(ids[:10], complete=False) == ("Hello you", None)
+    cut_off = [*ids[:-1], 65]
+    assert choice.text(cut_off, complete=True) == ("Hello younextA", "length")
 
 
 def test_a_space_at_the_end_of_the_prompt_is_not_repeated():

@@ -35,10 +35,11 @@ SCRIPT = "<script>alert(2)</script><img src=x onerror=alert(1)>[MASK*3]"
 
 
 @pytest.fixture(scope="module")
-def studio_models(models, tmp_path_factory):
+def studio_models(models, infilling, tmp_path_factory):
     root = tmp_path_factory.mktemp("more")
     mdlm = adlm.load(small_model(root / "mdlm", "mdlm", length=64))
-    return {**models, "mdlm": mdlm, "blocks": adlm.load(small_model(root / "blocks", length=64, block_length=4))}
+    blocks = adlm.load(small_model(root / "blocks", length=64, block_length=4))
+    return {**models, "mdlm": mdlm, "blocks": blocks, "infilling": infilling}
 
 
 @pytest.fixture(scope="module")
@@ -415,6 +416,8 @@ def record_trace_of_events(events):
         ("ar", "ancestral", "a[MASK*5]"),
         ("blocks", "remdm-cap", "a[MASK*9]"),
         ("blocks", "speculative", "a[MASK*9]"),
+        ("infilling", "speculative", "a[MASK*..9]b"),
+        ("infilling", "left-to-right", "a[MASK*]b[MASK*2]c"),
     ],
 )
 def test_the_events_are_the_recorded_trace_and_the_completion_of_the_same_seed(
