@@ -71,7 +71,7 @@ def generate_arranged(
     """The frames of the canvas (B, L), hole after hole, from those of the rearranged one."""
     frame = first_frame(canvas, mask_id)
     yield frame
-    rows = _arranged(canvas, may_end, mask_id, hole_id, eos_id, pad)
+    rows, may_end = _arranged(canvas, may_end, mask_id, hole_id, eos_id, pad), may_end.cpu()
     written = [row.ids for row in rows]
     for number in range(max(len(row.holes) for row in rows)):
         holes = [row.holes[number] if number < len(row.holes) else Hole(0, 0, True) for row in rows]

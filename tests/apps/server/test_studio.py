@@ -110,6 +110,20 @@ def trace_events(address, body, **headers):
     return [json.loads(event) for event in events]
 
 
+def test_holes_of_unknown_length_are_marked_and_filled_without_their_end(page):
+    page.run("(() => { const m = document.getElementById('model'); m.value = 'infilling';"
+             " m.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    write(page, "(A[MASK*]B[MASK*..4]C[MASK*2]D)")
+    counts = "3 holes, 2 tokens and 2 of unknown length to fill in"
+    assert page.run("document.getElementById('counts').textContent") == counts
+    run_to_the_end(page)
+    shown = page.run(
+        "[...document.querySelectorAll('#panes .chip')].filter((chip) => getComputedStyle(chip).display !== 'none')"
+        ".map((chip) => chip.textContent).join('')"
+    )
+    assert re.fullmatch(r".\(A[a-f ]{,16}B[a-f ]{,4}C.*D\)", shown), "after the dot of bos"
+
+
 def test_a_sentence_with_holes_is_filled_in_while_one_watches(page, address):
     page.emulate(1280, 900, reduced_motion=False)
     assert page.run("document.querySelector('h1').textContent").count(".") == 1, "one sentence"
