@@ -101,12 +101,25 @@ def test_holes_of_a_block_causal_model_have_the_same_bits_alone_and_among_others
     worker = BatchWorker("holes", lm, 3, 100, NoMonitor())
     worker.start()
     texts = ([65, *[lm.mask_id] * 5, 66], [65, *[lm.mask_id] * 7, 66], [67, *[lm.mask_id] * 5, 68], [65, lm.mask_id])
-    texts += ([65, *[lm.open_id] * 5, 66], [67, *[lm.open_id] * 5, 68])
-    texts += tuple([letter, *[lm.open_id] * 9, 66, lm.mask_id, 67] for letter in (68, 69, 70))
     sampling = lm.sampling(sampler=sampler, steps=4)
     rows = [planned(worker.lm, [256, *ids], sampling, seed=1, number=number) for number, ids in enumerate(texts)]
     together = sample(worker, rows)
     assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
+    worker.stop()
+    worker.join()
+
+
+@pytest.mark.parametrize("sampler", ["speculative", "remdm-cap"])
+def test_holes_of_unknown_length_have_the_same_bits_alone_and_among_others(sampler, infilling):
+    worker = BatchWorker("infilling", infilling, 3, 100, NoMonitor())
+    worker.start()
+    unknown, mask_id, sampling = [infilling.open_id] * 9, infilling.mask_id, infilling.sampling(sampler=sampler)
+    texts = [[65, *unknown, 66], [65, *[mask_id] * 9, 66], [65, *unknown], [65, *unknown, 66, *[mask_id] * 5, 67]] * 4
+    rows = [planned(worker.lm, [256, *ids], sampling, seed=1, number=number) for number, ids in enumerate(texts)]
+    together = sample(worker, rows)
+    assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
+    lengths = {each.ids[2:11].index(256) for each in together if 256 in each.ids[2:11]}
+    assert len(lengths) > 2
     worker.stop()
     worker.join()
 
