@@ -33,8 +33,8 @@ class Canvas:
     """A batch of rows, padded to the same length."""
 
     ids: "Tensor"
-    """(B, L), with the mask id at the positions to fill; in holes of unknown length the id of `encode_canvas` for them,
-    as often as the hole may have tokens."""
+    """(B, L), with the mask id at the positions to fill; in holes of unknown length, as often as they may have tokens,
+    the `open_id` of `encode_canvas`."""
     pad: "Tensor | None" = None
     """(B, L), True at padding; None if all rows have the same length."""
     starts: tuple[int, ...] = ()

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -308,10 +307,10 @@ class LanguageModel:
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
-        encode = partial(
-            encode_canvas, tokenizer=self.require_tokenizer(), open_id=self.open_id, length=self.config.length
-        )
-        rows = [encode(text) for text in check_texts("texts", texts)]
+        rows = [
+            encode_canvas(text, self.require_tokenizer(), self.open_id, self.config.length)
+            for text in check_texts("texts", texts)
+        ]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         prefixes = [self.bos_prefix(row) for row in rows]

@@ -55,8 +55,12 @@ def arrange_row(row: list[int], may_end: list[bool], mask_id: int, hole_id: int,
 
 def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None, length: int) -> None:
     """A user error if a rearranged row is longer than the model's rows."""
-    for number in has_text_after_hole(canvas, mask_id, pad).nonzero().flatten().tolist():
-        row = _arranged(canvas, may_end, mask_id, mask_id, mask_id, pad)[number]
+    later = has_text_after_hole(canvas, mask_id, pad)
+    if not later.any():
+        return
+    rows = _arranged(canvas, may_end, mask_id, mask_id, mask_id, pad)
+    for number in later.nonzero().flatten().tolist():
+        row = rows[number]
         needed = len(row.ids) + sum(hole.stop - hole.start + 1 for hole in row.holes)
         if needed > length:
             raise UserError(

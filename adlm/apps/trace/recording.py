@@ -269,7 +269,7 @@ class Trace:
         *_, last = self.states()
         return last
 
-    @property
+    @cached_property
     def left_out(self) -> set[int]:
         """The positions in the last state that are no part of the text."""
         eos_id = None if self.tokenizer is None else self.tokenizer.vocabulary.eos_id
