@@ -111,8 +111,7 @@ def trace_events(address, body, **headers):
 
 
 def test_holes_of_unknown_length_are_marked_and_filled_without_their_end(page):
-    page.run("(() => { const m = document.getElementById('model'); m.value = 'infilling';"
-             " m.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    choose(page, "model", "infilling")
     write(page, "(A[MASK*]B[MASK*..4]C[MASK*2]D)")
     counts = "3 holes, 2 tokens and 2 of unknown length to fill in"
     assert page.run("document.getElementById('counts').textContent") == counts
