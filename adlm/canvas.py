@@ -1,7 +1,8 @@
 """Canvases: text with masks -> ids, for prompts, suffixes and infilling. Independent of networks.
 
-In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; the rest of the text is fixed. Texts are
-checked and encoded without PyTorch, which is imported when a canvas is made.
+In a text, `[MASK]` is one masked token and `[MASK*12]` a hole of twelve; `[MASK*..12]` is a hole of at most twelve, and
+`[MASK*]` one of any length. The rest of the text is fixed. Texts are checked and encoded without PyTorch, which is
+imported when a canvas is made.
 
 Shapes: B rows, L tokens.
 """
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
     from adlm.tokens import Tokenizer
 
-HOLE = re.compile(r"\[MASK(?:\*(\d+))?\]")
+HOLE = re.compile(r"\[MASK(?:\*((?:\.\.)?\d+|))?\]")
+"""Its group is the number of tokens: `12`, `..12` for at most twelve, empty for any number, None for one."""
 LIKE_A_HOLE = re.compile(  # possessive: linear in the length of the text
-    r"(?i:\[\s*+mask\s*+(\*?+\s*+-?\d*+\s*+\]|\*\s*+-?\d++))|\[\s*+MASK(?![A-Za-z])(\s*+\*?+\s*+-?\d++)?"
+    r"(?i:\[\s*+mask\s*+(\*?+\s*+-?\d*+\s*+\]|\*\s*+-?\d++|\*\s*+\.\.++(?:\s*+\d++)?+(?:\s*+\])?+))"
+    r"|\[\s*+MASK(?![A-Za-z])(\s*+\*?+\s*+-?\d++)?"
 )
 MAX_HOLE = 1_000_000  # masks in one hole; a larger number is probably a typing error
 
@@ -30,7 +33,8 @@ class Canvas:
     """A batch of rows, padded to the same length."""
 
     ids: "Tensor"
-    """(B, L), with the mask id at the positions to fill."""
+    """(B, L), with the mask id at the positions to fill; in holes of unknown length, as often as they may have tokens,
+    the `open_id` of `encode_canvas`."""
     pad: "Tensor | None" = None
     """(B, L), True at padding; None if all rows have the same length."""
     starts: tuple[int, ...] = ()
@@ -66,19 +70,39 @@ def make_canvas(rows: Sequence[Sequence[int]], filling: int, starts: Sequence[in
     return Canvas(ids, pad if pad.any() else None, tuple(starts))
 
 
-def encode_canvas(text: str, tokenizer: "Tokenizer") -> list[int]:
-    """The ids of a text, with the mask id in its holes.
+def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None, length: int = 0) -> list[int]:
+    """The ids of a text, with the mask id in its holes, and `open_id` in those of unknown length, up to the longest.
 
-    If the tokenizer encodes a word and the space before it as one token, a space before a hole belongs to the hole.
+    `[MASK*]` has at most a quarter of the model's `length`, and no more than is left of it. Without an `open_id`, holes
+    of unknown length are a user error. If the tokenizer encodes a word and the space before it as one token, a space
+    before a hole belongs to the hole.
     """
     ids: list[int] = []
-    start = 0
-    for hole in HOLE.finditer(text):
+    any_length: list[int] = []  # where the ids of `[MASK*]` are to be inserted
+    start, holes = 0, list(HOLE.finditer(text))
+    for hole in holes:
         before = text[start : hole.start()]
         ids += _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
-        ids += [tokenizer.vocabulary.mask_id] * _checked_num_masks(hole)
+        num, is_known = _checked_num_masks(hole), hole[1] is None or hole[1].isdecimal()
+        index = tokenizer.vocabulary.mask_id if is_known else open_id
+        if index is None:
+            raise UserError(
+                f"{hole[0]} is a hole of unknown length, which only block-causal models trained with train.infill "
+                "fill; give its length, such as [MASK*12]",
+                "texts",
+            )
+        if hole[1] == "":
+            any_length.append(len(ids))
+        else:
+            ids += [index] * num
         start = hole.end()
-    return ids + _encode_known(text[start:], tokenizer)
+    ids += _encode_known(text[start:], tokenizer)
+    # rearranged as in methods/infilling.py: holes of given length count twice, and bos, eos, three more ids a hole
+    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - 2 - 3 * len(holes)
+    for position in reversed(any_length):
+        assert open_id is not None
+        ids[position:position] = [open_id] * max(1, min(length // 4, left // len(any_length)))
+    return ids
 
 
 def check_holes(text: str, option: str = "texts") -> None:
@@ -91,13 +115,13 @@ def check_holes(text: str, option: str = "texts") -> None:
 
 
 def num_masks(text: str) -> int:
-    """Number of masks in the holes of a text, counted without encoding it."""
+    """Number of masks in the holes of a text, counted without encoding it; `[MASK*]` has at least one."""
     return sum(_num_masks(hole) for hole in HOLE.finditer(text))
 
 
 def _num_masks(hole: re.Match[str]) -> int:
     """Number of masks in a hole; MAX_HOLE + 1 for a number of ten or more digits, which is not parsed."""
-    digits = hole[1] or "1"
+    digits = (hole[1] or "").lstrip(".") or "1"
     return int(digits) if len(digits) < 10 else MAX_HOLE + 1
 
 

@@ -196,8 +196,9 @@ class LanguageModel:
     ) -> list[str]:
         """`num` texts of `length` tokens that begin with `prompt` and end with `suffix`, as from `adlm sample`.
 
-        `length` includes prompt and suffix and defaults to the longest that fits the model. bos, eos and pad count as
-        tokens, but are removed from the text unless `special_tokens` is True.
+        `length` includes prompt and suffix and defaults to the longest that fits the model; with a suffix, models that
+        fill holes of unknown length decide themselves. bos, eos and pad count as tokens, but are removed from the text
+        unless `special_tokens` is True.
         """
         sampling = sampling_with(self.config.sampling, options)
         settings = SampleSettings(
@@ -239,6 +240,9 @@ class LanguageModel:
         **options: Unpack[SamplingOptions],
     ) -> str | list[str]:
         """The text with its masks filled in: `[MASK]` is one token, `[MASK*12]` twelve. A list is sampled in batches.
+
+        Block-causal models trained to infill also fill holes of unknown length: `[MASK*..12]` has at most twelve
+        tokens, `[MASK*]` at most a quarter of the model's length.
 
         With `num`, a list of `num` samples of the text; of a list of texts, those of each text one after the other. The
         first sample of one text is the one without `num`.
@@ -282,10 +286,12 @@ class LanguageModel:
         with _standard_mode():
             texts, length = settings.texts or (), settings.length
             if settings.texts is None and settings.canvas is None:
-                tokenizer = self.require_tokenizer()
-                if length is None:
-                    length = self.max_text_length(encode_canvas(settings.prompt, tokenizer))
-                texts = [hole_between(settings.prompt, settings.suffix, length, tokenizer)]
+                tokenizer, prompt, suffix = self.require_tokenizer(), settings.prompt, settings.suffix
+                if length is None and suffix and self.open_id is not None:
+                    texts = [f"{prompt}[MASK*]{suffix}"]
+                else:
+                    length = self.max_text_length(encode_canvas(prompt, tokenizer)) if length is None else length
+                    texts = [hole_between(prompt, suffix, length, tokenizer)]
             canvas = self.canvas(texts) if settings.canvas is None else settings.canvas
             one_text_a_batch = settings.batch is not None and settings.num % settings.batch == 0
             check_canvas(self.method, canvas.ids, settings.sampling, canvas.pad, one_text_a_batch)
@@ -303,7 +309,10 @@ class LanguageModel:
 
     def canvas(self, texts: Sequence[str]) -> Canvas:
         """Texts with masks as one batch of ids, each after its `bos_prefix`, padded to one length."""
-        rows = [encode_canvas(text, self.require_tokenizer()) for text in check_texts("texts", texts)]
+        rows = [
+            encode_canvas(text, self.require_tokenizer(), self.open_id, self.config.length)
+            for text in check_texts("texts", texts)
+        ]
         if not rows:
             raise UserError("texts is empty; give at least one text with a hole, such as [MASK*12]")
         prefixes = [self.bos_prefix(row) for row in rows]
@@ -354,6 +363,12 @@ class LanguageModel:
         then have at most `num_rows` rows; of models with a KV cache exactly `num_rows`, with equally long prompts.
         """
         return replace(self, _frozen=FrozenCopy(whole_number("num_rows", num_rows, 1)))
+
+    @property
+    def open_id(self) -> int | None:
+        """The id at the masks of holes of unknown length; None for models that cannot fill such holes."""
+        model, eos_id = self.config.model, vocabulary_of(self.config).eos_id
+        return model.hole_id if model.block_length and eos_id is not None else None
 
     @property
     def fill_id(self) -> int:
@@ -428,12 +443,16 @@ class Run:
             yield Run(self.lm, canvas, self.sampling, self.rng[rows.start : rows.stop])
 
     def filled(self, frames: Iterator[Frame] | None = None) -> list[list[int]]:
-        """The ids of each row's text, without leading bos and padding.
+        """The ids of each row's text, without leading bos, padding and what is left of holes of unknown length.
 
         `frames` are those of this run, perhaps displayed or recorded on their way.
         """
         canvas = self.canvas.take([row // self.num for row in range(len(self.rng))])
-        return canvas.texts(last_frame(self.frames() if frames is None else frames).ids)
+        last = last_frame(self.frames() if frames is None else frames)
+        if last.open is None:
+            return canvas.texts(last.ids)
+        left_out = last.open & (last.ids == vocabulary_of(self.lm.config).eos_id)
+        return [[index for index in row if index >= 0] for row in canvas.texts(last.ids.masked_fill(left_out, -1))]
 
 
 def load(path: str | Path = BOX, device: str | torch.device = "cpu") -> LanguageModel:

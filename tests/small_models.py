@@ -1,11 +1,13 @@
 """Models of nothing for the tests of sampling: random weights everywhere, the alphabet of bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from worlds import randomized
 
-from adlm.checkpoints.model_folder import ModelFolder, save_model_folder
+from adlm.checkpoints.model_folder import ModelFolder, load_model_folder, save_model_folder
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Train
 from adlm.methods import method_of
 from adlm.tokens import load_tokenizer
@@ -37,3 +39,19 @@ def small_model(
     weights = randomized(method_of(config).build()).state_dict()
     save_model_folder(ModelFolder(config, weights, loaded if tokenizer else None), folder)
     return folder
+
+
+def infilling_model(folder: Path, length: int = 64) -> Path:
+    """A block-causal model that fills holes of unknown length: with a few letters, and often with eos."""
+    plain = load_model_folder(small_model(folder / "plain", "mdlm", length=length, block_length=4))
+    network = method_of(plain.config).build()
+    network.load_state_dict(plain.weights)
+    eos_id = load_tokenizer("bytes").vocabulary.eos_id
+    with torch.no_grad():
+        network.trunk.modulation.bias[0] = 10.0  # a hidden unit that is always large, and that the head
+        network.head.weight *= 0.2
+        network.head.weight[:, 0] = -3.0  # counts against all tokens
+        network.head.weight[[*b"abcdef ", eos_id], 0] = 0.0  # but these
+    config = replace(plain.config, model=replace(plain.config.model, hole_id=255))  # no byte of UTF-8
+    save_model_folder(ModelFolder(config, network.state_dict(), plain.tokenizer), folder / "infilling")
+    return folder / "infilling"

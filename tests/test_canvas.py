@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from adlm.canvas import check_holes, encode_canvas, make_canvas
+from adlm.canvas import check_holes, encode_canvas, make_canvas, num_masks
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer, train_bpe
 
@@ -38,13 +38,37 @@ def test_a_hole_without_masks_is_a_user_error(text):
         encode_canvas(text, BYTES)
 
 
+def test_holes_of_unknown_length_have_an_id_of_their_own_as_often_as_they_may_have_tokens():
+    assert encode_canvas("a[MASK*..3]b[MASK*2]", BYTES, 300, 64) == [97, 300, 300, 300, 98, MASK, MASK]
+    assert encode_canvas("a[MASK*]b", BYTES, 300, 64) == [97, *[300] * 16, 98], "a quarter of the length"
+    two = encode_canvas("a[MASK*]b[MASK*]", BYTES, 300, 32)
+    assert two == [97, *[300] * 8, 98, *[300] * 8]
+    # bos, 44 letters, hole id and eos, 2 hole ids, eos, 8 tokens and eos, 2 tokens and eos: 62 of 64
+    assert encode_canvas("a" * 44 + "[MASK*][MASK*2]", BYTES, 300, 64).count(300) == 8, "what is left"
+    assert encode_canvas("a" * 64 + "[MASK*]", BYTES, 300, 64).count(300) == 1
+
+
+def test_holes_of_unknown_length_are_a_user_error_for_models_that_cannot_fill_them():
+    with pytest.raises(UserError, match=r"\[MASK\*..3\] is a hole of unknown length.*such as \[MASK\*12\]"):
+        encode_canvas("a[MASK*..3]b", BYTES)
+    with pytest.raises(UserError, match=r"\[MASK\*..0\] has no masks"):
+        encode_canvas("a[MASK*..0]b", BYTES, 300, 64)
+
+
+def test_masks_are_counted_without_encoding():
+    assert num_masks("[MASK] [MASK*3] [MASK*..4] [MASK*]") == 9
+
+
 def test_malformed_holes_are_text():
-    assert MASK not in encode_canvas("[mask] [MASK*] [MASK*-1] [MASK *2]", BYTES)
+    assert MASK not in encode_canvas("[mask] [MASK*..] [MASK*-1] [MASK *2]", BYTES)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[mask]", "[MASK * 2]", "[MASK*]", "[ MASK ]", "[MASK*-1]", "[Mask*3]", "[MASK*4", "[mask*4", "[MASK", "[MASK 4"],
+    [
+        *("[mask]", "[MASK * 2]", "[mask*]", "[ MASK ]", "[MASK*-1]", "[Mask*3]", "[MASK*4", "[mask*4", "[MASK"),
+        *("[MASK 4", "[MASK*..]", "[MASK*..4", "[MASK*...4]", "[mask*..4]", "[MASK*.. 4]", "[MASK*.."),
+    ],
 )
 def test_what_looks_like_a_hole_is_refused(text):
     with pytest.raises(UserError, match=rf"{re.escape(text)} is not a hole; write \[MASK\] for one token"):
@@ -52,7 +76,9 @@ def test_what_looks_like_a_hole_is_refused(text):
 
 
 def test_holes_and_other_brackets_are_not_refused():
-    check_holes("[MASK] [MASK*12] [masked] [MASKED] [unmask] [1] mask x[mask, 0] x[mask * y]")
+    check_holes(
+        "[MASK] [MASK*12] [MASK*..12] [MASK*] x[mask*.5] [masked] [MASKED] [unmask] [1] mask x[mask, 0] x[mask * y]"
+    )
 
 
 def test_shorter_rows_are_padded_at_the_end():

@@ -1,11 +1,12 @@
 """LanguageModel: sampling, infilling and scoring in text and ids; results do not depend on the rest of the batch."""
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from small_models import small_model
+from small_models import infilling_model, small_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import randomized
 
@@ -500,3 +501,49 @@ def test_a_user_error_carries_the_name_of_its_option(call, option):
     with pytest.raises(UserError) as caught:
         call()
     assert caught.value.option == option
+
+
+@pytest.fixture(scope="module")
+def infilling(tmp_path_factory):
+    return load(infilling_model(tmp_path_factory.mktemp("models")))
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "speculative"])
+def test_holes_of_unknown_length_end_where_the_model_ends_them(infilling, sampler):
+    texts = ["(A[MASK*..6]B)", "(A[MASK*]B[MASK*2]C[MASK*]D)", "(A[MASK*..6]", "[MASK*..6]B)"]
+    patterns = [r"\(A(.{,6})B\)", r"\(A(.{,16})B(.*)C(.{,16})D\)", r"\(A(.{,6})", r"(.{,6})B\)"]
+    together = infilling.fill(texts, num=8, sampler=sampler)
+    lengths = set()
+    for number, text in enumerate(together):
+        found = re.fullmatch(patterns[number // 8], text, re.DOTALL)
+        assert found, text
+        assert set(found[1]) <= set("abcdef "), "no end-of-text token, and no blank line for one"
+        lengths.add((number // 8, len(found[1])))
+    assert len(lengths) > 12
+    shown = infilling.fill(texts, num=8, sampler=sampler, special_tokens=True)
+    assert [text for text in shown if "<|endoftext|>" not in text] == [text for text in together if "\n\n" not in text]
+    assert infilling.fill(texts[0], num=8, sampler=sampler) == together[:8]
+    *_, last = infilling.watch(texts[0], sampler=sampler)
+    assert last.open.sum() == 6
+    ids = last.ids[0][~(last.open & (last.ids == infilling.tokenizer.vocabulary.eos_id))[0]]
+    assert infilling.tokenizer.decode(ids.tolist()[1:]) == together[0]
+
+
+def test_without_a_length_the_text_between_prompt_and_suffix_is_of_unknown_length(infilling):
+    texts = infilling.sample(8, prompt="(A", suffix="B)", seed=2)
+    assert texts == infilling.fill("(A[MASK*]B)", num=8, seed=2)
+    assert len({len(text) for text in texts}) > 2
+    assert {len(text) for text in infilling.sample(4, 12, prompt="(A", suffix="B)", temperature=0.01)} == {12}
+    assert infilling.sample(2, 12, prompt="(A") == infilling.fill("(A[MASK*10]", num=2)
+
+
+def test_models_that_cannot_fill_holes_of_unknown_length_say_so(tmp_path):
+    for lm in (LM, load(small_model(tmp_path / "blocks", "mdlm", block_length=4))):
+        with pytest.raises(UserError, match=r"hole of unknown length.*give its length, such as \[MASK\*12\]"):
+            lm.fill("a[MASK*]")
+
+
+def test_a_hole_of_unknown_length_that_does_not_fit_is_refused(infilling):
+    with pytest.raises(UserError, match="takes 65 tokens, with its holes filled in after it"):
+        infilling.fill("ab[MASK*..57]c")
+    assert infilling.fill("ab[MASK*..56]c")

@@ -344,8 +344,8 @@ class HarnessModel(LM):  # type: ignore[misc]
 
     def _holes(self, context: str) -> list[int]:
         """The ids of a context with holes, cut on the left."""
-        ids = encode_canvas(context, self.text_tokenizer)
-        masked = [index == self.model.mask_id for index in ids]
+        ids = encode_canvas(context, self.text_tokenizer, self.model.open_id, self.length)
+        masked = [index in (self.model.mask_id, self.model.open_id) for index in ids]
         if self.model.method.cached and self.model.config.model.hole_id is None and masked != sorted(masked):
             raise UserError(
                 f"a context has a hole before other text, and {self.model.config.method} writes from left to right; "

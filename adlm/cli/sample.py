@@ -57,7 +57,8 @@ samplers (details: docs/sampling.md):
         metavar="OVERRIDE",
     )
     fill: tuple[str, ...] = option(
-        "text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated",
+        "text to infill: [MASK] is one masked token, [MASK*12] twelve; may be repeated\n"
+        "(block-causal models trained to infill: [MASK*..12] is at most twelve, [MASK*] any number)",
         (),
         metavar="TEXT",
         repeated=True,
@@ -65,7 +66,11 @@ samplers (details: docs/sampling.md):
     prompt: str | None = option("start of the text", None, metavar="TEXT")
     suffix: str | None = option("end of the text", None, metavar="TEXT")
     length: int | None = option(
-        "number of tokens (default: as many as the model allows)", None, metavar="L", minimum=1, maximum=MAX_HOLE
+        "number of tokens (default: as many as the model allows; with --suffix, those of a hole [MASK*] if it can)",
+        None,
+        metavar="L",
+        minimum=1,
+        maximum=MAX_HOLE,
     )
     num: int = option("number of samples per --fill", 1, minimum=1)
     sampler: str | None = option("short for sampling.sampler=NAME; the samplers are listed below", None)
@@ -282,12 +287,14 @@ class SampleOutput:
 
         from adlm.tokens import decode_side_by_side, tokens_bytes
 
-        canvas = self.planned.canvas.take([sample.canvas])
+        lm, canvas = self.planned.lm, self.planned.canvas.take([sample.canvas])
         [given] = canvas.texts(canvas.ids)
         texts = decode_side_by_side(tokens_bytes(self.tokenizer, sample.ids, self.special_tokens))
-        return Text.assemble(
-            *(
-                (printable(text), "dim" * (index != self.planned.lm.mask_id))
-                for text, index in zip(texts, given, strict=True)
-            )
-        )
+        styles = ["" if index in (lm.mask_id, lm.open_id) else "dim" for index in given]
+        if (
+            lm.open_id in given
+        ):  # from the first hole of unknown length to the last, nothing says which tokens are given
+            first, num_after = given.index(lm.open_id), given[::-1].index(lm.open_id)
+            between = [""] * (len(texts) - first - num_after)
+            styles = [*styles[:first], *between, *styles[len(styles) - num_after :]]
+        return Text.assemble(*((printable(text), style) for text, style in zip(texts, styles, strict=True)))

@@ -29,7 +29,6 @@ from adlm.methods.inputs import (
     eval_mode,
     has_text_after_hole,
     not_pad,
-    stop_id,
     vocabulary_of,
     with_first_token,
 )
@@ -40,7 +39,7 @@ from adlm.models.anchored import AnchoredTransformer
 from adlm.models.text_blocks import BlockCut, TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
-from adlm.sampling.frame import Denoiser, DenoiserOutput, Frame
+from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import OpenBlock, sample_blocks, sampler_of
 
@@ -186,9 +185,9 @@ class BlockCausal(MaskedDiffusion):
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
         check_sampler(self, sampling)
+        canvas, is_open = self._with_masks(canvas)
         check_left_to_right(self.config, canvas, sampling, pad)
-        if has_text_after_hole(canvas, self.mask_id, pad).any():
-            check_room(canvas, self.mask_id, pad, self.config.length)
+        check_room(with_first_token(self.config, canvas), is_open, self.mask_id, pad, self.config.length)
         if sampling.sampler == "speculative":
             check_speculative(self.config, sampling)
 
@@ -197,32 +196,49 @@ class BlockCausal(MaskedDiffusion):
     ) -> Iterator[Frame]:
         """The sampler runs in one block after the other. A frozen network keeps the text before it in a KV cache.
 
-        A canvas with text after a hole is rearranged, and its holes are filled one after the other.
+        A canvas with text after a hole is rearranged, and its holes are filled one after the other. Holes of unknown
+        length have hole ids in place of mask ids, as many as they may have tokens.
         """
-        if has_text_after_hole(canvas, self.mask_id, pad).any():
-            hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
+        canvas, is_open = self._with_masks(canvas)
+        canvas = with_first_token(self.config, canvas)
+        masked, after_hole = canvas == self.mask_id, has_text_after_hole(canvas, self.mask_id, pad)
+        may_end = masked & (is_open | ~after_hole[:, None]) if sampling.stop_at_eos else masked & is_open
+        hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
+        if after_hole.any():
             assert hole_id is not None, "see check_run"
             assert eos_id is not None
-            whole = replace(sampling, stop_at_eos=False)  # the lengths of the holes are given
-            return generate_arranged(
-                lambda part, after: self.generate(network, part, whole, rng, after),
-                with_first_token(self.config, canvas),
-                self.mask_id,
-                hole_id,
-                eos_id,
-                pad,
-            )
+            write = functools.partial(self._write, network, sampling, rng)
+            frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad)
+        else:
+            ending = Ending(eos_id, may_end) if eos_id is not None and may_end.any() else None
+            frames = self._write(network, sampling, rng, canvas, ending, pad)
+        return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
+
+    def _with_masks(self, canvas: Tensor) -> tuple[Tensor, Tensor]:
+        """The canvas with masks in its holes of unknown length, and (B, L), True there."""
+        hole_id = self.config.model.hole_id
+        is_open = torch.zeros_like(canvas, dtype=torch.bool) if hole_id is None else canvas == hole_id
+        return canvas.masked_fill(is_open, self.mask_id), is_open
+
+    def _write(
+        self,
+        network: Any,
+        sampling: Sampling,
+        rng: RowRng,
+        canvas: Tensor,
+        ending: Ending | None,
+        pad: Tensor | None,
+    ) -> Iterator[Frame]:
+        """The frames of a canvas that is a prompt and then masks in every row."""
         if sampling.sampler == "speculative":
-            return generate_speculative(self.config, network, with_first_token(self.config, canvas), sampling, rng, pad)
-        run = self.sampling_run(network, with_first_token(self.config, canvas), sampling, rng, pad)
+            return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
+        run = self.sampling_run(network, canvas, sampling, rng, pad)
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if isinstance(network, FrozenNetwork):
             open_block = CachedBlocks(network, self.mask_id, *canvas.shape, anchor_every=sampling.anchor_every).open
         elif sampling.anchor_every > 1:
             open_block = lambda ids, start, pad: stale_denoiser(network, self.mask_id, sampling.anchor_every)  # noqa: E731
-        return sample_blocks(
-            sampler_of(sampling), run, self._cut(canvas).bounds, open_block, stop_id(self.config, sampling)
-        )
+        return sample_blocks(sampler_of(sampling), run, self._cut(canvas).bounds, open_block, ending)
 
 
 class Refreshes:

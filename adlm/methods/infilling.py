@@ -1,58 +1,67 @@
 """Canvases with text after a hole, for models that write from left to right and were trained to infill.
 
 The canvas is rearranged as in `data/rows/holes.py`: the text with hole ids in its holes, eos, and then the holes, each
-of known length and ended by eos. What the model writes there is put back. So the network reads the text on both sides
-of a hole before it fills it.
+ended by eos. What the model writes there is put back. So the network reads the text on both sides of a hole before it
+fills it.
+
+A hole of unknown length is one hole id and an eos in that text, and as many masks as it may have tokens on the canvas.
+The first eos drawn in it ends it, and also fills the masks that are left (`end_texts`). So what is in it has the
+probability p(tokens, eos | text) of the rearranged row. The number of masks cuts longer ones off: tokens that fill all
+masks have the probability p(tokens | text) of all that begin with them. Nothing is renormalised.
 
 Shapes: B rows of L tokens; A tokens after rearrangement.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from adlm.data.rows.holes import Hole, with_holes
 from adlm.errors import UserError
-from adlm.methods.inputs import not_pad
-from adlm.sampling.frame import Frame, first_frame
+from adlm.methods.inputs import has_text_after_hole, not_pad
+from adlm.sampling.frame import Ending, Frame, first_frame
 
-Generate = Callable[[Tensor, Tensor | None], Iterator[Frame]]
-"""(canvas (B, A), a prompt and then masks in every row, pad) -> its frames."""
+Generate = Callable[[Tensor, Ending | None, Tensor | None], Iterator[Frame]]
+"""(canvas (B, A), a prompt and then masks in every row; where texts end; pad) -> its frames."""
 
 
 @dataclass(frozen=True)
 class ArrangedRow:
-    """A rearranged row; one without text after a hole stays as it is."""
+    """A row whose holes are written one after the other, with eos between them."""
 
     ids: list[int]
-    place: list[int]
-    """The position in `ids` of each token of the row."""
-    ends: list[int]
-    """The position after each hole in `ids`; there is always one."""
+    """What comes before them: the text with hole ids in its holes, and eos; of a prompt, the prompt."""
+    holes: list[Hole]
 
 
-def arrange_row(row: list[int], mask_id: int, hole_id: int, eos_id: int) -> ArrangedRow:
-    first = row.index(mask_id)
-    if all(index == mask_id for index in row[first:]):
-        return ArrangedRow(row, list(range(len(row))), [len(row)])
-    ids, place, ends = [hole_id if index == mask_id else index for index in row], list(range(len(row))), []
-    for position, index in enumerate(row):
-        if index != mask_id:
-            continue
-        if row[position - 1] != mask_id or position == 0:
-            ids.append(eos_id)
-        place[position] = len(ids)
-        ids.append(mask_id)
-        if position + 1 == len(row) or row[position + 1] != mask_id:
-            ends.append(len(ids))
-    return ArrangedRow([*ids, eos_id], place, ends)
+def arrange_row(row: list[int], may_end: list[bool], mask_id: int, hole_id: int, eos_id: int) -> ArrangedRow:
+    """`may_end` is True in holes of unknown length."""
+    first = len(row) - row.count(mask_id)
+    if mask_id not in row[:first]:
+        return ArrangedRow(row[:first], [Hole(first, len(row), True)])
+    holes, start = [], 0
+    masked = [index == mask_id for index in row]
+    for (is_hole, is_open), run in groupby(zip(masked, may_end, strict=True)):
+        stop = start + len(list(run))
+        if is_hole:
+            holes.append(Hole(start, stop, not is_open))
+        start = stop
+    return ArrangedRow(with_holes(np.array(row), holes, hole_id, eos_id).tolist(), holes)
 
 
-def check_room(canvas: Tensor, mask_id: int, pad: Tensor | None, length: int) -> None:
+def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None, length: int) -> None:
     """A user error if a rearranged row is longer than the model's rows."""
-    for number, row in enumerate(_texts(canvas, pad)):
-        needed = len(arrange_row(row, mask_id, mask_id, mask_id).ids)
+    later = has_text_after_hole(canvas, mask_id, pad)
+    if not later.any():
+        return
+    rows = _arranged(canvas, may_end, mask_id, mask_id, mask_id, pad)
+    for number in later.nonzero().flatten().tolist():
+        row = rows[number]
+        needed = len(row.ids) + sum(hole.stop - hole.start + 1 for hole in row.holes)
         if needed > length:
             raise UserError(
                 f"row {number} of the canvas takes {needed} tokens, with its holes filled in after it, and the model "
@@ -61,38 +70,44 @@ def check_room(canvas: Tensor, mask_id: int, pad: Tensor | None, length: int) ->
 
 
 def generate_arranged(
-    generate: Generate, canvas: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
+    generate: Generate, canvas: Tensor, may_end: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
 ) -> Iterator[Frame]:
     """The frames of the canvas (B, L), hole after hole, from those of the rearranged one."""
     frame = first_frame(canvas, mask_id)
     yield frame
-    rows = [arrange_row(row, mask_id, hole_id, eos_id) for row in _texts(canvas, pad)]
-    ids = torch.full((len(rows), max(len(row.ids) for row in rows)), eos_id)
-    place = torch.arange(canvas.shape[1]).repeat(len(rows), 1)
-    for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.tensor(row.ids)
-        place[number, : len(row.place)] = torch.tensor(row.place)
-    ids, place, masked = ids.to(canvas.device), place.to(canvas.device), canvas == mask_id
-    for hole in range(max(len(row.ends) for row in rows)):
-        ends = torch.tensor([row.ends[min(hole, len(row.ends) - 1)] for row in rows], device=canvas.device)
-        part = ids[:, : int(ends.max())]
-        after = torch.arange(part.shape[1], device=canvas.device) >= ends[:, None]
-        here = masked & (place < ends[:, None])
-        frames = generate(part.masked_fill(after, eos_id), after if after.any() else None)
+    rows, may_end = _arranged(canvas, may_end, mask_id, hole_id, eos_id, pad), may_end.cpu()
+    written = [row.ids for row in rows]
+    for number in range(max(len(row.holes) for row in rows)):
+        holes = [row.holes[number] if number < len(row.holes) else Hole(0, 0, True) for row in rows]
+        ends = torch.tensor([len(ids) + hole.stop - hole.start for ids, hole in zip(written, holes, strict=True)])
+        part = torch.full((len(rows), int(ends.max())), eos_id)
+        part_may_end = torch.zeros_like(part, dtype=torch.bool)
+        here, place = torch.zeros(canvas.shape, dtype=torch.bool), torch.zeros(canvas.shape, dtype=torch.int64)
+        for row, (ids, hole, end) in enumerate(zip(written, holes, ends.tolist(), strict=True)):
+            part[row, : len(ids)], part[row, len(ids) : end] = torch.tensor(ids), mask_id
+            part_may_end[row, len(ids) : end] = may_end[row, hole.start : hole.stop]
+            here[row, hole.start : hole.stop], place[row, hole.start : hole.stop] = True, torch.arange(len(ids), end)
+        after = (torch.arange(part.shape[1]) >= ends[:, None]).to(canvas.device)
+        here, place = here.to(canvas.device), place.to(canvas.device)
+        ending = Ending(eos_id, part_may_end.to(canvas.device)) if part_may_end.any() else None
+        frames = generate(part.to(canvas.device), ending, after if after.any() else None)
         next(frames)  # the hole before any step
         before = frame
         for arranged in frames:
             frame = _at_canvas(before, arranged, here, place)
             yield frame
-        ids[here.nonzero()[:, 0], place[here]] = frame.ids[here]
+        for row, (hole, filled) in enumerate(zip(holes, frame.ids.tolist(), strict=True)):
+            tokens = filled[hole.start : hole.stop]
+            if not hole.is_known:
+                tokens = list(takewhile(lambda index: index != eos_id, tokens))
+            written[row] = [*written[row], *tokens, *[eos_id] * (number + 1 < len(rows[row].holes))]
 
 
 def _at_canvas(before: Frame, arranged: Frame, here: Tensor, place: Tensor) -> Frame:
     """The frame of the canvas: that before the hole, with the tokens `here` (B, L) taken from the rearranged one."""
-    index = place.clamp(max=arranged.ids.shape[1] - 1)
 
     def take(values: Tensor, elsewhere: Tensor) -> Tensor:
-        return torch.where(here, values.gather(1, index), elsewhere)
+        return torch.where(here, values.gather(1, place), elsewhere)
 
     nowhere = torch.zeros_like(here)
     return replace(
@@ -102,9 +117,16 @@ def _at_canvas(before: Frame, arranged: Frame, here: Tensor, place: Tensor) -> F
         remasked=take(arranged.remasked, nowhere),
         chance=take(arranged.chance, before.chance),
         read=take(arranged.read, before.ids),
+        arranged=arranged.read,
+        place=place.masked_fill(~here, -1),
     )
 
 
-def _texts(canvas: Tensor, pad: Tensor | None) -> list[list[int]]:
-    ends = not_pad(canvas, pad).sum(dim=1).tolist()
-    return [row[:end] for row, end in zip(canvas.tolist(), ends, strict=True)]
+def _arranged(
+    canvas: Tensor, may_end: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
+) -> list[ArrangedRow]:
+    lengths = not_pad(canvas, pad).sum(dim=1).tolist()
+    return [
+        arrange_row(row[:length], ends[:length], mask_id, hole_id, eos_id)
+        for row, ends, length in zip(canvas.tolist(), may_end.tolist(), lengths, strict=True)
+    ]

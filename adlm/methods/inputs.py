@@ -56,7 +56,10 @@ def check_canvas(
             raise UserError(f"the canvas has the mask id {mask_id} in its padding; fill padding with another id")
     if canvas.shape[1] > config.length:
         _check_long_canvas(method, canvas, sampling, pad, row_by_row)
-    complete = (canvas != mask_id).all(dim=1)
+    to_fill = canvas == mask_id
+    if config.model.block_length and config.model.hole_id is not None:
+        to_fill |= canvas == config.model.hole_id  # holes of unknown length
+    complete = ~to_fill.any(dim=1)
     if complete.any():
         raise UserError(
             f"row {int(complete.nonzero()[0])} of the canvas has no mask id {mask_id}: there is nothing to fill in; "

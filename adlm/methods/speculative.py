@@ -24,8 +24,8 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork, OpenTokens
-from adlm.methods.inputs import eval_mode, stop_id, vocabulary_of
-from adlm.sampling.frame import Frame
+from adlm.methods.inputs import eval_mode, vocabulary_of
+from adlm.sampling.frame import Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
     DraftedText,
@@ -68,11 +68,17 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
 
 
 def generate_speculative(
-    config: Config, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None
+    config: Config,
+    network: Any,
+    canvas: Tensor,
+    sampling: Sampling,
+    rng: RowRng,
+    pad: Tensor | None,
+    ending: Ending | None,
 ) -> Iterator[Frame]:
     """Samples from the causal model of a block-causal network. The first token of every row is given."""
     vocabulary, num_drafts = vocabulary_of(config), config.model.block_length - 1
-    unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, stop_id(config, sampling))
+    unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, ending)
     model: SpeculativeModel
     if isinstance(network, FrozenNetwork):
         model = CachedDrafting(network, unfilled, num_drafts, sampling)

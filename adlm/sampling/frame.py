@@ -40,6 +40,13 @@ class Frame:
     """
     alpha: Tensor | None
     """(B,), the share of visible tokens given to a time-conditioned network; None if the share of masks is used."""
+    open: Tensor | None = None
+    """(B, L), True in holes of unknown length; None without any. The first eos there ends the hole, and the others up
+    to its last position only fill it: none of them is part of the text."""
+    arranged: Tensor | None = None
+    """(B, A), what the network read in place of `read` if the canvas was rearranged, see `methods/infilling.py`."""
+    place: Tensor | None = None
+    """(B, L), where in `arranged` each token of the hole is that is being filled; -1 at other tokens."""
 
 
 def last_frame(frames: Iterator[Frame]) -> Frame:
@@ -57,26 +64,27 @@ def first_frame(canvas: Tensor, mask_id: int) -> Frame:
     return Frame(canvas, start, nowhere, nowhere, (canvas != mask_id).float(), canvas, None)
 
 
-def end_texts(ids: Tensor, chance: Tensor, to_fill: Tensor, eos_id: int | None) -> tuple[Tensor, Tensor]:
-    """ids and chances (B, L) of a frame with every text ended by its first drawn eos, which also fills the masks after.
+@dataclass(frozen=True)
+class Ending:
+    """The token that ends a text, and where: tokens that were given end nothing."""
 
-    `to_fill` (B, L) is True where the canvas has masks: tokens that were given end nothing. None ends no text.
-    """
-    if eos_id is None:
-        return ids, chance
-    is_end = (ids == eos_id) & to_fill
-    after = (is_end.cumsum(dim=1) - is_end.long() > 0) & to_fill
-    return ids.masked_fill(after, eos_id), chance.masked_fill(after, 1.0)
+    eos_id: int
+    where: Tensor
+    """(B, L), True at masks of the canvas that end with the first eos drawn there."""
+
+    def __call__(self, ids: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+        """ids and chances (B, L) with every text ended by its first drawn eos, which also fills the masks after it."""
+        is_end = (ids == self.eos_id) & self.where
+        after = (is_end.cumsum(dim=1) - is_end.long() > 0) & self.where
+        return ids.masked_fill(after, self.eos_id), chance.masked_fill(after, 1.0)
 
 
-def with_ended_texts(frame: Frame, to_fill: Tensor, eos_id: int | None) -> Frame:
-    """The frame after `end_texts`."""
-    ids, chance = end_texts(frame.ids, frame.chance, to_fill, eos_id)
-    return (
-        frame
-        if eos_id is None
-        else replace(frame, ids=ids, revealed=frame.revealed | (ids != frame.ids), chance=chance)
-    )
+def end_texts(frame: Frame, ending: Ending | None) -> Frame:
+    """The frame with its texts ended; None ends none."""
+    if ending is None:
+        return frame
+    ids, chance = ending(frame.ids, frame.chance)
+    return replace(frame, ids=ids, revealed=frame.revealed | (ids != frame.ids), chance=chance)
 
 
 class DenoiserOutput(Protocol):

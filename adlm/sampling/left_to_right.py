@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Sampling
-from adlm.sampling.frame import Frame, first_frame, with_ended_texts
+from adlm.sampling.frame import Ending, Frame, end_texts, first_frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.shaping import DrawnTokens, draw_shaped, shape, symbols_of, visible_ids
 
@@ -55,6 +55,7 @@ def sample_left_to_right(
     frame = first_frame(canvas, mask_id)
     yield frame
     masked = canvas == mask_id
+    ending = None if eos_id is None else Ending(eos_id, masked)
     uniforms = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     uniforms.masked_scatter_(masked, rng.at_tokens(masked))
     first = int((~masked).long().cumprod(dim=1).sum(dim=1).min())
@@ -75,7 +76,7 @@ def sample_left_to_right(
                 read=frame.ids,
                 alpha=None,
             )
-            frame = with_ended_texts(frame, masked, eos_id)
+            frame = end_texts(frame, ending)
             yield frame
-            if eos_id is not None and not (frame.ids == mask_id).any():
+            if ending is not None and not (frame.ids == mask_id).any():
                 return

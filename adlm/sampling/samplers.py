@@ -27,7 +27,7 @@ from adlm.sampling.adaptive import (
     sample_remdm_conf,
 )
 from adlm.sampling.events import sample_positions_first
-from adlm.sampling.frame import Denoiser, Frame, Row, SamplingRun, first_frame, with_ended_texts
+from adlm.sampling.frame import Denoiser, Ending, Frame, Row, SamplingRun, end_texts, first_frame
 from adlm.sampling.steps import (
     Steps,
     StepsFunction,
@@ -138,17 +138,16 @@ def sample_blocks(
     run: SamplingRun,
     bounds: Sequence[tuple[int, int]],
     open_block: OpenBlock,
-    eos_id: int | None = None,
+    ending: Ending | None = None,
 ) -> Iterator[Frame]:
     """One text block after the other, each by `sampler`, in its own time from 1 to t_end; the first Frame is the
     canvas.
 
     A block reads the text up to its end, never what follows. Rows that have no mask in a block wait for the others.
-    With an `eos_id` a text ends with the first one drawn, see `end_texts`.
+    `ending` says which texts end with the first eos drawn, see `end_texts`.
     """
     state = first_frame(run.canvas, run.mask_id)
     yield state
-    to_fill = run.canvas == run.mask_id
     for start, stop in bounds:
         before, part = state, slice(0, stop)
         if not (before.ids[:, part] == run.mask_id).any():
@@ -159,7 +158,7 @@ def sample_blocks(
         for frame in frames:
             state = _embed(before, frame, part)
             yield state
-        ended = with_ended_texts(state, to_fill, eos_id)
+        ended = end_texts(state, ending)
         if ended is not state and (ended.ids != state.ids).any():
             state = replace(ended, revealed=ended.ids != state.ids, read=state.ids)
             yield state

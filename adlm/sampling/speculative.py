@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.sampling.frame import Frame, end_texts, first_frame
+from adlm.sampling.frame import Ending, Frame, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import TokenShaping, shape
 
@@ -73,13 +73,12 @@ class Unfilled:
     end: Tensor
     """(B,), the number of tokens of each row without padding."""
     mask_id: int
-    eos_id: int | None
-    """A text ends with the first one drawn, see `end_texts`; None ends none."""
+    ending: Ending | None
 
     @classmethod
-    def of(cls, canvas: Tensor, mask_id: int, pad: Tensor | None, eos_id: int | None) -> "Unfilled":
+    def of(cls, canvas: Tensor, mask_id: int, pad: Tensor | None, ending: Ending | None) -> "Unfilled":
         end = torch.full((len(canvas),), canvas.shape[1], device=canvas.device) if pad is None else (~pad).sum(dim=1)
-        return cls(canvas == mask_id, end, mask_id, eos_id)
+        return cls(canvas == mask_id, end, mask_id, ending)
 
     def num_known(self, ids: Tensor) -> Tensor:
         """(B,), before the first mask of ids (B, L), or to the end."""
@@ -95,7 +94,8 @@ class Unfilled:
         revealed, offset = (column >= known) & (column < stop), (column - known).clamp(0, num_drafts)
         ids = torch.where(revealed, tokens.gather(1, offset), text.ids)
         chance = torch.where(revealed, verified.chance.gather(1, offset), text.chance)
-        ids, chance = end_texts(ids, chance, self.masked, self.eos_id)
+        if self.ending is not None:
+            ids, chance = self.ending(ids, chance)
         return DraftedText(ids, chance, self.num_known(ids), verified.drafts)
 
 

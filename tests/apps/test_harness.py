@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
 
 import pytest
 import torch
-from small_models import small_model
+from small_models import infilling_model, small_model
 
 from adlm.cli.main import main
 from adlm.errors import UserError
@@ -28,6 +29,7 @@ def world(tmp_path_factory):
         small_model(folder / method, method, "text8", length=32)
         small_model(folder / f"{method}-bytes", method, length=32)
     small_model(folder / "blocks", "mdlm", length=32, block_length=4)
+    infilling_model(folder)
     return folder
 
 
@@ -226,6 +228,17 @@ def test_holes_are_filled_and_the_text_around_them_is_kept(world):
     assert text[7:-1] == " sat on "
     with pytest.raises(UserError, match="ar writes from left to right"):
         generated(model(world / "ar"), ("the [MASK*3] sat", {}))
+
+
+def test_holes_of_unknown_length_are_filled_by_models_that_can(world):
+    contexts = ["(A[MASK*]B[MASK*2]C)", "(A[MASK*..4]B)", "(A[MASK*..4]"]
+    options = {"do_sample": True, "temperature": 1.0}
+    texts = generated(model(world / "infilling"), *((context, options) for context in contexts * 4))
+    for text, pattern in zip(texts, [r"\(A.{,16}B.*C\)", r"\(A.{,4}B\)", r"\(A.{,4}"] * 4, strict=True):
+        assert re.fullmatch(pattern, text, re.DOTALL)
+    assert len({len(text) for text in texts[1::3]}) > 1
+    with pytest.raises(UserError, match="hole of unknown length"):
+        generated(model(world / "blocks"), ("(A[MASK*..4]", {}))
 
 
 def test_the_results_record_the_mean_standard_error(world):

@@ -13,7 +13,7 @@ import time
 
 import pytest
 import torch
-from small_models import small_model
+from small_models import infilling_model, small_model
 
 import adlm
 from adlm.cli.main import main
@@ -29,6 +29,7 @@ def models(tmp_path_factory):
         small_model(folder / method, method)
     small_model(folder / "text8", tokenizer="text8")
     small_model(folder / "ids", tokenizer=None)
+    infilling_model(folder)
     return folder
 
 
@@ -387,3 +388,51 @@ sys.exit(",".join({{*{heavy!r}}} & {{*sys.modules}}) or 0)
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
+
+
+def test_holes_of_unknown_length_are_printed_and_written_without_their_end(models, capsys, tmp_path, monkeypatch):
+    words = ["--fill", "(A[MASK*]B[MASK*..3]C)", "--num", "6"]
+    samples = sampled(capsys, models / "infilling", *words)
+    assert len({len(sample["ids"]) for sample in samples}) > 2
+    tokenizer = adlm.load(models / "infilling").tokenizer
+    for sample in samples:
+        assert re.fullmatch(r"\(A.{,16}B.{,3}C\)", sample["text"])
+        assert tokenizer.decode(sample["ids"]) == sample["text"]
+    assert main(["sample", str(models / "infilling"), *words, "--out", str(tmp_path / "samples.jsonl")]) == 0
+    assert [sample.text for sample in read_samples(tmp_path / "samples.jsonl")] == [each["text"] for each in samples]
+    capsys.readouterr()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["sample", str(models / "infilling"), *words]) == 0
+    shown = capsys.readouterr().out
+    given = [f"\x1b[2m{letter}\x1b[0m" for letter in "(AC)"]
+    assert "".join([*given[:2], samples[0]["text"][2:-2], *given[2:]]) in shown, "the given text is dim"
+
+
+@pytest.mark.parametrize("words", [["--watch"], ["--trace", "trace.json"]])
+def test_the_end_of_a_hole_is_neither_in_the_view_nor_in_the_trace(models, capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    options = ["--fill", "(A[MASK*]B)", "--seed", "3"]
+    [sample] = sampled(capsys, models / "infilling", *options)
+    assert len(sample["ids"]) < 16, "eos was drawn"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["sample", str(models / "infilling"), *options, *words]) == 0
+    printed = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", capsys.readouterr().out)
+    assert sample["text"] in printed
+    if words[0] == "--trace":
+        trace = json.loads((tmp_path / "trace.json").read_text())
+        assert (trace["text"], trace["open"]) == (sample["text"], list(range(3, 19)))
+
+
+def test_prompt_and_suffix_without_a_length_are_a_hole_of_unknown_length(models, capsys):
+    given = ["--prompt", "(A", "--suffix", "B)", "--num", "4"]
+    samples = sampled(capsys, models / "infilling", *given)
+    assert samples == sampled(capsys, models / "infilling", "--fill", "(A[MASK*]B)", "--num", "4")
+    assert {len(sample["ids"]) for sample in sampled(capsys, models / "infilling", *given, "--length", "9")} == {9}
+
+
+def test_holes_of_unknown_length_need_a_model_trained_for_them(models, capsys):
+    assert main(["sample", str(models / "adlm"), "--fill", "a[MASK*..4]b"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "[MASK*..4] is a hole of unknown length" in message
+    assert "give its length, such as [MASK*12]" in message

@@ -15,21 +15,21 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.methods import method_of
-from adlm.methods.infilling import arrange_row
-from adlm.sampling.frame import last_frame
+from adlm.methods.infilling import arrange_row, generate_arranged
+from adlm.sampling.frame import first_frame, last_frame
 from adlm.sampling.rng import RowRng
 
 EOS, HOLE, MASK = 0, 4, 5
 SAMPLERS = ("speculative", "left-to-right", "ancestral", "confidence")
 
 
-def model(length: int = 16, **train):
-    """Three words besides eos, random weights, blocks of three."""
+def model(length: int = 16, block_length: int = 3, **train):
+    """Three words besides eos, random weights."""
     config = Config(
         method="mdlm",
         vocabulary=Vocabulary(size=6, mask_id=MASK, bos_id=EOS, eos_id=EOS),
         length=length,
-        model=Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, block_length=3, hole_id=HOLE),
+        model=Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, block_length=block_length, hole_id=HOLE),
     )
     config = replace(config, train=replace(config.train, causal_weight=1.0, **train))
     torch.manual_seed(0)
@@ -38,6 +38,7 @@ def model(length: int = 16, **train):
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
+        network.head.weight.mul_(0.1)  # else one word has nearly all the probability
     return method, network
 
 
@@ -80,12 +81,36 @@ def test_tokens_that_stand_for_missing_ones_are_neither_masked_nor_scored():
 
 
 def test_a_canvas_is_rearranged_hole_by_hole():
-    row = arrange_row([EOS, 1, MASK, MASK, 2, MASK, 3], MASK, HOLE, EOS)
-    assert row.ids == [EOS, 1, HOLE, HOLE, 2, HOLE, 3, EOS, MASK, MASK, EOS, MASK, EOS]
-    assert row.ends == [10, 12]
-    assert [row.ids[place] for place in row.place] == [EOS, 1, MASK, MASK, 2, MASK, 3]
-    prompt = [EOS, 1, MASK, MASK]
-    assert arrange_row(prompt, MASK, HOLE, EOS).ids == prompt
+    row = [EOS, 1, MASK, MASK, 2, MASK, 3]
+    known = arrange_row(row, [False] * 7, MASK, HOLE, EOS)
+    assert known.ids == [EOS, 1, HOLE, HOLE, 2, HOLE, 3, EOS]
+    assert known.holes == [Hole(2, 4, True), Hole(5, 6, True)]
+    first_unknown = arrange_row(row, [False, False, True, True, False, False, False], MASK, HOLE, EOS)
+    assert first_unknown.ids == [EOS, 1, HOLE, EOS, 2, HOLE, 3, EOS]
+    assert first_unknown.holes == [Hole(2, 4, False), Hole(5, 6, True)]
+    side_by_side = arrange_row(row[:6], [False, False, False, True, False, True], MASK, HOLE, EOS)
+    assert side_by_side.ids == [EOS, 1, HOLE, HOLE, EOS, 2, HOLE, EOS, EOS]
+    prompt = arrange_row([EOS, 1, MASK, MASK], [False, False, True, True], MASK, HOLE, EOS)
+    assert (prompt.ids, [(hole.start, hole.stop) for hole in prompt.holes]) == ([EOS, 1], [(2, 4)])
+
+
+def test_a_hole_is_written_after_what_was_drawn_in_those_before_it_and_one_eos():
+    canvas = torch.tensor([[EOS, 1, MASK, MASK, MASK, 2, MASK, MASK, 3]])
+    may_end, tokens, read = torch.tensor([[False] * 2 + [True] * 3 + [False] * 4]), iter((1, EOS, EOS, 3, EOS)), []
+
+    def write(part, ending, pad):
+        read.append(part[0].tolist())
+        frame = first_frame(part, MASK)
+        yield frame
+        for position in (part[0] == MASK).nonzero().flatten().tolist():
+            frame = replace(frame, ids=frame.ids.clone())
+            frame.ids[0, position] = next(tokens)
+            yield frame
+
+    frames = list(generate_arranged(write, canvas, may_end, MASK, HOLE, EOS, None))
+    text = [EOS, 1, HOLE, EOS, 2, HOLE, HOLE, 3, EOS]
+    assert read == [[*text, MASK, MASK, MASK], [*text, 1, EOS, MASK, MASK]]
+    assert frames[-1].ids.tolist() == [[EOS, 1, 1, EOS, EOS, 2, 3, EOS, 3]]
 
 
 @pytest.mark.parametrize("sampler", ["speculative", "left-to-right"])
@@ -142,10 +167,87 @@ def test_cached_equals_recomputed_and_batched_equals_alone(sampler):
         assert (last_frame(alone).ids[0] == last.ids[row, :length]).all()
 
 
+@pytest.mark.parametrize(
+    ("sampler", "block_length"), [("speculative", 3), ("left-to-right", 3), ("left-to-right", 2), ("ancestral", 1)]
+)
+def test_a_hole_of_unknown_length_has_the_distribution_of_the_rearranged_row(sampler, block_length):
+    method, network = model(24, block_length)
+    canvas, num = torch.tensor([[EOS, 1, HOLE, HOLE, 2, MASK, 3]]), 5000
+    frame = last_frame(
+        method.generate(FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler), RowRng(1, range(num)))
+    )
+    assert (frame.ids[:, [0, 1, 4, 6]] == torch.tensor([EOS, 1, 2, 3])).all()
+    assert frame.open.tolist() == (canvas == HOLE).repeat(num, 1).tolist()
+    found = Counter(map(tuple, frame.ids[:, [2, 3, 5]].tolist()))
+    scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))  # scores every symbol
+    nats = scorer.causal_nats if sampler == "speculative" else scorer.left_to_right_nats
+    text, words, expected = [EOS, 1, HOLE, EOS, 2, HOLE, 3, EOS], [1, 2, 3, HOLE], {}
+    for hole in [(), *itertools.product(words, repeat=1), *itertools.product(words, repeat=2)]:
+        drawn = (*hole, EOS)[:2]  # two tokens fill the hole: what would follow is cut off
+        filled = (*hole, EOS, EOS)[:2]
+        log_p = -nats(network, torch.tensor([[*text, *filled]]), None)[0, 8 : 8 + len(drawn)].sum()
+        rows = torch.tensor([[*text, *hole, EOS, index] for index in (EOS, *words)])
+        for index, log_q in zip((EOS, *words), -nats(network, rows, None)[:, -1], strict=True):
+            expected[(*filled, index)] = float((log_p + log_q).exp())
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
+    assert set(found) <= set(expected), "nothing but eos after the first one"
+    chi_square = sum((found[fill] - p * num) ** 2 / max(p * num, 1) for fill, p in expected.items())
+    assert chi_square < 104 + 5 * math.sqrt(2 * 104)
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "remdm-conf"])
+def test_holes_of_unknown_length_cached_equals_recomputed_and_batched_equals_alone(sampler):
+    method, network = model(32)
+    canvas = torch.tensor(
+        [
+            [EOS, 1, HOLE, HOLE, HOLE, HOLE, 2, MASK, 3, HOLE, HOLE, 1],
+            [EOS, HOLE, HOLE, 1, 2, 0, 0, 0, 0, 0, 0, 0],
+            [EOS, 1, 2, MASK, HOLE, HOLE, HOLE, HOLE, HOLE, HOLE, HOLE, HOLE],
+            [EOS, 1, MASK, MASK, 2, HOLE, HOLE, HOLE, 3, HOLE, HOLE, HOLE],
+            [EOS, 1, 2, *[MASK] * 9],
+        ]
+    )
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[1, 5:] = True
+    frozen, ended = FrozenNetwork(network), 0
+    for seed in range(8):
+        stop_at_eos = seed % 2 > 0
+        sampling, rng = Sampling(sampler, steps=3, stop_at_eos=stop_at_eos), RowRng(seed, range(5))
+        plain, cached = (list(method.generate(each, canvas, sampling, rng[:], pad)) for each in (network, frozen))
+        assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
+        last, given = cached[-1], (canvas != MASK) & (canvas != HOLE) & ~pad
+        assert (cached[0].ids[~pad & ~given] == MASK).all(), "the first frame has masks in all holes"
+        assert (last.ids[given] == canvas[given]).all()
+        assert not (last.ids[~pad] == MASK).any()
+        for holes in (canvas == HOLE, (canvas == MASK) & (torch.arange(5) == 4)[:, None] & stop_at_eos):
+            is_end = (last.ids == EOS) & holes
+            follows = torch.cat([is_end[:, :1], is_end[:, :-1]], dim=1) & holes
+            assert (last.ids[follows] == EOS).all(), "up to the end of the hole"
+            ended += int(follows.sum())
+        for row in range(5):
+            width = 5 if row == 1 else 12
+            alone = method.generate(frozen, canvas[row : row + 1, :width], sampling, rng[row : row + 1])
+            assert (last_frame(alone).ids[0] == last.ids[row, :width]).all()
+    assert ended > 0
+
+
+def test_tokens_keep_the_probability_they_were_drawn_with_when_the_next_hole_is_filled():
+    method, network = model(20)
+    canvas = torch.tensor([[EOS, 1, MASK, MASK, 2, MASK, 3, 1]])
+    chance = torch.zeros(8)
+    for frame in method.generate(FrozenNetwork(network), canvas, Sampling("left-to-right"), RowRng(0, range(1))):
+        chance = torch.where(frame.revealed[0], frame.chance[0].float(), chance)
+    assert (frame.chance[0][canvas[0] == MASK] == chance[canvas[0] == MASK]).all()
+    assert (chance[canvas[0] == MASK] < 1).all()
+
+
 def test_what_cannot_be_filled_is_refused():
     method, _ = model(10)
     with pytest.raises(UserError, match="takes 12 tokens, with its holes filled in after it"):
         method.check_run(torch.tensor([[EOS, MASK, MASK, MASK, MASK, 1]]), Sampling(), None)
+    with pytest.raises(UserError, match="takes 11 tokens"):
+        method.check_run(torch.tensor([[EOS, HOLE, HOLE, HOLE, HOLE, HOLE, 1]]), Sampling(), None)
+    method.check_run(torch.tensor([[EOS, HOLE, HOLE, HOLE, HOLE, 1]]), Sampling(), None)  # 10 tokens
     plain = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))
     with pytest.raises(UserError, match="token after a mask"):
         plain.check_run(torch.tensor([[EOS, MASK, 1]]), Sampling(), None)

@@ -141,10 +141,18 @@ class Item:
         return self.run.canvas.ids.shape[1]
 
 
-def _masks_of(row: Run) -> tuple[int, ...]:
-    """Where the masks of a row begin; all of them where text comes after a mask: such rows are rearranged."""
-    masks = (row.canvas.ids[0] == row.lm.mask_id).nonzero().flatten().tolist()
-    return (masks[0],) if row.canvas.ids.shape[1] - masks[0] == len(masks) else (row.canvas.ids.shape[1], *masks)
+def _masks_of(row: Run) -> tuple[Hashable, ...]:
+    """Where the masks of a row begin; all of them where text comes after a mask: such rows are rearranged.
+
+    What comes after a hole of unknown length can begin anywhere then, so a row with another hole equals no other row.
+    """
+    lm, ids = row.lm, row.canvas.ids[0].tolist()
+    masks = [position for position, index in enumerate(ids) if index in (lm.mask_id, lm.open_id)]
+    if len(ids) - masks[0] == len(masks):
+        return (masks[0],)
+    unknown = [position for position in masks if ids[position] == lm.open_id]
+    is_last = not unknown or unknown == list(range(unknown[0], masks[-1] + 1))
+    return (len(ids), tuple(masks), tuple(unknown), None if is_last else object())
 
 
 def padded_length(row: Run) -> int:

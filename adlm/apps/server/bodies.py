@@ -73,7 +73,7 @@ class CompletionRequest(GenerationFields):
     """Fields of OpenAI's completions API, and `sampler` and `steps`. Other fields are refused."""
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)] = Field(
-        default="", description="One or several texts; [MASK] and [MASK*4] are holes to fill in."
+        default="", description="One or several texts; [MASK], [MASK*4] and [MASK*..4] are holes to fill in."
     )
     suffix: Text | None = Field(default=None, description="Text after the completion: infilling.")
     max_tokens: int | None = Field(default=None, ge=1, description="Tokens to fill in after the prompt (default: 16).")
@@ -120,7 +120,7 @@ class ChatRequest(GenerationFields):
 class TraceRequest(SamplingFields):
     """A text with holes to fill in, and how."""
 
-    text: Text = Field(description="A text with holes: [MASK] is one token, [MASK*4] four.")
+    text: Text = Field(description="A text with holes: [MASK] is one token, [MASK*4] four, [MASK*..4] up to four.")
 
 
 class BoundRequest(BaseModel):

@@ -18,7 +18,7 @@ from adlm.tokens import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 SMALLEST_CHANCE = 1e-45  # of a float32
-LONGEST_HOLE = len("[MASK*1000000]")
+LONGEST_HOLE = len("[MASK*..1000000]")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Choice:
     stops: Sequence[str]
     end_id: int | None = None
     """Another token than eos that ends the text: the end of a message."""
+    open: frozenset[int] = frozenset()
+    """The positions in holes of unknown length: the first eos ends the hole, the others fill what is left of it."""
 
     def text(self, ids: Sequence[int], complete: bool) -> tuple[str, str | None]:
         """The text of the ids of a row, or of its first ids, and the finish reason if it is complete or stopped.
@@ -60,6 +62,8 @@ class Choice:
         if found:
             return text[: min(found)], "stop"
         if complete or stopped:
+            ends = {position for position in self.open if position + 1 not in self.open}
+            stopped = stopped or (bool(ends) and ends <= self._left_out(ids))
             return text, "stop" if stopped else "length"
         text = text.rstrip("\ufffd")
         begun = (length for stop in self.stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
@@ -68,7 +72,9 @@ class Choice:
     def num_sampled(self, ids: Sequence[int]) -> int:
         """Tokens that were sampled for the text of the first ids of a row, of a model that ends with the text."""
         before_end, stopped = self._until_eos(ids)
-        return min(self.num_masks, len(before_end) + stopped - self.first)
+        left_out = self._left_out(ids)
+        num_filled = sum(position - 1 in left_out for position in left_out)  # after the eos that was drawn
+        return min(self.num_masks, len(before_end) + stopped - self.first) - num_filled
 
     def logprobs(self, ids: Sequence[int], chance: Sequence[float]) -> dict[str, Any]:
         """OpenAI's `logprobs` of the tokens that begin in the returned text, which may end at eos or at a stop text.
@@ -90,6 +96,14 @@ class Choice:
             "text_offset": list(offsets.values()),
         }
 
+    def _left_out(self, ids: Sequence[int]) -> set[int]:
+        """The positions from the first eos to the end of each hole of unknown length."""
+        left_out: set[int] = set()
+        for position in sorted(position for position in self.open if position < len(ids)):
+            if ids[position] == self.tokenizer.vocabulary.eos_id or position - 1 in left_out:
+                left_out.add(position)
+        return left_out
+
     def _until_eos(self, ids: Sequence[int]) -> tuple[Sequence[int], bool]:
         """The ids before the first eos that follows a token of the completion, and whether there is one."""
         special, eos = self.tokenizer.special_ids, self.tokenizer.vocabulary.eos_id
@@ -104,10 +118,15 @@ class Choice:
 
     def _decode(self, ids: Sequence[int]) -> str:
         """The text from `first` to `end`, decoded with what is before it: some decoders omit a leading space."""
-        before = self.tokenizer.decode(ids[: self.first], special_tokens=False)
-        text = self.tokenizer.decode(ids[: self.end], special_tokens=False)
+        left_out = self._left_out(ids)
+
+        def decode(start: int, stop: int) -> str:
+            kept = [ids[position] for position in range(start, min(stop, len(ids))) if position not in left_out]
+            return self.tokenizer.decode(kept, special_tokens=False)
+
+        before, text = decode(0, self.first), decode(0, self.end)
         if self.first and not text.startswith(before):  # a character divided between prompt and completion
-            text, before = self.tokenizer.decode(ids[self.first : self.end], special_tokens=False), ""
+            text, before = decode(self.first, self.end), ""
         text = text[len(before) :]
         return text.removeprefix(" ") if self.drops_space else text
 
@@ -270,14 +289,16 @@ def _text_with_holes(lm: LanguageModel, prompt: str, request: CompletionRequest)
         )
     for name, text in (("prompt", prompt), ("suffix", suffix)):
         check_size(lm, text, name)
-    return prompt if has_holes else f"{prompt}[MASK*{num}]{suffix}"
+    is_open = suffix and lm.open_id is not None
+    return prompt if has_holes else f"{prompt}[MASK*{'..' if is_open else ''}{num}]{suffix}"
 
 
 def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest) -> Choice:
     """How the text of a row is made."""
     tokenizer, [ids], [start] = lm.require_tokenizer(), row.canvas.ids.tolist(), row.canvas.starts
-    num, has_holes = ids.count(lm.mask_id), num_masks(prompt) > 0
-    first = start if has_holes else ids.index(lm.mask_id)
+    masks = [position for position, index in enumerate(ids) if index in (lm.mask_id, lm.open_id)]
+    num, has_holes = len(masks), num_masks(prompt) > 0
+    first = start if has_holes else masks[0]
     return Choice(
         tokenizer,
         first=first,
@@ -286,4 +307,5 @@ def _choice(lm: LanguageModel, prompt: str, row: Run, request: CompletionRequest
         ends_at_eos=not has_holes and not request.suffix,
         drops_space=not has_holes and tokenizer.joins_spaces and prompt.endswith(" "),
         stops=request.stops,
+        open=frozenset(position for position in masks if ids[position] == lm.open_id),
     )

@@ -221,8 +221,8 @@ def _bound_to_dict(lm: LanguageModel, row: TokenRow, bound: TokenNats) -> dict[s
 
 def _cut(lm: LanguageModel, frame: Frame, length: int) -> Frame:
     """The frame without the padding of its batch; the time of causal models is the share of positions that are left."""
-    names = ("ids", "revealed", "remasked", "chance", "read")
-    cut = replace(frame, **{name: getattr(frame, name)[:, :length] for name in names})
+    names = ("ids", "revealed", "remasked", "chance", "read", "open", "place")
+    cut = replace(frame, **{name: value[:, :length] for name in names if (value := getattr(frame, name)) is not None})
     if not lm.method.causal:
         return cut
     share = (cut.ids == lm.mask_id).double().mean(dim=1).to(frame.t)

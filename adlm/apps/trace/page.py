@@ -114,6 +114,7 @@ class History:
 def as_animation(trace: "Trace") -> str:
     histories = [_history(trace, position) for position in range(len(trace.canvas))]
     pieces = tokens_bytes(trace.tokenizer, trace.last, trace.special_tokens)
+    pieces = [b"" if position in trace.left_out else piece for position, piece in enumerate(pieces)]
     texts = decode_side_by_side(pieces)
     keyframes = Keyframes()
     body: list[str] = []

@@ -50,14 +50,14 @@ class Predictions:
 
 def predict(lm: LanguageModel, frame: Frame, row: int) -> Predictions:
     """The predictions at the masks of a row from the frame's network input: one call of each network."""
-    z, rows, positions = _network_input(lm, frame.read[row])
+    z, rows, positions = _network_input(lm, frame, row)
     alpha = _conditioning_alpha(frame, row)
     return Predictions(positions, lm.log_probs(z, alpha)[0, rows].float().cpu(), _anchor_log_probs(lm, z, alpha, rows))
 
 
 def anchors_of(lm: LanguageModel, frame: Frame, row: int) -> dict[int, int]:
     """The anchor network's top prediction at each mask, without a denoiser call; empty without an anchor network."""
-    z, rows, positions = _network_input(lm, frame.read[row])
+    z, rows, positions = _network_input(lm, frame, row)
     anchor = _anchor_log_probs(lm, z, _conditioning_alpha(frame, row), rows)
     return {} if anchor is None else _argmax_by_position(positions, anchor)
 
@@ -76,18 +76,22 @@ def guesses(log_probs: Tensor | None, positions: tuple[int, ...], wanted: Iterab
     }
 
 
-def _network_input(lm: LanguageModel, z: Tensor) -> tuple[Tensor, list[int], tuple[int, ...]]:
-    """The network input (1, l), the output rows to read, and the positions in z that these rows predict.
+def _network_input(lm: LanguageModel, frame: Frame, row: int) -> tuple[Tensor, list[int], tuple[int, ...]]:
+    """The network input (1, l), the output rows to read, and the positions in the row of the frame that they predict.
 
     An autoregressive output row predicts the next position. Block-causal networks predict the first block with masks.
     """
+    z = frame.read[row] if frame.arranged is None else frame.arranged[row]
     masks, block_length = (z == lm.mask_id).nonzero().flatten().tolist(), lm.config.model.block_length
     if masks and lm.method.causal:
         return z[None, : masks[0]], [masks[0] - 1], (masks[0],)
     if masks and block_length:
         z = z[: 1 + -(-max(masks[0], 1) // block_length) * block_length]
         masks = [position for position in masks if position < len(z)]
-    return z[None], masks, tuple(masks)
+    if frame.place is None:
+        return z[None], masks, tuple(masks)
+    place = frame.place[row].tolist()
+    return z[None], masks, tuple(place.index(position) for position in masks)
 
 
 def _conditioning_alpha(frame: Frame, row: int) -> float | None:
@@ -210,6 +214,10 @@ def merge(first: TraceStep, second: TraceStep) -> TraceStep:
     )
 
 
+def _open_positions(frame: Frame, row: int) -> tuple[int, ...]:
+    return () if frame.open is None else _true_positions(frame.open[row])
+
+
 def _true_positions(flags: Tensor) -> tuple[int, ...]:
     return tuple(flags.nonzero().flatten().tolist())
 
@@ -240,6 +248,8 @@ class Trace:
     """The canvas, followed by the steps, each a difference to the previous one."""
     special_tokens: bool = False
     """Whether the text includes bos, eos and pad."""
+    open: tuple[int, ...] = ()
+    """The positions in holes of unknown length: an eos there is no part of the text."""
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -258,6 +268,17 @@ class Trace:
     def last(self) -> list[int]:
         *_, last = self.states()
         return last
+
+    @cached_property
+    def left_out(self) -> set[int]:
+        """The positions in the last state that are no part of the text."""
+        eos_id = None if self.tokenizer is None else self.tokenizer.vocabulary.eos_id
+        return {position for position in self.open if self.last[position] == eos_id}
+
+    @property
+    def text(self) -> str:
+        ids = [index for position, index in enumerate(self.last) if position not in self.left_out]
+        return text_of(self.tokenizer, ids, self.special_tokens)
 
     @cached_property
     def pieces(self) -> dict[int, bytes]:
@@ -292,11 +313,12 @@ class Trace:
                 "row": self.row,
                 "frames": self.frames,
             },
-            "text": text_of(self.tokenizer, self.last, self.special_tokens),
+            "text": self.text,
             "hidden": self.hidden,
             **pieces_to_dict(self.pieces),
             "canvas": list(self.canvas),
             "given": list(self.given),
+            "open": list(self.open),
             "steps": [_step_to_dict(step) for step in self.steps],
         }
 
@@ -368,6 +390,7 @@ class TraceRecorder:
             canvas=tuple(frame.ids[self._row].tolist()),
             steps=(canvas, *self._thinning.steps),
             special_tokens=self._special_tokens,
+            open=_open_positions(frame, self._row),
         )
 
 
@@ -385,13 +408,22 @@ def trace_events(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, ro
     Each has one key, `begin`, `step` or `end`; a step brings the `tokens` and `bytes` that are new in it. Together they
     are the trace of `record_trace` with all its steps, however many there are.
     """
-    recorder, known, ids = StepRecorder(lm, row), set[int](), list[int]()
+    recorder, known, trace = StepRecorder(lm, row), set[int](), None
     for frame in frames:
         step = recorder.step(frame)
         if step is None:
             continue
-        ids = frame.ids[row].tolist()
-        trace = Trace(info, lm.config.method, row, recorder.num_frames, lm.mask_id, lm.tokenizer, tuple(ids), (step,))
+        trace = Trace(
+            info,
+            lm.config.method,
+            row,
+            recorder.num_frames,
+            lm.mask_id,
+            lm.tokenizer,
+            tuple(frame.ids[row].tolist()),
+            (step,),
+            open=_open_positions(frame, row),
+        )
         new = {index: data for index, data in trace.pieces.items() if index not in known}
         known.update(new)
         if step.changes == 0:
@@ -400,7 +432,7 @@ def trace_events(lm: LanguageModel, frames: Iterable[Frame], info: TraceInfo, ro
             yield {"begin": {name: value for name, value in fields.items() if name not in ("steps", "text")}}
             new = {}
         yield {"step": {**_step_to_dict(step), **pieces_to_dict(new)}}
-    yield {"end": {"frames": recorder.num_frames, "text": text_of(lm.tokenizer, ids, special_tokens=False)}}
+    yield {"end": {"frames": recorder.num_frames, "text": "" if trace is None else trace.text}}
 
 
 def pieces_to_dict(pieces: dict[int, bytes]) -> dict[str, Any]:

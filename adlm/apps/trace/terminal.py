@@ -13,6 +13,7 @@ from rich.text import Text
 from adlm.apps.trace.recording import anchors_of
 from adlm.errors import TEXT, printable
 from adlm.language_model import LanguageModel
+from adlm.methods.inputs import vocabulary_of
 from adlm.sampling.frame import Frame
 from adlm.tokens import decode_side_by_side, text_of, tokens_bytes
 
@@ -93,8 +94,10 @@ class TerminalView:
             part[self._row].tolist() for part in (self._frame.ids, self._frame.revealed, self._frame.remasked)
         )
         pieces = tokens_bytes(self._lm.tokenizer, ids[self._start :], self._special_tokens)
+        left_out = self._left_out(self._frame)
         unmasked = [
-            None if index == self._lm.mask_id else data for index, data in zip(ids[self._start :], pieces, strict=True)
+            None if index == self._lm.mask_id else b"" if position in left_out else data
+            for position, (index, data) in enumerate(zip(ids[self._start :], pieces, strict=True), self._start)
         ]
         for position, token_text in enumerate(decode_side_by_side(unmasked), self._start):
             is_new, is_remasked = revealed[position] and not final, remasked[position] and not final
@@ -107,7 +110,16 @@ class TerminalView:
 
     def plain_text(self, frame: Frame) -> str:
         """The text of the row at a frame, without colours."""
-        return text_of(self._lm.tokenizer, frame.ids[self._row, self._start :].tolist(), self._special_tokens)
+        ids, left_out = frame.ids[self._row].tolist(), self._left_out(frame)
+        kept = [ids[position] for position in range(self._start, len(ids)) if position not in left_out]
+        return text_of(self._lm.tokenizer, kept, self._special_tokens)
+
+    def _left_out(self, frame: Frame) -> set[int]:
+        """The positions that are no part of the text: in holes of unknown length, their end and what is left."""
+        if frame.open is None:
+            return set()
+        is_end = frame.ids[self._row] == vocabulary_of(self._lm.config).eos_id
+        return set((frame.open[self._row] & is_end).nonzero().flatten().tolist())
 
     def status_line(self, final: bool = False) -> Text:
         """t, frame and share of masks, followed by a legend of the colours."""

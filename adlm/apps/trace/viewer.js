@@ -28,12 +28,13 @@ function symbolOf(character) {
 
 const visible = (text) => Array.from(text, (c) => (isInvisible(c) ? symbolOf(c) : c)).join("");
 
-// The texts of ids: the fields `tokens`, `bytes` and `hidden` of a trace.
+// The texts of ids: the fields `tokens`, `bytes`, `hidden` and `open` of a trace.
 export class Tokens {
-  constructor({ tokens, bytes, hidden }, maskId) {
+  constructor({ tokens, bytes, hidden, open }, maskId) {
     this.texts = { ...tokens };
     this.bytes = { ...bytes };
     this.hidden = new Set(hidden);
+    this.open = new Set(open);
     this.maskId = maskId;
   }
 
@@ -62,7 +63,7 @@ export class Tokens {
 
   // Hidden special tokens have no text and are shown as a dot; the first one between two documents shows the blank line that separates them.
   separator(ids, position) {
-    const separates = position > 0 && !this.hidden.has(ids[position - 1]) && ids.slice(position).some((id) => !this.hidden.has(id));
+    const separates = !this.open.has(position) && position > 0 && !this.hidden.has(ids[position - 1]) && ids.slice(position).some((id) => !this.hidden.has(id));
     return separates ? "\n\n" : "";
   }
 
@@ -292,6 +293,7 @@ export class TraceText {
       const classes = [];
       if (isMask) classes.push("masked");
       else classes.push(trace.given.has(position) ? "given" : "drawn");
+      if (trace.tokens.open.has(position) && trace.tokens.hidden.has(id)) classes.push("left-out");   // after the end of a hole
       if (isMask && trace.isPredicted(event, k)) classes.push("predicted");
       if (!isMask && event && event.since !== undefined) classes.push("anchored");
       if (!isMask && trace.isRevealed(position, k)) classes.push("revealed");

@@ -71,12 +71,17 @@ class Rearrangement:
 
 def arrange(text: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
     """The text with holes, eos, and for each hole what is missing and eos."""
+    parts = [with_holes(text, holes, hole_id, eos_id)]
+    for hole in holes:
+        parts += [text[hole.start : hole.stop], np.array([eos_id])]
+    return np.concatenate(parts)
+
+
+def with_holes(text: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
+    """The text with holes, and eos."""
     end, parts, position = np.array([eos_id]), [], 0
     for hole in holes:
         size = hole.stop - hole.start
         parts += [text[position : hole.start], np.full(size if hole.is_known else 1, hole_id), end[: not hole.is_known]]
         position = hole.stop
-    parts += [text[position:], end]
-    for hole in holes:
-        parts += [text[hole.start : hole.stop], end]
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate([*parts, text[position:], end]).astype(np.int64)

@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from small_models import small_model
+from small_models import infilling_model, small_model
 
 import adlm
 
@@ -21,6 +21,12 @@ def folders(tmp_path_factory):
     """Model folders by name."""
     root = tmp_path_factory.mktemp("models")
     return {method: small_model(root / method, method, length=64) for method in ("adlm", "ar")}
+
+
+@pytest.fixture(scope="session")
+def infilling(tmp_path_factory):
+    """A block-causal model that fills holes of unknown length."""
+    return adlm.load(infilling_model(tmp_path_factory.mktemp("infilling")))
 
 
 @pytest.fixture(scope="session")

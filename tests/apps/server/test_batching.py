@@ -109,6 +109,21 @@ def test_holes_of_a_block_causal_model_have_the_same_bits_alone_and_among_others
     worker.join()
 
 
+@pytest.mark.parametrize("sampler", ["speculative", "remdm-cap"])
+def test_holes_of_unknown_length_have_the_same_bits_alone_and_among_others(sampler, infilling):
+    worker = BatchWorker("infilling", infilling, 3, 100, NoMonitor())
+    worker.start()
+    unknown, mask_id, sampling = [infilling.open_id] * 9, infilling.mask_id, infilling.sampling(sampler=sampler)
+    texts = [[65, *unknown, 66], [65, *[mask_id] * 9, 66], [65, *unknown], [65, *unknown, 66, *[mask_id] * 5, 67]] * 4
+    rows = [planned(worker.lm, [256, *ids], sampling, seed=1, number=number) for number, ids in enumerate(texts)]
+    together = sample(worker, rows)
+    assert [sample(worker, [row])[0] for row in rows] == [RowUpdate(0, each.ids, each.chance) for each in together]
+    lengths = {each.ids[2:11].index(256) for each in together if 256 in each.ids[2:11]}
+    assert len(lengths) > 2
+    worker.stop()
+    worker.join()
+
+
 def test_rows_join_a_batch_that_has_begun_and_leave_it_before_its_end(tmp_path, monkeypatch):
     """A long row has begun when three short ones with other options come to a batch of two: they overtake it."""
     lm = adlm.load(small_model(tmp_path / "adlm", length=40))
@@ -260,6 +275,17 @@ def test_a_completion_ends_at_eos_but_an_infilled_text_does_not():
     after_bos = Choice(BYTES, 0, 4, 4, True, False, ())
     assert after_bos.text([256, *b"ab", 256], complete=True) == ("ab", "stop")
     assert completion.logprobs(ids, [0.5] * len(ids))["tokens"] == [" ", "y", "o", "u"]
+
+
+def test_the_end_of_a_hole_of_unknown_length_is_no_part_of_the_text():
+    ids = [*b"Hello", *b" you", 256, 256, *b"next", 256]
+    choice = Choice(BYTES, 0, len(ids), 7, False, False, (), open=frozenset([5, 6, 7, 8, 9, 10, 15]))
+    assert choice.text(ids, complete=True) == ("Hello younext", "stop")
+    assert choice.num_sampled(ids) == 6, "one eos in each hole"
+    assert choice.logprobs(ids, [0.5] * len(ids))["tokens"] == [chr(index) for index in ids if index < 256]
+    assert choice.text(ids[:10], complete=False) == ("Hello you", None)
+    cut_off = [*ids[:-1], 65]
+    assert choice.text(cut_off, complete=True) == ("Hello younextA", "length")
 
 
 def test_a_space_at_the_end_of_the_prompt_is_not_repeated():

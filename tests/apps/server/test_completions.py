@@ -23,8 +23,8 @@ LIMITS = Limits(rows=24, steps=64, body_bytes=10_000)
 
 
 @pytest.fixture(scope="module")
-def address(models):
-    with running(models, ServerSettings(batch=4, limits=LIMITS)) as address:
+def address(models, infilling):
+    with running({**models, "infilling": infilling}, ServerSettings(batch=4, limits=LIMITS)) as address:
         yield address
 
 
@@ -89,6 +89,40 @@ def test_holes_in_a_prompt_are_filled_and_the_whole_text_is_returned(client, mod
     done = client.completions.create(model="adlm", prompt=["A [MASK*4] b [MASK] c", "[MASK]x"], seed=5)
     assert [choice.text for choice in done.choices] == models["adlm"].fill(["A [MASK*4] b [MASK] c", "[MASK]x"], seed=5)
     assert done.usage.completion_tokens == 6
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "speculative"])
+def test_a_suffix_of_a_model_that_infills_ends_a_hole_of_unknown_length(client, infilling, sampler):
+    named = {"model": "infilling", "max_tokens": 9, "seed": 4, "n": 8, "extra_body": {"sampler": sampler}}
+    done = client.completions.create(prompt="(A", suffix="B)", logprobs=0, **named)
+    expected = infilling.fill("(A[MASK*..9]B)", num=8, seed=4, sampler=sampler)
+    assert [f"(A{choice.text}B)" for choice in done.choices] == expected
+    assert {choice.finish_reason for choice in done.choices} == {"stop", "length"}
+    for choice in done.choices:
+        assert (choice.finish_reason == "length") == (len(choice.text) == 9), "cut off, or ended by eos"
+        assert "".join(choice.logprobs.tokens) == choice.text
+        assert all(logprob < 0 for logprob in choice.logprobs.token_logprobs)
+    num_drawn = sum(len(choice.text) + (choice.finish_reason == "stop") for choice in done.choices)
+    assert done.usage.completion_tokens == num_drawn, "with the eos, without what is left of a hole"
+    pieces = list(client.completions.create(prompt="(A", suffix="B)", stream=True, **named))
+    for choice in done.choices:
+        own = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
+        assert "".join(piece.text for piece in own) == choice.text
+        assert own[-1].finish_reason == choice.finish_reason
+
+
+def test_holes_of_unknown_length_in_a_prompt_are_filled(client, infilling):
+    texts = ["(A[MASK*..5]B[MASK*2]C)", "(A[MASK*]"]
+    done = client.completions.create(model="infilling", prompt=texts, n=3, seed=1)
+    assert [choice.text for choice in done.choices] == infilling.fill(texts, num=3, seed=1)
+    assert "stop" in {choice.finish_reason for choice in done.choices}
+
+
+def test_holes_of_unknown_length_are_refused_for_models_that_cannot_fill_them(address):
+    response = post(address, {"model": "adlm", "prompt": "A[MASK*..5]B"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    assert "give its length, such as [MASK*12]" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +327,7 @@ def test_docs_leads_to_the_schema(address):
 
 
 def test_models_are_listed(client):
-    assert [model.id for model in client.models.list()] == ["adlm", "ar"]
+    assert [model.id for model in client.models.list()] == ["adlm", "ar", "infilling"]
     assert client.models.retrieve("ar").id == "ar"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

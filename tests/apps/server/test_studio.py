@@ -35,10 +35,11 @@ SCRIPT = "<script>alert(2)</script><img src=x onerror=alert(1)>[MASK*3]"
 
 
 @pytest.fixture(scope="module")
-def studio_models(models, tmp_path_factory):
+def studio_models(models, infilling, tmp_path_factory):
     root = tmp_path_factory.mktemp("more")
     mdlm = adlm.load(small_model(root / "mdlm", "mdlm", length=64))
-    return {**models, "mdlm": mdlm, "blocks": adlm.load(small_model(root / "blocks", length=64, block_length=4))}
+    blocks = adlm.load(small_model(root / "blocks", length=64, block_length=4))
+    return {**models, "mdlm": mdlm, "blocks": blocks, "infilling": infilling}
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,19 @@ def trace_events(address, body, **headers):
     *events, done = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert done == "[DONE]"
     return [json.loads(event) for event in events]
+
+
+def test_holes_of_unknown_length_are_marked_and_filled_without_their_end(page):
+    choose(page, "model", "infilling")
+    write(page, "(A[MASK*]B[MASK*..4]C[MASK*2]D)")
+    counts = "3 holes, 2 tokens and 2 of unknown length to fill in"
+    assert page.run("document.getElementById('counts').textContent") == counts
+    run_to_the_end(page)
+    shown = page.run(
+        "[...document.querySelectorAll('#panes .chip')].filter((chip) => getComputedStyle(chip).display !== 'none')"
+        ".map((chip) => chip.textContent).join('')"
+    )
+    assert re.fullmatch(r".\(A[a-f ]{,16}B[a-f ]{,4}C.*D\)", shown), "after the dot of bos"
 
 
 def test_a_sentence_with_holes_is_filled_in_while_one_watches(page, address):
@@ -415,6 +429,8 @@ def record_trace_of_events(events):
         ("ar", "ancestral", "a[MASK*5]"),
         ("blocks", "remdm-cap", "a[MASK*9]"),
         ("blocks", "speculative", "a[MASK*9]"),
+        ("infilling", "speculative", "a[MASK*..9]b"),
+        ("infilling", "left-to-right", "a[MASK*]b[MASK*2]c"),
     ],
 )
 def test_the_events_are_the_recorded_trace_and_the_completion_of_the_same_seed(

@@ -90,6 +90,18 @@ def test_special_tokens_are_empty_boxes_and_documents_are_separated_by_a_blank_l
     assert not page.problems
 
 
+def test_the_end_of_a_hole_of_unknown_length_is_not_shown(page, tmp_path):
+    lm, ids = two_documents()
+    trace = record_trace(lm, sampling_frames(lm, torch.full((1, len(ids)), lm.mask_id), 20), INFO)
+    ends = [position for position, index in enumerate(ids) if index == ids[0]][1:]
+    trace = replace(trace, canvas=tuple(ids), steps=trace.steps[:1], open=(ends[0] - 1, *ends))
+    write_trace(trace, tmp_path / "trace.html")
+    page.open(tmp_path / "trace.html", "#frame=0")
+    assert trace.to_dict()["text"] == page.run(SHOWN) == "The old keeper—"
+    assert colour(page, f"#text .chip[data-position=\\'{ends[0]}\\']", "display") == "none"
+    assert not page.problems
+
+
 def test_keys_move_between_steps_and_play_advances(page, trace, file):
     page.open(file, "#frame=0")
     value = "Number(document.getElementById('time').value)"

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,15 +17,23 @@ import pytest
 import torch
 from rich.console import Console
 from sampling_runs import TEXT, FakeModel, fake_model_and_canvas, sampling_frames
-from small_models import mostly_slow
+from small_models import infilling_model, mostly_slow
 from worlds import randomized
 
-from adlm.apps.trace.page import as_page, write_trace
-from adlm.apps.trace.recording import MAX_OTHER_MASKS, NUM_GUESSES, Trace, TraceInfo, TraceRecorder, record_trace
+from adlm.apps.trace.page import as_animation, as_page, write_trace
+from adlm.apps.trace.recording import (
+    MAX_OTHER_MASKS,
+    NUM_GUESSES,
+    Trace,
+    TraceInfo,
+    TraceRecorder,
+    predict,
+    record_trace,
+)
 from adlm.apps.trace.terminal import TerminalView, show_in_terminal
 from adlm.config.schema import Config, Model, Sampling, Schedule, Time, Vocabulary
 from adlm.errors import UserError
-from adlm.language_model import LanguageModel
+from adlm.language_model import LanguageModel, load
 from adlm.methods import method_of
 from adlm.sampling.frame import first_frame
 from adlm.sampling.rng import RowRng
@@ -485,3 +494,25 @@ def test_an_interrupt_restores_the_terminal():
     assert b"\x1b[?25l" in printed, "the cursor was hidden"
     assert printed.rindex(b"\x1b[?25h") > printed.rindex(b"\x1b[?25l"), "and is shown again"
     assert b"Traceback" not in printed
+
+
+def test_the_predictions_in_a_hole_with_text_after_it_are_those_that_the_tokens_were_drawn_from(tmp_path):
+    lm, num = load(infilling_model(tmp_path)), 0
+    for frame in lm.watch("ab[MASK*..6]c[MASK*3]d", seed=1, sampler="left-to-right", steps=64):
+        drawn = (frame.revealed & (frame.chance < 1))[0].nonzero().flatten().tolist()
+        for position in drawn:
+            predictions = predict(lm, frame, 0)
+            predicted = predictions.denoiser[predictions.positions.index(position), frame.ids[0, position]].exp()
+            assert float(predicted) == pytest.approx(float(frame.chance[0, position]), rel=1e-5)
+            num += 1
+    assert num >= 4
+
+
+def test_an_animation_has_no_blank_line_at_the_end_of_a_hole(tmp_path):
+    lm = load(infilling_model(tmp_path))
+    trace = record_trace(lm, lm.watch("a[MASK*]b", seed=3), INFO)
+    assert len(trace.left_out) > 1
+    assert "\n" not in trace.text
+    shown = record_trace(lm, lm.watch(f"{trace.text[:-1]}[MASK]"), INFO)
+    heights = [re.search(r'viewBox="[^"]*?([\d.]+)"', as_animation(each))[1] for each in (trace, shown)]
+    assert heights[0] == heights[1], "one line of text"

@@ -9,7 +9,7 @@ const EXAMPLES = {
   continue: "The old man looked at the sea, and [MASK*24]",
   nothing: "[MASK*32]",
 };
-const HOLE = /\[MASK(?:\*(\d+))?\]/g;
+const HOLE = /\[MASK(?:\*((?:\.\.)?\d+|))?\]/g;   // as in adlm/canvas.py
 const timeline = new Timeline($("bar"), 180), card = new Card($("card"), $("bar"));
 let server = null;   // GET /v1/studio
 let running = null;   // the AbortController of what runs now
@@ -59,16 +59,17 @@ function setCompare(isOn) {
 // Holes are marked behind the text field; it grows with its text.
 function markHoles() {
   const text = $("source").value;
-  let end = 0, num = 0, numHoles = 0;
+  let end = 0, num = 0, numHoles = 0, numOpen = 0;
   const parts = [];
   for (const hole of text.matchAll(HOLE)) {
     parts.push(text.slice(end, hole.index), make("mark", "", hole[0]));
     end = hole.index + hole[0].length;
-    num += Number(hole[1] ?? 1);
+    if (/^\d/.test(hole[1] ?? "1")) num += Number(hole[1] ?? 1);
+    else numOpen += 1;
     numHoles += 1;
   }
   $("backdrop").replaceChildren(...parts, text.slice(end), "\u200b");
-  $("counts").textContent = numHoles ? `${numHoles} ${numHoles === 1 ? "hole" : "holes"}, ${num.toLocaleString("en")} tokens to fill in` : "no holes yet";
+  $("counts").textContent = numHoles ? `${numHoles} ${numHoles === 1 ? "hole" : "holes"}, ${num.toLocaleString("en")} tokens${numOpen ? ` and ${numOpen} of unknown length` : ""} to fill in` : "no holes yet";
 }
 
 function setText(text) {
