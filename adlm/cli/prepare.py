@@ -76,7 +76,7 @@ def run(request: PrepareRequest) -> int:
     else:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
-    report["notes"] = list(notes)
+    report["notes"] = [*notes, *(note for split in prepared.splits for note in prepared.rows(split).notes())]
     if how != "opened":
         report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
     print_examples = _inspect(config, prepared, report) if request.inspect else lambda console: None

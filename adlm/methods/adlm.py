@@ -74,13 +74,13 @@ class Adlm(Anchored, MaskedDiffusion):
         masked = self.masked_positions(noised.z, pad)
         weight, anchor_weights, gamma = base * masked, None, self.gamma_at(progress)
         if gamma is not None:
-            anchors = self.anchors(x, pad)
+            anchors = self.anchors(x, pad) if noised.given is None else self.anchors(x, pad) & ~noised.given
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        options = self.block_options(noised) | self.causal_options(x, pad)
+        options = self.block_options(noised) | self.causal_options(x, pad, noised.given)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )
-        loss = self.loss_of(scored, weight, x, pad)
+        loss = self.loss_of(scored, weight, x, pad, noised.given)
         if gamma is None or anchor_scored is None:
             return loss
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}
