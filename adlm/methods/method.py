@@ -106,7 +106,8 @@ class Method(Protocol):
     def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x).
 
-        With `given` tokens it is one on -log p of the others, conditional on these.
+        With `given` tokens it is one on -log p of the others, conditional on these; for methods that write from left
+        to right, each token is conditional on those before it.
         """
         ...
 
