@@ -179,7 +179,8 @@ def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
     if config.reason is not None:
         commands = [f"adlm reason eval {outcome.folder}"]
     else:
-        commands = [f'adlm sample {folder} --prompt "The" --watch']
+        is_chat = config.data.format == "pairs"  # served with /v1/chat/completions
+        commands = [f"adlm serve {folder}" if is_chat else f'adlm sample {folder} --prompt "The" --watch']
         if measured is not None and not config.data.streaming:
             data = shlex.quote(config.data.prepared or str(outcome.folder / "data"))
             commands.append(f"adlm perplexity {folder} --data {data}")  # all held-out rows

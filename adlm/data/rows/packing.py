@@ -273,8 +273,8 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
     layout = LAYOUTS[packing](tokens, width, num_marks, overlap)
     if len(layout) == 0 and packing == PAIRS:
         raise UserError(
-            f"length {length} is too short for all {tokens.extent.documents:,} conversations of split "
-            f"{tokens.folder.name}; give a larger length"
+            f"none of the {tokens.extent.documents:,} conversations of split {tokens.folder.name} fits into a row of "
+            f"length {length}; give a larger length"
         )
     if len(layout) == 0:
         raise UserError(

@@ -57,7 +57,7 @@ def test_conversations_longer_than_a_row_are_left_out_and_counted(words, resolve
     assert note.startswith(f"{total - len(rows):,} of {total:,} conversations in train are left out")
     assert prepared.rows("train").notes() == ()
     with pytest.raises(
-        UserError, match=r"length 4 is too short for all .* conversations of split train; give a larger"
+        UserError, match=r"none of the .* conversations of split train fits into a row of length 4; give a l"
     ):
         prepared.rows("train", length=4)
 
