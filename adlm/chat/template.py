@@ -22,7 +22,7 @@ MAX_SECONDS = 10.0
 MARK = "\ue000"
 """Stands inside the name of a special token that a message contains, so that it is not taken for the token."""
 
-PLAIN = (
+PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}"
     "{% endif %}{% endfor %}"
 )
@@ -120,13 +120,13 @@ def encode_conversation(
     for number in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
         before = render_chat(tokenizer, template, marked[:number])
         after = render_chat(tokenizer, template, marked[: number + 1], reply=False)
-        if not before.startswith(text) or not after.startswith(before):
+        start = len(before)
+        if not before.startswith(text) or not after.startswith(before) or not after[start:].strip():
             raise UserError(
-                "the chat template of this model changes what stands before a message when another follows, so it "
-                "cannot be used for training; give each answer as a conversation of its own",
+                "the chat template of this model does not append an answer to the text before it, so it cannot be used "
+                "for training; give each answer as a conversation of its own, or another model",
                 "messages",
             )
-        start = len(before)
         ends = [found.end() for found in names.finditer(after, start) if after[start : found.start()].strip()]
         end = ends[0] if ends else len(after)
         for part, by_assistant in ((before[len(text) :], False), (after[start:end], True)):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from adlm.bases.description import folder_template
-from adlm.chat.template import PLAIN
+from adlm.chat.template import PLAIN_TEMPLATE
 from adlm.checkpoints.adapter import (
     Adapter,
     LoraBase,
@@ -305,9 +305,9 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
     if config.data.streaming:
         task = _open_stream(config, processes)
     else:
-        task = _open_rows(config, template or PLAIN, run, processes, report)
+        task = _open_rows(config, template or PLAIN_TEMPLATE, run, processes, report)
     if task.config.data.format == "pairs":
-        template = template or PLAIN
+        template = template or PLAIN_TEMPLATE
         if config.train.infill:
             raise UserError(f"train.infill {config.train.infill} rearranges running text; data.format pairs needs 0")
     task = replace(task, chat_template=template)

@@ -4,7 +4,7 @@ import pytest
 from tiny_bases import tokenizer_engine
 
 from adlm.chat import template as chat_template
-from adlm.chat.template import PLAIN, encode_chat, encode_conversation, end_of_message, render_chat
+from adlm.chat.template import PLAIN_TEMPLATE, encode_chat, encode_conversation, end_of_message, render_chat
 from adlm.errors import UserError
 from adlm.tokens import load_tokenizer
 
@@ -68,11 +68,11 @@ def test_of_several_turns_exactly_what_the_assistant_writes_is_marked(tokenizer)
 
 
 def test_without_a_template_messages_follow_each_other_as_they_are(tokenizer):
-    ids, is_answer = encode_conversation(tokenizer, PLAIN, TURNS)
+    ids, is_answer = encode_conversation(tokenizer, PLAIN_TEMPLATE, TURNS)
     assert shown(tokenizer, ids, is_answer) == "be briefthe old man[ and the sea<|endoftext|>]and 12[34<|endoftext|>]"
     prompt = tokenizer.encode("be briefthe old man")
     assert ids[: len(prompt)] == prompt
-    assert end_of_message(tokenizer, PLAIN) == ids[-1] == tokenizer.vocabulary.eos_id
+    assert end_of_message(tokenizer, PLAIN_TEMPLATE) == ids[-1] == tokenizer.vocabulary.eos_id
 
 
 def test_the_last_answer_ends_with_eos_where_the_template_ends_it_with_nothing(tokenizer):
@@ -89,10 +89,16 @@ def test_the_name_of_a_special_token_in_an_answer_does_not_end_it(tokenizer):
     assert [index for index, by_assistant in zip(ids, is_answer, strict=True) if by_assistant].count(end) == 1
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer):
-    latest = "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    with pytest.raises(UserError, match="changes what stands before a message"):
-        encode_conversation(tokenizer, latest, TURNS)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | length }}{% for message in messages %}{{ message['content'] }}{% endfor %}",
+        "{% for message in messages %}{{ message['content'] if message['role'] == 'user' }}{% endfor %}",
+    ],
+)
+def test_a_template_that_rewrites_earlier_messages_or_writes_no_answer_is_refused(tokenizer, template):
+    with pytest.raises(UserError, match="does not append an answer to the text before it"):
+        encode_conversation(tokenizer, template, TURNS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from small_runs import RecordingReporter, corpus
 from tiny_bases import TEMPLATE, causal_model, write_folder, write_gguf
 
 from adlm import load
-from adlm.chat.template import PLAIN
+from adlm.chat.template import PLAIN_TEMPLATE
 from adlm.cli.main import main
 from adlm.config.load import resolve
 from adlm.config.schema import Sampling
@@ -82,8 +82,13 @@ def test_a_run_resumes_to_the_same_weights_and_validates_on_answers(method, pair
     assert outcome.measured == resumed.measured
     assert 3 < held_out < 18
     assert outcome.measured.tokens == 3 * held_out  # two letters and eos of each
-    config = load(tmp_path / "whole").config
-    assert (config.data.format, config.data.packing) == ("pairs", "pairs")
+    prepared = [f"data.prepared={tmp_path / 'whole/data'}", *words[3:], "train.steps=4"]  # which knows its format
+    run(tmp_path / "again", *prepared)
+    again = load_file(tmp_path / "again/model/model.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    for name in ("whole", "again"):
+        config = load(tmp_path / name).config
+        assert (config.data.format, config.data.packing) == ("pairs", "pairs")
 
 
 def test_samples_of_a_run_answer_held_out_prompts(pairs, tmp_path):
@@ -163,7 +168,7 @@ def test_full_fine_tunes_keep_the_template_of_the_base_also_when_it_is_gone(base
 def test_an_adapter_has_a_template_of_its_own_where_its_base_has_none(base, pairs, tmp_path):
     lora = [*QUICK, "train.lora_rank=2", "train.steps=1", f"data.path={pairs}", "data.format=pairs"]
     plain = small_model(tmp_path / "plain", length=16)
-    for model, template, has_own in ((plain, PLAIN, True), (base, TEMPLATE, False)):
+    for model, template, has_own in ((plain, PLAIN_TEMPLATE, True), (base, TEMPLATE, False)):
         out = tmp_path / f"from-{model.name}"
         run(out, f"init={model}", "method=adlm" if model == plain else "method=ar", *lora, "length=16")
         assert (out / "model/chat_template.jinja").exists() == has_own

@@ -7,7 +7,7 @@ resumes from the last line, and ends with the same bytes as an uninterrupted run
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.chat.template import PLAIN, encode_conversation
+from adlm.chat.template import PLAIN_TEMPLATE, encode_conversation
 from adlm.config.load import init_template
 from adlm.config.schema import Config
 from adlm.data.prepare.prepared import (
@@ -132,7 +132,7 @@ def prepare(
     text_width(tokenizer.vocabulary, config.length)  # raises if the length leaves no room for text
     template = None
     if config.data.format == "pairs":
-        template = chat_template or (init_template(config.init) if config.init else None) or PLAIN
+        template = chat_template or (init_template(config.init) if config.init else None) or PLAIN_TEMPLATE
     recipe = recipe_of(source, tokenizer, config, template)
     settings: RowSettings = {"length": config.length, "packing": source.packing}
     how = "prepared"
@@ -319,22 +319,21 @@ def _encode_all(
 def _encode(
     batch: EncodingBatch, tokenizer: Tokenizer, template: str | None, dtype: np.dtype[Any]
 ) -> dict[str, EncodedDocuments]:
-    """The documents of each split; running text has eos after every document."""
-    eos = [] if tokenizer.vocabulary.eos_id is None or template is not None else [tokenizer.vocabulary.eos_id]
+    """The documents of each split: running text with eos after each, or conversations."""
+    encoded: Iterable[tuple[list[int], list[bool]]]
+    if template is None:
+        eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
+        encoded = ((row, []) for row in tokenizer.encode_batch(batch.texts))
+    else:
+        eos = []
+        encoded = (_encode_conversation(document, tokenizer, template) for document in batch.texts)
     ids: dict[str, list[int]] = {}
     ends: dict[str, list[int]] = {}
     answers: dict[str, list[bool]] = {}
-    if template is None:
-        rows = tokenizer.encode_batch(batch.texts)
-    else:
-        rows = []
-        for document, split in zip(batch.texts, batch.splits, strict=True):
-            row, is_answer = _encode_conversation(document, tokenizer, template)
-            rows.append(row)
-            answers.setdefault(split, []).extend(is_answer)
-    for split, row, last in zip(batch.splits, rows, batch.ends, strict=True):
+    for split, (row, is_answer), last in zip(batch.splits, encoded, batch.ends, strict=True):
         flat = ids.setdefault(split, [])
         flat += row
+        answers.setdefault(split, []).extend(is_answer)
         if last:
             flat += eos
             ends.setdefault(split, []).append(len(flat))

@@ -128,6 +128,7 @@ def test_a_bpe_tokenizer_is_trained_on_the_messages_and_not_on_their_json(words,
 
 
 def test_a_message_that_the_template_refuses_is_an_error_with_its_line(words, resolve_config, tmp_path):
-    template = "{{ raise_exception('no') if messages[0]['content'] == 'a2?' else '' }}{{ messages[0]['content'] }}"
+    template = "{{ raise_exception('no') if messages[0]['content'] == 'a2?' else '' }}"
+    template += "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     with pytest.raises(UserError, match=r"line 3 of a.jsonl: the chat template of this model refuses the messages: no"):
         prepare(resolve_config(*words), tmp_path / "out", chat_template=template)

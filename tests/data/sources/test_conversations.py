@@ -5,7 +5,7 @@ import json
 import pytest
 
 from adlm.data.sources.conversations import Conversation
-from adlm.data.sources.source import resolve_source
+from adlm.data.sources.source import HubSplit, resolve_source
 from adlm.errors import UserError
 
 PAIR = {"prompt": "2 + 2?", "answer": "4", "source": "a book"}
@@ -92,3 +92,14 @@ def test_sources_that_have_no_pairs_are_refused(tmp_path, resolve_config, words,
     (tmp_path / "text.txt").write_text("a text")
     with pytest.raises(UserError, match=message):
         resolve_source(resolve_config(*(word.format(folder=tmp_path) for word in words), "data.format=pairs").data)
+
+
+def test_records_of_the_hub_are_read_too(monkeypatch, resolve_config):
+    monkeypatch.setattr(HubSplit, "split_names", lambda self: ["train"])
+    monkeypatch.setattr(HubSplit, "_records", lambda self: iter([PAIR, {"messages": MESSAGES[:1]}]))
+    source = resolve_source(resolve_config("data.hub=owner/name", "data.format=pairs").data)
+    chunks = source.parts[0].chunks()
+    assert Conversation.of_document(next(chunks).text).messages == MESSAGES
+    assert source.packing == "pairs"
+    with pytest.raises(UserError, match="record 2 of owner/name train: the last message must be the assistant's"):
+        next(chunks)
