@@ -1,7 +1,8 @@
 """Adapter folders: adapter.safetensors + config.yaml, the weights that LoRA trained and the name of their base.
 
-`init` of the config names the base, and `train.base_sha256` the checksum of its weights. The tokenizer is the base's
-unless the folder has one. A loaded adapter is merged with its base: a model folder like any other.
+`init` of the config names the base, and `train.base_sha256` the checksum of its weights. Tokenizer and chat
+template are the base's unless the folder has its own. A loaded adapter is merged with its base: a model folder like any
+other.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Model folders: model.safetensors + config.yaml + tokenizer.json. Independent of training.
 
-The folder of a fine-tuned model of `transformers` also has the config.json from which that package builds it.
+A model for chat also has its template, chat_template.jinja. The folder of a fine-tuned model of `transformers` also has
+the config.json from which that package builds it.
 
 A folder is written atomically. Loading one cannot execute code: safetensors and YAML hold plain values only.
 """

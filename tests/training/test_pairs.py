@@ -83,9 +83,10 @@ def test_a_run_resumes_to_the_same_weights_and_validates_on_answers(method, pair
     assert 3 < held_out < 18
     assert outcome.measured.tokens == 3 * held_out  # two letters and eos of each
     prepared = [f"data.prepared={tmp_path / 'whole/data'}", *words[3:], "train.steps=4"]  # which knows its format
-    run(tmp_path / "again", *prepared)
+    run(tmp_path / "again", *prepared, "train.micro_batch=2")
     again = load_file(tmp_path / "again/model/model.safetensors")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    for name in whole:
+        torch.testing.assert_close(whole[name], again[name], atol=1e-5, rtol=1e-4)
     for name in ("whole", "again"):
         config = load(tmp_path / name).config
         assert (config.data.format, config.data.packing) == ("pairs", "pairs")

@@ -103,8 +103,10 @@ class Loader:
                 x = self.rearrangement(x, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
-            pads, given = (None if each is None else torch.from_numpy(each) for each in (pad, self.rows.given(numbers)))
-            yield TrainingBatch(torch.from_numpy(x), pads, position, given=given)
+            padding, given = (
+                None if each is None else torch.from_numpy(each) for each in (pad, self.rows.given(numbers))
+            )
+            yield TrainingBatch(torch.from_numpy(x), padding, position, given=given)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The numbers of the next `count` rows, and a uniform random number for each."""
