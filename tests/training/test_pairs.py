@@ -102,7 +102,7 @@ def test_samples_of_a_run_answer_held_out_prompts(pairs, tmp_path):
 
 
 def test_the_perplexity_of_pairs_is_that_of_their_answers(pairs, tmp_path, capsys):
-    words = words_of(pairs, "method=ar", *NETWORK, *QUICK, "train.steps=2")
+    words = words_of(pairs, "method=ar", *NETWORK, *QUICK, "train.steps=2", "length=12")
     run(tmp_path / "run", *words)
     capsys.readouterr()
     command = ["perplexity", str(tmp_path / "run"), "--json", "--data"]
@@ -114,7 +114,7 @@ def test_the_perplexity_of_pairs_is_that_of_their_answers(pairs, tmp_path, capsy
         ids = torch.tensor([[eos_id, *lm.tokenizer.encode(prompt + answer), eos_id]])
         beliefs = lm.method.log_beliefs(lm.network, ids)[0]
         total -= sum(float(beliefs[place - 1, ids[0, place]]) for place in range(4, 7))
-    assert (found["tokens"], found["documents"], found["packing"]) == (108, 36, "pairs")
+    assert (found["tokens"], found["documents"], found["packing"], found["length"]) == (108, 36, "pairs", 7)
     assert found["nats"] == pytest.approx(total / 108, abs=1e-5)
     assert main([*command, str(tmp_path / "run/data"), "--split", "train"]) == 0
     assert json.loads(capsys.readouterr().out)["figures"][0]["packing"] == "pairs"

@@ -6,7 +6,7 @@ conversation is [bos] and its ids, which include what ends it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -123,7 +123,7 @@ class WholeConversations:
     def __init__(self, tokens: Tokens, width: int):
         self.tokens, lengths = tokens, np.diff(np.asarray(tokens.ends, np.int64), prepend=0)
         self.numbers = np.flatnonzero(lengths <= width)
-        self.num_in_rows = int(lengths[self.numbers].sum())
+        self.num_in_rows, self.longest = int(lengths[self.numbers].sum()), int(lengths[self.numbers].max(initial=0))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -200,6 +200,12 @@ class Rows:
             start, stop = self.layout.span(int(row), 0.0)
             given[index, first : first + stop - start] = ~self.tokens.is_answer[start:stop]
         return given
+
+    def without_common_padding(self) -> "Rows":
+        """Conversations in rows as long as the longest of them; running text as it is."""
+        if not isinstance(self.layout, WholeConversations):
+            return self
+        return replace(self, length=len(self.vocabulary.row_boundaries[0]) + self.layout.longest)
 
     def notes(self) -> tuple[str, ...]:
         """What of the split is in no row, for conversations."""
