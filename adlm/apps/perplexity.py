@@ -14,6 +14,7 @@ from typing import Any
 
 from adlm import __version__
 from adlm.config.load import validate
+from adlm.config.schema import FormatName
 from adlm.data.sources.text_files import files_at
 from adlm.errors import UserError
 from adlm.language_model import LanguageModel
@@ -88,6 +89,7 @@ class TextSelection:
     names: tuple[str, ...]
     packing: str = ""
     split: str = ""
+    format: FormatName = "text"
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,18 @@ def measure_models(
     for model, lm in models.items():
         assert lm.tokenizer is not None  # with_tokenizer sees to it
         with text_sets(
-            selection.names, lm.tokenizer, lm.config.length, selection.packing, selection.split, report=report
+            selection.names,
+            lm.tokenizer,
+            lm.config.length,
+            selection.packing,
+            selection.split,
+            report=report,
+            format=selection.format,
+            chat_template=lm.chat_template,
         ) as texts:
             for text in texts:
+                if lm.config.data.pad == "masked":  # then the length of rows changes no bound
+                    text = replace(text, rows=text.rows.without_common_padding())
                 journal = _journal_path(out, lm, text, settings)
                 progress = partial(report, f"{model} on {text.name}")
                 try:

@@ -129,15 +129,19 @@ class GgufFile:
 
     def weights(self, name: str) -> NDArray[np.float32]:
         """The weights of a tensor in float32, dequantized; check its shape first."""
+        quantization, place = self.find(name)
+        weights = quantization.undo(self._bytes[place].reshape(-1, quantization.num_bytes))
+        return np.require(weights, np.float32, ["C_CONTIGUOUS", "WRITEABLE"]).reshape(self.tensors[name].shape)
+
+    def find(self, name: str) -> tuple[Quantization, slice]:
+        """How the weights of a tensor are quantized, and which bytes they are; a user error if the file ends before."""
         tensor = self.tensors[name]
         quantization = QUANTIZATIONS.get(tensor.kind) or self._other_quantization(name, tensor.kind)
-        num_bytes = quantization.num_bytes
         columns, rest = divmod(tensor.shape[-1], quantization.num_weights)
-        begin, size = self.start + tensor.offset, math.prod(tensor.shape[:-1]) * columns * num_bytes
+        begin, size = self.start + tensor.offset, math.prod(tensor.shape[:-1]) * columns * quantization.num_bytes
         if rest or begin + size > len(self._bytes):
             raise UserError(f"{self.path} is damaged or cut off: tensor {name} reaches past its end; download it again")
-        weights = quantization.undo(self._bytes[begin : begin + size].reshape(-1, num_bytes))
-        return np.require(weights, np.float32, ["C_CONTIGUOUS", "WRITEABLE"]).reshape(tensor.shape)
+        return quantization, slice(begin, begin + size)
 
     def _other_quantization(self, name: str, number: int) -> Quantization:
         """One that only the package gguf knows."""

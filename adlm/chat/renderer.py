@@ -7,6 +7,7 @@ the output is `{"text": ...}` or `{"error": ...}`. Nothing of adlm is imported: 
 import json
 import sys
 from datetime import datetime
+from functools import cache
 from typing import Any, NoReturn
 
 from jinja2.exceptions import TemplateError
@@ -39,9 +40,10 @@ def main() -> None:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     output, source = sys.stdout, json.loads(sys.stdin.readline())
+    compiled = cache(environment.from_string)
     for line in sys.stdin:
         try:
-            text = environment.from_string(source).render(json.loads(line))
+            text = compiled(source).render(json.loads(line))
             answer = {"text": text} if len(text) <= MAX_CHARACTERS else {"error": "its text is too long"}
         except Exception as error:  # noqa: BLE001  (a template can raise any, such as ZeroDivisionError)
             answer = {"error": str(error) or type(error).__name__}

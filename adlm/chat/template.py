@@ -1,4 +1,4 @@
-"""Chat templates: messages -> text -> ids, and the id that ends a message.
+"""Chat templates: messages -> text -> ids, which of them the assistant writes, and the id that ends a message.
 
 A template is a program in Jinja's language, from the files of a model that anybody may have made. So it runs in Jinja's
 sandbox, in a process with limits on time and memory (`renderer.py`).
@@ -21,6 +21,12 @@ MAX_SECONDS = 10.0
 """For one rendering, including the start of the process."""
 MARK = "\ue000"
 """Stands inside the name of a special token that a message contains, so that it is not taken for the token."""
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+"""For models without a template: the messages as they are, one after the other, with eos after the assistant's."""
 
 Message = Mapping[str, str]
 """role and content."""
@@ -97,27 +103,77 @@ def encode_chat(tokenizer: Tokenizer, template: str, messages: Sequence[Message]
 
     Names of special tokens in the text of the template are those tokens; in messages they are ordinary text.
     """
-    special = _special_tokens(tokenizer)
-    names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
-    marked = [
-        {name: names.sub(lambda found: found[0][0] + MARK + found[0][1:], value) for name, value in message.items()}
-        for message in messages
-    ]
-    text, ids, start = render_chat(tokenizer, template, marked), list[int](), 0
-    for found in names.finditer(text):
-        ids += [*tokenizer.encode(text[start : found.start()].replace(MARK, "")), special[found[0]]]
-        start = found.end()
-    return ids + tokenizer.encode(text[start:].replace(MARK, ""))
+    return _encode(tokenizer, render_chat(tokenizer, template, _marked(tokenizer, messages)))
+
+
+def encode_conversation(
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message]
+) -> tuple[list[int], list[bool]]:
+    """The ids of a conversation, and which of them the assistant writes: its messages, each with what ends it.
+
+    A message ends with the first special token after its text; where the template has none, eos follows the last one.
+    The text before a message is encoded apart from it, as `encode_chat` does, so a model reads the same ids when it is
+    trained and when it replies.
+    """
+    names, marked = _names(tokenizer), _marked(tokenizer, messages)
+    ids, is_answer, text, ends = list[int](), list[bool](), "", list[int]()
+    for number in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
+        before = render_chat(tokenizer, template, marked[:number])
+        after = render_chat(tokenizer, template, marked[: number + 1], reply=False)
+        start = len(before)
+        if not before.startswith(text) or not after.startswith(before) or not after[start:].strip():
+            raise UserError(
+                "the chat template of this model does not append an answer to the text before it, so it cannot be used "
+                "for training; give each answer as a conversation of its own, or another model",
+                "messages",
+            )
+        ends = [found.end() for found in names.finditer(after, start) if after[start : found.start()].strip()]
+        end = ends[0] if ends else len(after)
+        for part, by_assistant in ((before[len(text) :], False), (after[start:end], True)):
+            encoded = _encode(tokenizer, part)
+            ids, is_answer = ids + encoded, is_answer + [by_assistant] * len(encoded)
+        text = after[:end]
+    eos_id = tokenizer.vocabulary.eos_id
+    if not ends and eos_id is not None:
+        ids, is_answer = [*ids, eos_id], [*is_answer, True]
+    return ids, is_answer
 
 
 def end_of_message(tokenizer: Tokenizer, template: str) -> int | None:
     """The special token right after a message of the assistant; None if there is none."""
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "the reply"}]
     after = render_chat(tokenizer, template, messages, reply=False).rpartition("the reply")[2].lstrip()
-    special = _special_tokens(tokenizer)
-    return next((special[name] for name in sorted(special, key=len, reverse=True) if after.startswith(name)), None)
+    found = _names(tokenizer).match(after)
+    return None if found is None else _special_tokens(tokenizer)[found[0]]
+
+
+def _marked(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[Message]:
+    """The messages with MARK inside the names of special tokens."""
+    names = _names(tokenizer)
+    return [
+        {name: names.sub(lambda found: found[0][0] + MARK + found[0][1:], value) for name, value in message.items()}
+        for message in messages
+    ]
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text with names of special tokens, and with MARK in those that are none."""
+    special, ids, start = _special_tokens(tokenizer), list[int](), 0
+    for found in _names(tokenizer).finditer(text):
+        ids += [*tokenizer.encode(text[start : found.start()].replace(MARK, "")), special[found[0]]]
+        start = found.end()
+    return ids + tokenizer.encode(text[start:].replace(MARK, ""))
+
+
+def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Matches the name of a special token, the longest at a place."""
+    names = sorted(_special_tokens(tokenizer), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    added = tokenizer.engine.get_added_tokens_decoder()
-    return {token.content: index for index, token in added.items() if token.special}
+    """The ids of special tokens by name; bos, eos and pad are among them, also where the tokenizer's file differs."""
+    added, name_of = tokenizer.engine.get_added_tokens_decoder(), tokenizer.engine.id_to_token
+    return {token.content: index for index, token in added.items() if token.special} | {
+        str(name_of(index)): index for index in tokenizer.special_ids
+    }

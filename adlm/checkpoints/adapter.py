@@ -1,7 +1,8 @@
 """Adapter folders: adapter.safetensors + config.yaml, the weights that LoRA trained and the name of their base.
 
-`init` of the config names the base, and `train.base_sha256` the checksum of its weights. The tokenizer is the base's
-unless the folder has one. A loaded adapter is merged with its base: a model folder like any other.
+`init` of the config names the base, and `train.base_sha256` the checksum of its weights. Tokenizer and chat
+template are the base's unless the folder has its own. A loaded adapter is merged with its base: a model folder like any
+other.
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from adlm.bases.description import folder_template
+from adlm.bases.description import TEMPLATE, folder_template
 from adlm.bases.named import NAMED_BASES
-from adlm.checkpoints.base_weights import Base, read_base
+from adlm.checkpoints.base_weights import Base, check_base_files, read_base
 from adlm.checkpoints.model_folder import (
     CONFIG,
     WEIGHTS,
     ModelFolder,
     check_fit,
+    check_safetensors,
     load_model_folder,
     read_tokenizer,
     read_weights,
@@ -27,7 +29,7 @@ from adlm.checkpoints.model_folder import (
 from adlm.config.load import ADAPTER, BOX, init_folder, load_config, save_config
 from adlm.config.schema import Config
 from adlm.errors import UserError
-from adlm.files import file_sha256, replacing_folder
+from adlm.files import file_sha256, replacing_folder, write_file
 from adlm.methods import method_of
 from adlm.methods.inputs import vocabulary_of
 from adlm.models.lora import add_lora, merge, trained_parameters
@@ -44,6 +46,8 @@ class Adapter:
     """By the names of `lora.trained_parameters`."""
     tokenizer: Tokenizer | None
     """None where it is the base's."""
+    chat_template: str | None = None
+    """None where it is the base's, or that has none either."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,17 @@ def _base_of_adapter(config: Config, folder: Path) -> LoraBase:
     return base
 
 
+def check_files_of(init: str) -> None:
+    """A user error if the weights of the model that `init` names are cut off; opens their files, and reads none."""
+    folder = init_folder(init)
+    if folder is None:
+        check_base_files(init)
+        return
+    for name in (WEIGHTS, ADAPTER):
+        if (folder / name).is_file():
+            check_safetensors(folder / name)
+
+
 def open_model(init: str) -> ModelFolder | Base:
     """The model that `init` names: a model folder, an adapter merged with its base, or a pretrained base."""
     folder = init_folder(init)
@@ -127,7 +142,7 @@ def read_adapter(folder: Path) -> Adapter:
         check_fit(trained_parameters(on_meta(build)), weights, config)
     except UserError as error:
         raise UserError(f"{folder / ADAPTER}: {error}") from None
-    return Adapter(config, weights, read_tokenizer(folder, config))
+    return Adapter(config, weights, read_tokenizer(folder, config), folder_template(folder))
 
 
 def add_lora_of(network: nn.Module, config: Config) -> None:
@@ -152,7 +167,7 @@ def load_adapter(folder: Path) -> ModelFolder:
     for name, value in weights.items():
         if not value.sum().isfinite() and not value.isfinite().all():
             raise UserError(f"{folder / ADAPTER}: weight {name} overflows when it is merged, so the adapter is broken")
-    template = folder_template(folder) or base.model.chat_template
+    template = adapter.chat_template or base.model.chat_template
     return ModelFolder(config, weights, adapter.tokenizer or base.model.tokenizer, chat_template=template)
 
 
@@ -166,6 +181,8 @@ def replace_adapter(adapter: Adapter, folder: Path) -> None:
         save_config(adapter.config, part / CONFIG)
         if adapter.tokenizer is not None:
             adapter.tokenizer.save(part)
+        if adapter.chat_template is not None:
+            write_file(part / TEMPLATE, adapter.chat_template)
 
 
 def merged_config(config: Config) -> Config:

@@ -143,6 +143,19 @@ def read_base(source: str) -> Base:
     )
 
 
+def check_base_files(source: str) -> None:
+    """A user error if the files of a pretrained model are cut off. Reads no weights."""
+    path = find_base(source)
+    assert path is not None, "see init_folder"
+    if path.suffix == ".gguf":
+        gguf = read_gguf(path)
+        for name in gguf.tensors:
+            gguf.find(name)
+        return
+    with _folder_tensors(path, describe_base(path)):
+        pass
+
+
 def causal_model(base: Base) -> ModelFolder:
     """The base as the causal model that it is: method ar."""
     config = Config(

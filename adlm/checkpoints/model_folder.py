@@ -1,6 +1,7 @@
 """Model folders: model.safetensors + config.yaml + tokenizer.json. Independent of training.
 
-The folder of a fine-tuned model of `transformers` also has the config.json from which that package builds it.
+A model for chat also has its template, chat_template.jinja. The folder of a fine-tuned model of `transformers` also has
+the config.json from which that package builds it.
 
 A folder is written atomically. Loading one cannot execute code: safetensors and YAML hold plain values only.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -98,6 +99,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path} cannot be read as safetensors: {error}") from None
     _check_weights(weights, path)
     return weights
+
+
+def check_safetensors(path: Path) -> None:
+    """A user error if the file is not one of safetensors, or is cut off. Reads no weights."""
+    with opened(path):  # refuses pipes and devices
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} cannot be read as safetensors: {error}") from None
 
 
 def read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:

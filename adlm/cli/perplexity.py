@@ -14,7 +14,7 @@ from adlm import __version__
 from adlm.cli.console import Console, Stages
 from adlm.cli.streams import write_error
 from adlm.config.load import ADAPTER, BOX, MODEL_NAMES
-from adlm.config.schema import PackingName
+from adlm.config.schema import FormatName, PackingName
 from adlm.errors import UserError
 from adlm.files import check_output, write_file
 from adlm.likelihood.settings import MEASURING, ZERO_SHOT, PerplexitySettings
@@ -58,6 +58,11 @@ class PerplexityRequest(MeasurementRequest):
         f"or zero-shot: the paper's seven corpora ({', '.join(ZERO_SHOT)})",
         metavar="DATA",
     )
+    format: FormatName = option(
+        "what files hold: text, or pairs of prompt and answer (docs/training.md), of which answers are measured\n"
+        "(default: text; prepared folders know it)",
+        "text",
+    )
     split: str = option("train, valid or test (default: as published, else valid)", "")
     out: Path | None = option("write the results as JSON; rerun the same command to resume", None)
     force: bool = option("replace a file that adlm did not write", False)
@@ -79,7 +84,7 @@ def run(request: PerplexityRequest) -> int:
     with process_group(write_error) as is_rank_zero:
         device = local_device(request.device)
         models = {name: with_tokenizer(load(name, str(device)), request.tokenizer, name) for name in request.models}
-        texts = TextSelection(request.data, request.packing or "", request.split)
+        texts = TextSelection(request.data, request.packing or "", request.split, request.format)
         settings = narrow(request, PerplexitySettings)
         with Stages("tokens", enabled=is_rank_zero, limit="--max-tokens") as stages:
             measured = measure_models(models, texts, settings, request.out, stages.update)

@@ -39,7 +39,8 @@ class PrepareRequest(Request):
     """The options of `adlm prepare`."""
 
     example = """adlm prepare data=wikitext2 tokenizer=gpt2 length=1024 --out prepared/wikitext2
-  adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect"""
+  adlm prepare data.path='texts/*.jsonl.gz' data.field=body tokenizer=gpt2 --out prepared/own --inspect
+  adlm prepare init=smollm2-base data.path=pairs.jsonl data.format=pairs length=512 --out prepared/chat"""
 
     overrides: tuple[str, ...] = option(
         "data=NAME, data.path=FILE_OR_GLOB or data.hub=OWNER/NAME, then tokenizer=..., length=...\n"
@@ -76,7 +77,7 @@ def run(request: PrepareRequest) -> int:
     else:
         raise UserError("no text is given; add data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     report = _report(prepared, how, missing, time.monotonic() - started)
-    report["notes"] = list(notes)
+    report["notes"] = [*notes, *(note for split in prepared.splits for note in prepared.rows(split).notes())]
     if how != "opened":
         report["notes"] += _notes(config, report, prepared.manifest["recipe"]["held_out"])
     print_examples = _inspect(config, prepared, report) if request.inspect else lambda console: None

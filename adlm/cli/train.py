@@ -47,6 +47,7 @@ class TrainRequest(Request):
 
     example = """adlm train own init=box data.path='texts/*.txt'
   adlm train own init=smollm2 data.path=book.txt
+  adlm train adapt/smollm2 data.path=pairs.jsonl data.format=pairs length=512 --out runs/chat
   adlm train --out runs/own train.steps=400
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm
@@ -179,7 +180,8 @@ def _format_outcome(outcome: "TrainOutcome", rows: str, config: Config) -> str:
     if config.reason is not None:
         commands = [f"adlm reason eval {outcome.folder}"]
     else:
-        commands = [f'adlm sample {folder} --prompt "The" --watch']
+        is_chat = config.data.format == "pairs"  # served with /v1/chat/completions
+        commands = [f"adlm serve {folder}" if is_chat else f'adlm sample {folder} --prompt "The" --watch']
         if measured is not None and not config.data.streaming:
             data = shlex.quote(config.data.prepared or str(outcome.folder / "data"))
             commands.append(f"adlm perplexity {folder} --data {data}")  # all held-out rows

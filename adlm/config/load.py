@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from adlm.bases.description import describe_base, find_base
+from adlm.bases.description import describe_base, find_base, folder_template
 from adlm.bases.named import BASE_NAMES, NAMED_BASES, named_base
 from adlm.config import options
 from adlm.config.schema import SOURCES, Config, Model, Sampling
@@ -216,6 +216,23 @@ def init_folder(model: str) -> Path | None:
         f"init {model} is neither {BOX}, the model in the box, nor a run or model folder of adlm, nor a pretrained "
         "model: a .gguf file, a folder with config.json, or owner/name on the hub"
     )
+
+
+def init_template(model: str) -> str | None:
+    """The chat template of the model that the option `init` names, if it has one; an adapter may have that of its base.
+
+    A name of NAMED_BASES is that of an adapter in the box too; in the config of an adapter it is the base.
+    """
+    folder = init_folder(model)
+    if folder is not None:
+        template = folder_template(folder)
+        if template is not None or not (folder / ADAPTER).exists():
+            return template
+        model = load_config(folder / "config.yaml").init
+        if model not in NAMED_BASES:
+            return init_template(model)
+    path = find_base(model)
+    return None if path is None else describe_base(path).chat_template
 
 
 def model_folder_at(path: Path) -> Path | None:

@@ -19,7 +19,8 @@ BridgeName = Annotated[str, BRIDGES]
 SamplerName = Annotated[str, SAMPLERS]
 AnchorRuleName = Annotated[str, ANCHOR_RULES]
 StartName = Literal["published", "neighbours"]
-PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped"]
+FormatName = Literal["text", "pairs"]
+PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped", "pairs"]
 
 ETA = {"remdm-cap": 0.04, "remdm-rescale": 0.05, "remdm-loop": 0.02}  # built-in samplers that take eta: its default
 
@@ -119,6 +120,8 @@ class Data:
     """A dataset on the Hugging Face Hub: owner/name or owner/name:subset."""
     root: str = ""
     """Folder with local copies of the named corpora; empty means the environment variable ADLM_DATA."""
+    format: FormatName = "text"
+    """What records hold: running text, or pairs (prompt and answer, or messages), whose loss is on answers alone."""
     field: str = "text"
     """Field with the text of a record; several (title,body) are joined by a space; a number selects a CSV column."""
     boundary: Literal["file", "line", "blank"] = "file"
@@ -132,7 +135,7 @@ class Data:
     damaged: Literal["refuse", "replace"] = "refuse"
     """How to handle NUL and bytes that are not UTF-8: refuse the text, or replace them by U+FFFD."""
     packing: PackingName | None = None
-    """How documents are arranged in rows; null is the corpus's default (packed for your own text)."""
+    """How text is arranged in rows; null is the corpus's default (packed for your own); format pairs has its own."""
     pad: Literal["masked", "attended"] = "masked"
     """Whether attention sees padding: masked excludes it, attended includes it as the released code does."""
     dtype: Literal["auto", "uint16", "uint32"] = "auto"
@@ -146,6 +149,10 @@ class Data:
         given = [f"data.{option} {getattr(self, option)}" for option in SOURCES if getattr(self, option)]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)} both select the text to read; keep one")
+        if self.packing == "pairs" and self.format == "text":
+            raise UserError("data.packing pairs is for data.format pairs, and data.format is text; leave it out")
+        if self.format == "pairs" and self.streaming is True:
+            raise UserError("data.streaming true is for running text; data.format pairs needs data.streaming=false")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def mask_counted(x: Tensor, text: Tensor, share: Tensor, mask_id: int, rng: Batc
     length = text.sum(dim=1)
     num_masks = torch.ceil(share.to(x.device) * length).long().clamp(min=1)
     order = rng.uniform(tuple(x.shape), x.device).masked_fill(~text, 2.0)
-    masked = order.argsort(dim=1).argsort(dim=1) < num_masks[:, None]
+    masked = text & (order.argsort(dim=1).argsort(dim=1) < num_masks[:, None])  # rows without text have no masks
     return x.masked_fill(masked, mask_id), num_masks / length.double()
 
 

@@ -5,7 +5,7 @@ Shapes: B sequences, L tokens. `pad` is True at padding.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,13 +15,19 @@ from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.methods import method_of
 from adlm.methods.block_causal import BlockCausal
-from adlm.methods.inputs import eval_mode
+from adlm.methods.inputs import eval_mode, given_option
 from adlm.methods.masked_diffusion import MaskedDiffusion, per_token
 from adlm.methods.method import Method
 
 PUBLISHED_EPS = 1e-3
-Estimator = Callable[[Any, Tensor, Tensor | None, BatchRng], Tensor]
-"""(network, x (B, L), pad, rng) -> nats (B, L) whose expectation is the bound."""
+
+
+class Estimator(Protocol):
+    def __call__(
+        self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None
+    ) -> Tensor:
+        """nats (B, L) of x (B, L), whose expectation is the bound; see `Method.bound`."""
+        ...
 
 
 def nelbo(method: Method) -> Estimator:
@@ -56,8 +62,8 @@ def any_order(method: Method) -> Estimator:
     scorer = cast(MaskedDiffusion, method)
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
-        noised = scorer.counted_noise(x, pad, rng)
+    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
+        noised = scorer.counted_noise(x, pad, rng, given)
         with eval_mode(network):
             nats = scorer.masked_nats(network, x, noised, pad)
         return nats / per_token(noised.t.to(nats))
@@ -76,9 +82,9 @@ def published(method: Method) -> Estimator:
     as_published = method_of(replace(config, schedule=schedule, time=time, anchor=replace(config.anchor, gamma=0.0)))
 
     @torch.no_grad()
-    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
+    def draw(network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         with eval_mode(network):
-            return as_published.loss(network, x, pad, 1.0, rng).nats
+            return as_published.loss(network, x, pad, 1.0, rng, **given_option(given)).nats
 
     return draw
 
@@ -86,13 +92,13 @@ def published(method: Method) -> Estimator:
 def left_to_right(method: Method) -> Estimator:
     """-log p(x) of sampling each block from left to right, exactly; of block-causal methods."""
     block_causal = _block_causal("left-to-right", method)
-    return lambda network, x, pad, rng: block_causal.left_to_right_nats(network, x, pad)
+    return lambda network, x, pad, rng, given=None: block_causal.left_to_right_nats(network, x, pad, given)
 
 
 def causal(method: Method) -> Estimator:
     """-log p(x) of the causal model in a block-causal network, exactly."""
     block_causal = _block_causal("causal", method)
-    return lambda network, x, pad, rng: block_causal.causal_nats(network, x, pad)
+    return lambda network, x, pad, rng, given=None: block_causal.causal_nats(network, x, pad, given)
 
 
 def _block_causal(estimator: str, method: Method) -> BlockCausal:

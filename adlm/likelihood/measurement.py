@@ -30,7 +30,7 @@ from adlm.likelihood.settings import BATCH_TOKENS, BATCH_TOKENS_ON_GPU, Perplexi
 from adlm.likelihood.standard_errors import GroupNats, Nats, nats_of, perplexity_of
 from adlm.likelihood.text_sets import rows_of_texts
 from adlm.limits import format_bytes, memory_of
-from adlm.methods.inputs import check_clean
+from adlm.methods.inputs import check_clean, given_option
 from adlm.methods.method import Method
 from adlm.tokens import Tokenizer
 
@@ -48,6 +48,10 @@ class TextRows(Protocol):
 
     def read(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """ids (n, L) and pad (n, L), or None without padding."""
+        ...
+
+    def given(self, rows: Any) -> NDArray[np.bool_] | None:
+        """(n, L), True at ids that are not measured, such as prompts; None if all are."""
         ...
 
     def counted(self, x: NDArray[np.int64], pad: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
@@ -121,17 +125,22 @@ def measure_nats(
         for start in range(0, len(members), batch):
             batch_rows = members[start : start + batch]
             ids, padding, documents_of_ids = *rows.read(batch_rows), rows.documents(batch_rows)
+            is_given = rows.given(batch_rows)
             if len(rows) == 1 and padding is not None and method.config.data.pad != "attended":
                 text = ~padding[0]  # a single row needs no padding
                 ids, padding, documents_of_ids = ids[:, text], None, documents_of_ids[:, text]
-            x, pad = torch.from_numpy(ids), None if padding is None else torch.from_numpy(padding)
+                is_given = None if is_given is None else is_given[:, text]
+            x = torch.from_numpy(ids)
+            pad, given = (None if each is None else torch.from_numpy(each) for each in (padding, is_given))
             check_clean(method.config, x, pad)
-            predicted = method.predicted(x, pad).numpy()
-            x, pad = x.to(device), None if pad is None else pad.to(device)
+            predicted = method.predicted(x, pad, **given_option(given)).numpy()
+            x = x.to(device)
+            pad, given = (None if each is None else each.to(device) for each in (pad, given))
             drawn = []
             for replicate in range(replicates):
                 generator = keyed_generator(settings.seed, replicate, group)
-                drawn.append(estimator(network, x, pad, BatchRng(generator, BatchSlice(start, len(members)))))
+                rng = BatchRng(generator, BatchSlice(start, len(members)))
+                drawn.append(estimator(network, x, pad, rng, **given_option(given)))
                 on_rows(len(batch_rows) / replicates)
             by_token.append(torch.stack(drawn).double().cpu().numpy()[:, predicted])
             counted.append(rows.counted(ids, padding)[predicted])

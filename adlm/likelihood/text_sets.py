@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from adlm.config.load import validate
 from adlm.config.options import suggestion
-from adlm.config.schema import Config, Data
+from adlm.config.schema import Config, Data, FormatName
 from adlm.data.prepare.prepare import PrepareProgress, prepare
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, tokenizer_recipe
 from adlm.data.prepare.shards import Tokens, TokensInMemory
@@ -87,12 +87,18 @@ def text_sets(
     split: str = "",
     root: str = "",
     report: ReportProgress = no_report,
+    format: FormatName = "text",
+    chat_template: str | None = None,
 ) -> Iterator[list[TextSet]]:
     """The named sets, encoded with this tokenizer. Temporary files are deleted on exit.
 
     `zero-shot` means the paper's seven sets in the paper's packing, unless `packing` is given (LM1B too is packed then,
-    though it is padded in training). Sets that are not available are skipped, with a note on the first that is.
+    though it is padded in training). Sets that are not available are skipped, with a note on the first that is. Files
+    are of a `format`; pairs are written by `chat_template`, if there is one.
     """
+    if format == "pairs" and packing:
+        raise UserError(f"--packing {packing} is for running text; leave it out with --format pairs")
+    reader = _Reader(tokenizer, length, split, root, format, chat_template)
     requested = [each for name in names for each in (ZERO_SHOT if name == "zero-shot" else (name,))]
     optional = set(ZERO_SHOT) - set(names) if "zero-shot" in names else set()
     with ExitStack() as stack:
@@ -101,7 +107,7 @@ def text_sets(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="adlm-")))
             try:
                 packing_of_set = packing or ("packed-published" if name in optional else "")
-                found.append(_text_set(name, tokenizer, length, packing_of_set, split, root, folder, report))
+                found.append(_text_set(name, reader, packing_of_set, folder, report))
             except UserError as error:
                 if name not in optional:
                     raise
@@ -111,21 +117,25 @@ def text_sets(
         yield [replace(found[0], notes=(*found[0].notes, *absent)), *found[1:]]
 
 
-def _text_set(
-    name: str,
-    tokenizer: Tokenizer,
-    length: int,
-    packing: str,
-    split: str,
-    root: str,
-    folder: Path,
-    report: ReportProgress,
-) -> TextSet:
+@dataclass(frozen=True)
+class _Reader:
+    """How all sets of a measurement are read."""
+
+    tokenizer: Tokenizer
+    length: int
+    split: str
+    root: str
+    format: FormatName
+    chat_template: str | None
+
+
+def _text_set(name: str, reader: _Reader, packing: str, folder: Path, report: ReportProgress) -> TextSet:
+    tokenizer, length = reader.tokenizer, reader.length
     if is_prepared(Path(name)):
-        return _prepared_text_set(Path(name), tokenizer, length, packing, split)
+        return _prepared_text_set(Path(name), tokenizer, length, packing, reader.split)
     tokenizer.save(folder)
-    data, chosen, notes = _source(name, split, root)
-    data = data if not packing else Data(**{**vars(data), "packing": packing})
+    data, chosen, notes = _source(name, reader.split, reader.root)
+    data = Data(**{**vars(data), "packing": packing or data.packing, "format": reader.format})
     config = validate(Config(tokenizer=str(folder), length=length, data=data))
 
     def report_bytes(progress: PrepareProgress) -> None:
@@ -133,9 +143,10 @@ def _text_set(
             report(f"tokenizing {name}", progress.bytes_read, progress.bytes_in_all, "bytes")
 
     try:
-        outcome = prepare(config, folder / "ids", report_bytes, only=chosen)
+        outcome = prepare(config, folder / "ids", report_bytes, chosen, reader.chat_template)
     except UserError as error:
         names = {f"tokenizer {folder}": f"tokenizer {tokenizer.name}", "data.path": "--data", REPLACE_HINT: ""}
+        names |= {"data.format": "--format"}
         message = str(error).replace("give data.root=", "set ADLM_DATA=")
         for option, name_here in names.items():
             message = message.replace(option, name_here)
@@ -150,6 +161,7 @@ def _text_set(
             *notes,
             f"this copy writes <unk> for rare words, it is not the raw text: {INCOMPARABLE}",
         )
+    notes = (*notes, *rows.notes())
     return _clustered(TextSet(name, chosen, rows.packing, rows, notes, _digest(prepared, chosen), name), prepared)
 
 
@@ -193,7 +205,8 @@ def _prepared_text_set(folder: Path, tokenizer: Tokenizer, length: int, packing:
     chosen = split or ("valid" if "valid" in prepared.splits else prepared.splits[-1])
     rows = prepared.rows(chosen, length, packing or None)
     digest, corpus = _digest(prepared, chosen), prepared.manifest["source"]
-    return _clustered(TextSet(str(folder), chosen, rows.packing, rows, digest=digest, corpus=corpus), prepared)
+    text = TextSet(str(folder), chosen, rows.packing, rows, rows.notes(), digest, corpus)
+    return _clustered(text, prepared)
 
 
 def _clustered(text: TextSet, prepared: Prepared) -> TextSet:

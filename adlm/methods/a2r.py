@@ -27,10 +27,18 @@ class A2r(Anchored, Causal):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 
-    def loss(self, network: AnchoredTransformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+    def loss(
+        self,
+        network: AnchoredTransformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
         """Draws no random numbers. The reported perplexity is that of `nats`, which leaves the anchor term out."""
         vocabulary = vocabulary_of(self.config)
-        predicted = self.predicted(x, pad)
+        predicted = self.predicted(x, pad, given)
         weight, anchor_weights, gamma = predicted[:, 1:].float(), None, self.gamma_at(progress)
         if gamma is not None:
             anchors = predicted & self.anchors(x, pad)

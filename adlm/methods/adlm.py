@@ -61,20 +61,22 @@ class Adlm(Anchored, MaskedDiffusion):
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size)
 
-    def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
+    def noise(
+        self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float, given: Tensor | None = None
+    ) -> NoisedBatch:
         """With `sampling.anchor_every` k, the anchor network has read the ids of the last step divisible by k.
 
         Given x and z_t these are z_t with more masks: a token visible at t was masked at the earlier step t' of the
         sampler with probability 1 - alpha_t' / alpha_t.
         """
-        noised, every = super().noise(x, pad, rng, t_min), self.config.sampling.anchor_every
+        noised, every = super().noise(x, pad, rng, t_min, given), self.config.sampling.anchor_every
         if every == 1:
             return noised
         num, alpha = self.config.time.steps, self.schedule.alpha
         step = torch.round((1 - noised.t) * num)
         refreshed = 1 - (step - step % every) / num
         chance = torch.where(refreshed > noised.t, 1 - alpha(refreshed) / alpha(noised.t), 0.0)
-        return replace(noised, stale=self._masked(noised.z, pad, chance, rng))
+        return replace(noised, stale=self._masked(noised.z, pad, given, chance, rng))
 
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
         return super().score_options(noised) | ({} if noised.stale is None else {"stale": noised.stale})
@@ -93,13 +95,13 @@ class Adlm(Anchored, MaskedDiffusion):
         masked = self.masked_positions(noised.z, pad)
         weight, anchor_weights, gamma = base * masked, None, self.gamma_at(progress)
         if gamma is not None:
-            anchors = self.anchors(x, pad)
+            anchors = self.anchors(x, pad) if noised.given is None else self.anchors(x, pad) & ~noised.given
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        options = self.score_options(noised) | self.causal_options(x, pad)
+        options = self.score_options(noised) | self.causal_options(x, pad, noised.given)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )
-        loss = self.loss_of(scored, weight, x, pad)
+        loss = self.loss_of(scored, weight, x, pad, noised.given)
         if gamma is None or anchor_scored is None:
             return loss
         parts = loss.parts | {"anchor": anchor_scored.total.detach(), "anchor_share": anchors.sum()}

@@ -25,6 +25,7 @@ from adlm.methods.inputs import (
     check_left_to_right,
     check_sampler,
     eval_mode,
+    given_option,
     not_pad,
     stop_id,
     vocabulary_of,
@@ -63,21 +64,29 @@ class Causal:
     def build(self) -> nn.Module:
         raise NotImplementedError
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at every token of the text except the first; padding comes after the text."""
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
+        """(B, L), True at every token of the text except the first and `given` ones; padding comes after the text."""
         if pad is not None and (pad[:, :-1] & ~pad[:, 1:]).any():
             raise UserError("pad stands before text, and a causal network would read the padding; pad on the right")
         counted = not_pad(x, pad).clone()
         counted[:, 0] = False
-        return counted
+        return counted if given is None else counted & ~given
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
         raise NotImplementedError
 
     @torch.no_grad()
-    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         with eval_mode(network):
-            return self.loss(network, x, pad, 1.0, rng).nats
+            return self.loss(network, x, pad, 1.0, rng, **given_option(given)).nats
 
     @torch.no_grad()
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -141,9 +150,17 @@ class Ar(Causal):
     def build(self) -> Transformer:
         return Transformer(self.config.model, vocabulary_of(self.config).size, causal=True, modulated=False)
 
-    def loss(self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
-        """The cross-entropy of every next token. Draws no random numbers."""
-        predicted = self.predicted(x, pad)
+    def loss(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
+        """The cross-entropy of every predicted token. Draws no random numbers."""
+        predicted = self.predicted(x, pad, given)
         weight = predicted[:, 1:].float()
         scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)
         parts = {"nll": scored.total.detach()}

@@ -71,41 +71,57 @@ class BlockCausal(MaskedDiffusion):
         model = self.config.model
         return TextBlocks(model.block_length, self.mask_id if model.masked_keys == "hidden" else None)
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at every token of the text except the first and those that stand for missing ones."""
-        counted = not_pad(x, pad).clone()
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
+        """(B, L), True at every token of the text except the first and those that are given."""
+        counted, given = not_pad(x, pad).clone(), self._given(x, given)
         counted[:, 0] = False
-        return counted if self.config.model.hole_id is None else counted & (x != self.config.model.hole_id)
+        return counted if given is None else counted & ~given
 
     # Noise: that of the blocks as rows
 
-    def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
+    def noise(
+        self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float, given: Tensor | None = None
+    ) -> NoisedBatch:
         cut = self._cut(x, rng if self.config.train.random_blocks else None)
-        noised = super().noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng), t_min)
-        return self._joined(cut, noised, x)
+        blocks, block_pad, block_given = self._split(cut, x, pad, given)
+        noised = super().noise(blocks, block_pad, cut.rng(rng), t_min, block_given)
+        return self._joined(cut, noised, x, given)
 
-    def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
+    def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> NoisedBatch:
         cut = self._cut(x)
-        noised = super().counted_noise(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
-        return self._joined(cut, noised, x)
+        blocks, block_pad, block_given = self._split(cut, x, pad, given)
+        noised = super().counted_noise(blocks, block_pad, cut.rng(rng), block_given)
+        return self._joined(cut, noised, x, given)
 
-    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> BoundNoise:
+    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> BoundNoise:
         cut = self._cut(x)
-        noise = super().noise_for_bound(cut.split(x), cut.split_pad(x, self._given(x, pad)), cut.rng(rng))
+        blocks, block_pad, block_given = self._split(cut, x, pad, given)
+        noise = super().noise_for_bound(blocks, block_pad, cut.rng(rng), block_given)
         importance = self._at_tokens(cut, noise.importance, x)
         start = None if noise.start is None else cut.join(noise.start, x)
-        return BoundNoise(self._joined(cut, noise.noised, x), importance, start)
+        return BoundNoise(self._joined(cut, noise.noised, x, given), importance, start)
 
-    def _noise_by_importance(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
+    def _noise_by_importance(
+        self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None
+    ) -> tuple[NoisedBatch, Tensor]:
         """x are blocks already, so `noise` must be that of rows."""
         if self.config.time.steps:
-            return super().noise(x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
-        return super()._noise_by_importance(x, pad, rng)
+            return super().noise(x, pad, rng, 0.0, given), torch.ones(len(x), dtype=torch.float64)
+        return super()._noise_by_importance(x, pad, rng, given)
 
-    def _given(self, x: Tensor, pad: Tensor | None) -> Tensor | None:
-        """(B, L), True at padding and at tokens that stand for missing ones, which are never masked."""
+    def _given(self, x: Tensor, given: Tensor | None) -> Tensor | None:
+        """(B, L), True at given tokens, to which those belong that stand for missing ones."""
         hole_id = self.config.model.hole_id
-        return pad if hole_id is None else ~not_pad(x, pad) | (x == hole_id)
+        if hole_id is None:
+            return given
+        return x == hole_id if given is None else given | (x == hole_id)
+
+    def _split(
+        self, cut: BlockCut, x: Tensor, pad: Tensor | None, given: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The blocks of rows x as rows (B n, b), their padding and given tokens."""
+        given = self._given(x, given)
+        return cut.split(x), cut.split_pad(x, pad), None if given is None else cut.split(given)
 
     def _cut(self, x: Tensor, rng: BatchRng | None = None) -> BlockCut:
         """The blocks of rows x; the length of the first is drawn if there is an RNG."""
@@ -116,17 +132,17 @@ class BlockCausal(MaskedDiffusion):
             first = 1 + int(drawn)
         return self.text_blocks.cut(x.shape[1], first)
 
-    def _joined(self, cut: BlockCut, noised: NoisedBatch, x: Tensor) -> NoisedBatch:
+    def _joined(self, cut: BlockCut, noised: NoisedBatch, x: Tensor, given: Tensor | None) -> NoisedBatch:
         """The noise of blocks (B n, b) as that of rows x (B, L), with a time for every token."""
         t, s, importance = (
             None if each is None else self._at_tokens(cut, each, x) for each in (noised.t, noised.s, noised.importance)
         )
         assert t is not None
         stale = None if noised.stale is None else cut.join(noised.stale, x)
-        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first, stale)
+        return NoisedBatch(cut.join(noised.z, x), t, s, importance, cut.first, given, stale)
 
     def _at_tokens(self, cut: BlockCut, values: Tensor, x: Tensor) -> Tensor:
-        """(B, L), the value (B n,) of each token's block; 1 at the first token, and in blocks of padding alone."""
+        """(B, L), the value (B n,) of each token's block; 1 at the first token, and in blocks without masks."""
         ones = torch.ones(x.shape, dtype=torch.float64, device=values.device)
         finite = torch.where(values.isfinite(), values, 1.0).double()
         return cut.join(finite[:, None].expand(-1, cut.index.shape[1]), ones)
@@ -137,28 +153,30 @@ class BlockCausal(MaskedDiffusion):
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
         return super().score_options(noised) | {"first_block": noised.first_block}
 
-    def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
+    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
         weight = self.config.train.causal_weight
-        return {"causal_weight": weight * self.predicted(x, pad).float()} if weight else {}
+        return {"causal_weight": weight * self.predicted(x, pad, given).float()} if weight else {}
 
     # Exact likelihoods
 
     @torch.no_grad()
-    def left_to_right_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
+    def left_to_right_nats(self, network: Any, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
         """(B, L), -log p(x) of the sampler left-to-right, exactly: the j-th tokens of all blocks in the j-th pass."""
         nats = torch.zeros(x.shape, device=x.device)
         with eval_mode(network):
-            for noised, where in self.left_to_right_passes(x, pad):
+            for noised, where in self.left_to_right_passes(x, pad, given):
                 options = self.score_options(noised)
                 nats = nats + self.score(network, noised.z, x, where.float(), pad=pad, **options).nats
         return nats
 
-    def left_to_right_passes(self, x: Tensor, pad: Tensor | None) -> Iterator[tuple[NoisedBatch, Tensor]]:
+    def left_to_right_passes(
+        self, x: Tensor, pad: Tensor | None, given: Tensor | None = None
+    ) -> Iterator[tuple[NoisedBatch, Tensor]]:
         """Of each pass, ids with all blocks masked from their j-th token on, and where (B, L) that token is."""
         number = torch.zeros(x.shape[1], dtype=torch.int64)
         for start, stop in self._cut(x).bounds:
             number[start:stop] = torch.arange(stop - start)
-        number, predicted = number.to(x.device), self.predicted(x, pad)
+        number, predicted = number.to(x.device), self.predicted(x, pad, given)
         every, stale = self.config.sampling.anchor_every, None
         for step in range(int(number.max()) + 1):
             z = x.masked_fill(predicted & (number >= step), self.mask_id)
@@ -168,9 +186,9 @@ class BlockCausal(MaskedDiffusion):
             yield NoisedBatch(z, t, stale=stale), predicted & (number == step)
 
     @torch.no_grad()
-    def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None) -> Tensor:
+    def causal_nats(self, network: Any, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
         """(B, L), -log p(x) of the causal model, the clean copy: what the sampler speculative draws from."""
-        nothing, everything = torch.zeros(x.shape, device=x.device), self.predicted(x, pad).float()
+        nothing, everything = torch.zeros(x.shape, device=x.device), self.predicted(x, pad, given).float()
         with eval_mode(network):
             scored = self.score(network, x, x, nothing, pad=pad, causal_weight=everything)
         assert scored.causal is not None

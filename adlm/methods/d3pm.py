@@ -14,7 +14,7 @@ from adlm.config.schema import Sampling
 from adlm.diffusion.beliefs import subs
 from adlm.diffusion.masking import absorbing_divergence, absorbing_posterior
 from adlm.errors import UserError
-from adlm.methods.inputs import attention_pad, not_pad, vocabulary_of
+from adlm.methods.inputs import attention_pad, vocabulary_of
 from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NoisedBatch, logits_everywhere
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
@@ -52,13 +52,15 @@ class D3pm(MaskedDiffusion):
 
         `sigma` (B,) overrides the noise level that the network is conditioned on. `progress` has no effect.
         """
-        divergence, reconstruction = self.step_nats(network, x, noised, pad, sigma), self._last_nats(network, x, pad)
+        divergence, predicted = self.step_nats(network, x, noised, pad, sigma), self.predicted(x, pad, noised.given)
+        reconstruction = self._last_nats(network, x, pad, predicted)
         nats = divergence + reconstruction
         parts = {"divergence": divergence.sum().detach(), "reconstruction": reconstruction.sum().detach()}
-        return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
+        return Loss(nats.sum(), nats.detach(), predicted.sum(), parts)
 
     def bound_at(self, network: Transformer, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
-        return super().bound_at(network, x, noise, pad) + self._last_nats(network, x, pad)
+        predicted = self.predicted(x, pad, noise.noised.given)
+        return super().bound_at(network, x, noise, pad) + self._last_nats(network, x, pad, predicted)
 
     def step_nats(
         self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None, sigma: Tensor | None = None
@@ -83,16 +85,14 @@ class D3pm(MaskedDiffusion):
             sigma = self.conditioning(noised, pad)[0]
         return network.nats_at_positions(noised.z, masked, divergence_at, sigma, attention_pad(config, pad))
 
-    def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None) -> Tensor:
-        """-log x_theta(x) at t = 0, where the network reads x itself, (B, L)."""
-        targets, start = x[not_pad(x, pad)], torch.zeros(len(x), dtype=torch.float64)
+    def _last_nats(self, network: Transformer, x: Tensor, pad: Tensor | None, predicted: Tensor) -> Tensor:
+        """-log x_theta(x) of the predicted tokens at t = 0, where the network reads x itself, (B, L)."""
+        targets, start = x[predicted], torch.zeros(len(x), dtype=torch.float64)
 
         def cross_entropy_at(logits: Tensor, index: Tensor) -> Tensor:
             return -logits.log_softmax(dim=-1).gather(-1, targets[index, None])[:, 0]
 
-        return network.nats_at_positions(
-            x, not_pad(x, pad), cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad)
-        )
+        return network.nats_at_positions(x, predicted, cross_entropy_at, *self.conditioning(NoisedBatch(x, start), pad))
 
     def log_beliefs(self, network: Transformer, z: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Over all V symbols: the mask may have mass, and a visible token is not copied."""

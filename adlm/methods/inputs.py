@@ -216,6 +216,11 @@ def not_pad(x: Tensor, pad: Tensor | None) -> Tensor:
     return torch.ones_like(x, dtype=torch.bool) if pad is None else ~pad
 
 
+def given_option(given: Tensor | None) -> dict[str, Tensor]:
+    """The argument `given` of a method, left out where nothing is: methods of other packages may not know it."""
+    return {} if given is None else {"given": given}
+
+
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
     """Puts the network in eval mode inside the block and restores its mode after."""

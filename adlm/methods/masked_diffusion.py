@@ -47,6 +47,8 @@ class NoisedBatch:
     """Like t, the uniform density of t over the one it was drawn from, in double precision; None is 1."""
     first_block: int | None = None
     """Block-causal methods: the length of the first text block; None is that of the others."""
+    given: Tensor | None = None
+    """(B, L), True at tokens that are given, such as prompts: never masked; None is nowhere."""
     stale: Tensor | None = None
     """(B, L), the noisier ids that an anchor network has read last; None if it reads z."""
 
@@ -93,11 +95,19 @@ class MaskedDiffusion:
 
     # The training objective
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        return not_pad(x, pad)
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
+        return _maskable(x, pad, given)
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
-        return self.loss_at(network, x, self.noise(x, pad, rng, self.config.time.t_min), pad, progress)
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
+        return self.loss_at(network, x, self.noise(x, pad, rng, self.config.time.t_min, given), pad, progress)
 
     def loss_at(
         self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None = None, progress: float = 1.0
@@ -105,41 +115,46 @@ class MaskedDiffusion:
         """The loss of a given noised batch."""
         raise NotImplementedError
 
-    def causal_options(self, x: Tensor, pad: Tensor | None) -> dict[str, Any]:
+    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
         """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have one."""
         return {}
 
-    def loss_of(self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None) -> Loss:
+    def loss_of(
+        self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None, given: Tensor | None = None
+    ) -> Loss:
         """The denoiser's term of the loss, and the next-token term of block-causal networks if it was scored."""
         causal = scored.causal
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if causal is not None:
             total, parts = total + causal.total, parts | {"causal": causal.nats.sum()}
-        return Loss(total, weight * scored.nats, self.predicted(x, pad).sum(), parts)
+        return Loss(total, weight * scored.nats, self.predicted(x, pad, given).sum(), parts)
 
-    def noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float) -> NoisedBatch:
+    def noise(
+        self, x: Tensor, pad: Tensor | None, rng: BatchRng, t_min: float, given: Tensor | None = None
+    ) -> NoisedBatch:
         """z_t ~ q(z_t | x) at one random time t per sequence. Padding is masked only if the network attends to it."""
         time = self.config.time
         if time.steps:
             t, s = draw_grid_times(len(x), time.steps, rng, time.antithetic)
-            return NoisedBatch(self.noise_at(x, pad, t, rng), t, s)
+            return NoisedBatch(self.noise_at(x, pad, t, rng, given), t, s, given=given)
         if time.masks == "counted":
             share = draw_times(len(x), rng, 0.0, time.antithetic, time.power)
-            z, t = mask_counted(x, not_pad(x, pad), share, self.mask_id, rng)
-            return NoisedBatch(z, t, importance=importance_weight(share, 0.0, time.power))
+            z, t = mask_counted(x, _maskable(x, pad, given), share, self.mask_id, rng)
+            return NoisedBatch(z, t, importance=importance_weight(share, 0.0, time.power), given=given)
         t = draw_times(len(x), rng, t_min, time.antithetic, time.power, time.t_max)
         importance = importance_weight(t, t_min, time.power, time.t_max)
-        return NoisedBatch(self.noise_at(x, pad, t, rng), t, importance=importance)
+        return NoisedBatch(self.noise_at(x, pad, t, rng, given), t, importance=importance, given=given)
 
-    def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng) -> Tensor:
+    def noise_at(self, x: Tensor, pad: Tensor | None, t: Tensor, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         """z_t ~ q(z_t | x) (B, L) at given times t (B,)."""
-        return self._masked(x, pad, self.schedule.mask_chance(t), rng)
+        return self._masked(x, pad, given, self.schedule.mask_chance(t), rng)
 
-    def _masked(self, x: Tensor, pad: Tensor | None, chance: Tensor, rng: BatchRng) -> Tensor:
-        """x (B, L), each token masked with the chance (B,) of its row."""
+    def _masked(self, x: Tensor, pad: Tensor | None, given: Tensor | None, chance: Tensor, rng: BatchRng) -> Tensor:
+        """x (B, L), each token that may be masked with the chance (B,) of its row."""
         z = mask_tokens(x, chance.float().to(x.device)[:, None], self.mask_id, rng)
-        unattended = attention_pad(self.config, pad)
-        return z if unattended is None else torch.where(unattended, x, z)
+        for kept in (attention_pad(self.config, pad), given):
+            z = z if kept is None else torch.where(kept, x, z)
+        return z
 
     def weight(self, noised: NoisedBatch) -> Tensor:
         """(B, 1) or (B, L), the weight of the cross-entropies in the bound, in float32."""
@@ -167,14 +182,15 @@ class MaskedDiffusion:
     # The bound
 
     @torch.no_grad()
-    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
         """nats (B, L) whose expectation is the NELBO, both ends of the schedule included.
 
         Times cover all of (0, 1], with importance weights. A schedule with alpha_0 < 1 adds the cross-entropy of what
         is still masked at t = 0, one with alpha_1 > 0 adds `prior_nats`. Log-linear with eps 0 needs neither.
         """
+        noise = self.noise_for_bound(x, pad, rng, given)
         with eval_mode(network):
-            return self.bound_at(network, x, self.noise_for_bound(x, pad, rng), pad) * self.predicted(x, pad)
+            return self.bound_at(network, x, noise, pad) * self.predicted(x, pad, given)
 
     def bound_at(self, network: Any, x: Tensor, noise: BoundNoise, pad: Tensor | None) -> Tensor:
         """(B, L), the nats of `bound` for given noise; to be ignored at padding and at tokens that are never masked."""
@@ -184,14 +200,16 @@ class MaskedDiffusion:
             nats = nats + self.masked_nats(network, x, at_start, pad)
         return nats + prior_nats(self.schedule, vocabulary_of(self.config).num_clean)
 
-    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> BoundNoise:
+    def noise_for_bound(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> BoundNoise:
         """The noise of one sample of the bound, at random times."""
-        noised, importance = self._noise_by_importance(x, pad, rng)
+        noised, importance = self._noise_by_importance(x, pad, rng, given)
         start = torch.zeros(len(x), dtype=torch.float64, device=rng.generator.device)
         masks_at_start = bool(self.schedule.mask_chance(start[0]) > 0)
-        return BoundNoise(noised, importance, self.noise_at(x, pad, start, rng) if masks_at_start else None)
+        return BoundNoise(noised, importance, self.noise_at(x, pad, start, rng, given) if masks_at_start else None)
 
-    def _noise_by_importance(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> tuple[NoisedBatch, Tensor]:
+    def _noise_by_importance(
+        self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None
+    ) -> tuple[NoisedBatch, Tensor]:
         """A noised batch for the bound and its importance weights (B,).
 
         Before t0 = 2 / L a row has about one mask or none, and one mask contributes 1/t, so uniform times would give an
@@ -200,13 +218,14 @@ class MaskedDiffusion:
         times are uniform: no step is so early that it matters.
         """
         if self.config.time.steps:
-            return self.noise(x, pad, rng, 0.0), torch.ones(len(x), dtype=torch.float64)
+            return self.noise(x, pad, rng, 0.0, given), torch.ones(len(x), dtype=torch.float64)
         u = draw_times(len(x), rng, antithetic=self.config.time.antithetic)
         t0 = min(0.25, 2 / x.shape[1])
         is_early, share = u <= 2 * t0, u / (2 * t0)
         slope = (1 - t0) / (1 - 2 * t0)
         t = torch.where(is_early, t0 * share**2, t0 + slope * (u - 2 * t0))
-        return NoisedBatch(self.noise_at(x, pad, t, rng), t), torch.where(is_early, share, slope)
+        noised = NoisedBatch(self.noise_at(x, pad, t, rng, given), t, given=given)
+        return noised, torch.where(is_early, share, slope)
 
     def step_nats(self, network: Any, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         """(B, L), the weighted terms of the bound for a noised batch."""
@@ -222,9 +241,10 @@ class MaskedDiffusion:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, by a network of this method."""
         return network.score(z, x, weight, self.mask_id, **options)  # type: ignore[no-any-return]
 
-    def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng) -> NoisedBatch:
+    def counted_noise(self, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> NoisedBatch:
         """A number of masks uniform in 1, ..., n, then that many of the row's n tokens; t is their share."""
-        return NoisedBatch(*mask_counted(x, not_pad(x, pad), draw_times(len(x), rng), self.mask_id, rng))
+        z, t = mask_counted(x, _maskable(x, pad, given), draw_times(len(x), rng), self.mask_id, rng)
+        return NoisedBatch(z, t, given=given)
 
     # Beliefs and sampling
 
@@ -278,6 +298,11 @@ class MaskedDiffusion:
     def _row(self) -> Row:
         bos, eos = vocabulary_of(self.config).row_boundaries
         return Row(self.config.length, tuple(bos), tuple(eos))
+
+
+def _maskable(x: Tensor, pad: Tensor | None, given: Tensor | None) -> Tensor:
+    """(B, L), True at text that is not given."""
+    return not_pad(x, pad) if given is None else not_pad(x, pad) & ~given
 
 
 def per_token(values: Tensor) -> Tensor:

@@ -84,16 +84,31 @@ class Method(Protocol):
         """A newly initialised network; its weights come from torch's default generator."""
         ...
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
-        """(B, L), True at the tokens whose nats count: all of the text, or all but the first for causal methods."""
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
+        """(B, L), True at the tokens whose nats count: all of the text, or all but the first for causal methods.
+
+        Tokens where `given` (B, L) is True, such as prompts, are never masked and never predicted.
+        """
         ...
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
         """The training objective on clean ids x (B, L), after a share `progress` of training."""
         ...
 
-    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng) -> Tensor:
-        """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x)."""
+    def bound(self, network: Any, x: Tensor, pad: Tensor | None, rng: BatchRng, given: Tensor | None = None) -> Tensor:
+        """nats (B, L), 0 where not `predicted`: an unbiased estimate of an upper bound on -log p(x).
+
+        With `given` tokens it is one on -log p of the others, conditional on these; for methods that write from left
+        to right, each token is conditional on those before it.
+        """
         ...
 
     def log_beliefs(self, network: Any, z: Tensor, alpha: Tensor | None = None) -> Tensor:

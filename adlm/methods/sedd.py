@@ -48,7 +48,7 @@ class Sedd(MaskedDiffusion):
         """sigma'_t times the score entropy at masked positions; the same at any `progress`."""
         nats = self.step_nats(network, x, noised, pad)
         parts = {"score_entropy": nats.sum().detach()}
-        return Loss(nats.sum(), nats.detach(), self.predicted(x, pad).sum(), parts)
+        return Loss(nats.sum(), nats.detach(), self.predicted(x, pad, noised.given).sum(), parts)
 
     def step_nats(self, network: Transformer, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> Tensor:
         schedule, mask_id = self.schedule, vocabulary_of(self.config).mask_id

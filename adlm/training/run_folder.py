@@ -60,7 +60,7 @@ MAY_CHANGE = {
     "tokenizer",  # `vocabulary` must stay the same
 }
 # Options that are filled in when the data is opened.
-DATA_OPTIONS = {"vocabulary", "train.base_sha256", "data.packing", "data.name", "data.hub"}
+DATA_OPTIONS = {"vocabulary", "train.base_sha256", "data.packing", "data.format", "data.name", "data.hub"}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from adlm.config.schema import Config, Train
 from adlm.diffusion.times import BatchRng, BatchSlice
 from adlm.distributed import Processes
 from adlm.errors import UserError
-from adlm.methods.inputs import check_clean
+from adlm.methods.inputs import check_clean, given_option
 from adlm.methods.method import Loss
 from adlm.models.lora import trained_parameters
 from adlm.training.optimizer import build_optimizer, new_moments, update_weights
@@ -86,9 +86,17 @@ class Objective(Protocol):
     @property
     def exact(self) -> bool: ...
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor: ...
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor: ...
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss: ...
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss: ...
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,8 @@ class MicroBatch:
     """(B, L), True at padding."""
     batch_slice: BatchSlice | None = None
     """Which rows of the global batch these are; None draws noise for these rows alone, continuing the generator."""
+    given: Tensor | None = None
+    """(B, L), True at tokens that are never masked and have no loss, such as prompts."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +220,7 @@ def micro_batch_shape(train: Train, num_ranks: int) -> tuple[int, int]:
 
 def count_tokens(method: Objective, batches: Sequence[MicroBatch]) -> int:
     """The number of predicted tokens: the nats per token of these batches are means over them."""
-    return sum(int(method.predicted(batch.x, batch.pad).sum()) for batch in batches)
+    return sum(int(method.predicted(batch.x, batch.pad, **given_option(batch.given)).sum()) for batch in batches)
 
 
 def train_step(
@@ -240,9 +250,11 @@ def train_step(
         if isinstance(network, FSDPModule):
             network.set_requires_all_reduce(number == len(batches))
         check_clean(method.config, batch.x, batch.pad, max_length=state.max_length)
-        x, pad = _to_device(batch.x, device), None if batch.pad is None else _to_device(batch.pad, device)
+        x = _to_device(batch.x, device)
+        pad, given = (None if each is None else _to_device(each, device) for each in (batch.pad, batch.given))
         with state.autocast(), fast_attention(device):
-            loss = method.loss(network, x, pad, progress, BatchRng(generator, batch.batch_slice))
+            rng = BatchRng(generator, batch.batch_slice)
+            loss = method.loss(network, x, pad, progress, rng, **given_option(given))
         (loss.total / num_tokens).backward()  # type: ignore[no-untyped-call]
         values = {"total": loss.total.detach(), "nats": loss.nats.sum(), **loss.parts}
         sums = {name: sums[name] + value if sums else value for name, value in values.items()}

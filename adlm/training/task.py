@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,10 +21,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from adlm.bases.description import folder_template
+from adlm.chat.template import PLAIN_TEMPLATE
 from adlm.checkpoints.adapter import (
     Adapter,
     LoraBase,
     base_of_run,
+    check_files_of,
     initial_weights,
     is_adapter,
     open_model,
@@ -31,14 +35,14 @@ from adlm.checkpoints.adapter import (
     replace_adapter,
 )
 from adlm.checkpoints.model_folder import ModelFolder, replace_model_folder
-from adlm.config.load import init_folder
+from adlm.config.load import init_folder, init_template
 from adlm.config.schema import Config
-from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare
+from adlm.data.prepare.prepare import PrepareProgress, check_source, prepare, template_sha256
 from adlm.data.prepare.prepared import Prepared, is_prepared, open_prepared, read_manifest
 from adlm.data.rows.anchor_rules import SymbolStatistics, count_symbols, symbol_texts
 from adlm.data.rows.holes import Rearrangement
 from adlm.data.rows.loader import Batches, Loader, Stream
-from adlm.data.rows.packing import counted_positions, text_width
+from adlm.data.rows.packing import PAIRS, counted_positions, text_width
 from adlm.data.sources.corpora import CORPORA
 from adlm.data.sources.source import resolve_source, source_recipe
 from adlm.data.sources.text_files import user_path
@@ -50,7 +54,7 @@ from adlm.likelihood.estimators import ESTIMATORS, default_estimator
 from adlm.limits import check_training
 from adlm.methods import method_of
 from adlm.methods.adlm import Anchored
-from adlm.methods.inputs import check_canvas
+from adlm.methods.inputs import check_canvas, given_option
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 from adlm.tokens import Tokenizer, load_tokenizer
@@ -123,6 +127,7 @@ class HeldOutBatch:
 
     x: Tensor
     pad: Tensor | None
+    given: Tensor | None
     is_counted: Tensor
     """(B, L), True at the tokens of the text, over which the mean per token is taken."""
     group: int
@@ -140,10 +145,12 @@ class TextTask:
     fingerprint: str
     """A checksum of the training text."""
     size: DataSize
-    read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None]]
-    """x and pad of the held-out rows [start, stop)."""
+    read_held_out: Callable[[int, int], tuple[Tensor, Tensor | None, Tensor | None]]
+    """x, pad and given tokens of the held-out rows [start, stop)."""
     base: LoraBase | None = None
     """Of a run with LoRA."""
+    chat_template: str | None = None
+    """That of the model `init`, or by which pairs were written."""
 
     def held_out_batches(self, size: int) -> Iterator[HeldOutBatch]:
         """All held-out rows in order, at most `size` at a time and never across two groups."""
@@ -151,12 +158,11 @@ class TextTask:
         for start in range(0, self.size.num_held_out, group_size):
             stop = min(start + group_size, self.size.num_held_out)
             for first in range(start, stop, size):
-                x, pad = self.read_held_out(first, min(first + size, stop))
+                x, pad, given = self.read_held_out(first, min(first + size, stop))
                 padding = None if pad is None else pad.numpy()
                 counted = counted_positions(x.numpy(), padding, vocabulary, self.config.data.packing)
-                yield HeldOutBatch(
-                    x, pad, torch.from_numpy(counted), start // group_size, BatchSlice(first - start, stop - start)
-                )
+                rows_of_group = BatchSlice(first - start, stop - start)
+                yield HeldOutBatch(x, pad, given, torch.from_numpy(counted), start // group_size, rows_of_group)
 
     def build_state(self, processes: Processes, report: Report, resumes: bool) -> TrainState:
         statistics = functools.cache(lambda: self._statistics(processes))
@@ -225,12 +231,13 @@ class TextTask:
         while round_batches := list(islice(batches, processes.num_ranks)):
             batch = round_batches[min(processes.rank, len(round_batches) - 1)]
             x = batch.x.to(processes.device)
-            pad = None if batch.pad is None else batch.pad.to(processes.device)
+            pad, given = (None if each is None else each.to(processes.device) for each in (batch.pad, batch.given))
             rng = BatchRng(generator_of(seed, "validation", batch.group), batch.batch_slice)
-            row_nats = estimator(state.network, x, pad, rng).double().sum(dim=1).cpu()
+            row_nats = estimator(state.network, x, pad, rng, **given_option(given)).double().sum(dim=1).cpu()
             if processes.rank >= len(round_batches):
                 continue
-            row_tokens = (batch.is_counted & method.predicted(batch.x, batch.pad)).sum(dim=1).double()
+            predicted = method.predicted(batch.x, batch.pad, **given_option(batch.given))
+            row_tokens = (batch.is_counted & predicted).sum(dim=1).double()
             nats += row_nats.sum()
             tokens += row_tokens.sum()
             nats_squared += (row_nats * row_nats).sum()
@@ -242,16 +249,22 @@ class TextTask:
 
     def samples(self, state: TrainState, step: int, processes: Processes) -> str:
         config, vocabulary, train = self.config, self.tokenizer.vocabulary, self.config.train
-        canvas = torch.full((train.samples, config.length), vocabulary.mask_id, device=processes.device)
-        if vocabulary.bos_id is None and self.size.num_held_out:
+        canvas, pad = torch.full((train.samples, config.length), vocabulary.mask_id), None
+        if config.data.format == "pairs" and self.size.num_held_out:  # the first answers to held-out prompts
+            x, pad, given = self.read_held_out(0, min(train.samples, self.size.num_held_out))
+            assert pad is not None
+            assert given is not None
+            canvas = torch.where((~given).cumsum(dim=1) > 0, vocabulary.mask_id, x).where(~pad, x)
+        elif vocabulary.bos_id is None and self.size.num_held_out:
             canvas[:, 0] = self.read_held_out(0, 1)[0][0, 0]  # autoregressive methods need a first token
-        rng = RowRng(seed_of(train.seed, "samples", step), range(train.samples))
+        canvas, pad = canvas.to(processes.device), None if pad is None else pad.to(processes.device)
+        rng = RowRng(seed_of(train.seed, "samples", step), range(len(canvas)))
         method = method_of(config)
-        check_canvas(method, canvas, config.sampling)
+        check_canvas(method, canvas, config.sampling, pad)
         network = state.network
         if config.model.block_length and processes.num_ranks == 1:
             network = FrozenNetwork(network)  # a KV cache: hundreds of calls on a row of text otherwise
-        frame = last_frame(method.generate(network, canvas, config.sampling, rng))
+        frame = last_frame(method.generate(network, canvas, config.sampling, rng, pad))
         texts = [self.tokenizer.decode(row, special_tokens=False) for row in frame.ids.tolist()]
         return "\n".join(f"--- {number} ---\n{text}\n" for number, text in enumerate(texts, 1))
 
@@ -259,10 +272,11 @@ class TextTask:
         """Model folders are shared, so the config leaves out the local path `data.prepared`."""
         config = replace(self.config, data=replace(self.config.data, prepared=""))
         if self.base is None:
-            replace_model_folder(ModelFolder(config, weights, self.tokenizer), path)
+            replace_model_folder(ModelFolder(config, weights, self.tokenizer, chat_template=self.chat_template), path)
         else:
             tokenizer = None if self.tokenizer.is_same(self.base.model.tokenizer) else self.tokenizer
-            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer), path)
+            template = None if self.chat_template == self.base.model.chat_template else self.chat_template
+            replace_adapter(Adapter(replace(config, init=self.base.name), weights, tokenizer, template), path)
 
 
 def _ratio_of_sums(
@@ -283,9 +297,21 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
             f"train.lora_rank {config.train.lora_rank} needs a model to start from; add init=MODEL, or "
             "train.lora_rank=0 to train all weights"
         )
-    task = _open_stream(config, processes) if config.data.streaming else _open_rows(config, run, processes, report)
-    if config.train.lora_rank:
-        base = base_of_run(config.init)
+    # a damaged base is refused before text is prepared; a run that has started needs only that of LoRA
+    base = base_of_run(config.init) if config.train.lora_rank else None
+    if config.init and base is None and run.config is None:
+        check_files_of(config.init)
+    template = _chat_template(config, run)
+    if config.data.streaming:
+        task = _open_stream(config, processes)
+    else:
+        task = _open_rows(config, template or PLAIN_TEMPLATE, run, processes, report)
+    if task.config.data.format == "pairs":
+        template = template or PLAIN_TEMPLATE
+        if config.train.infill:
+            raise UserError(f"train.infill {config.train.infill} rearranges running text; data.format pairs needs 0")
+    task = replace(task, chat_template=template)
+    if base is not None:
         resolved = replace(task.config, train=replace(config.train, base_sha256=base.sha256))
         task = replace(task, base=base, config=resolved)
     method_of(task.config)  # raises for an invalid config before it is saved as the run's config
@@ -293,19 +319,38 @@ def open_text_task(config: Config, run: RunFolder, processes: Processes, report:
     return task
 
 
-def _open_rows(config: Config, run: RunFolder, processes: Processes, report: Report) -> TextTask:
+def _chat_template(config: Config, run: RunFolder) -> str | None:
+    """That of the model `init`, which a run that has started need not have any more."""
+    if not config.init or run.config is None:
+        return init_template(config.init) if config.init else None
+    template = folder_template(run.path / "model")
+    with suppress(UserError):
+        template = template or init_template(config.init)
+    return template
+
+
+def _open_rows(config: Config, template: str, run: RunFolder, processes: Processes, report: Report) -> TextTask:
+    """`template` is the chat template by which pairs are written."""
     saved = processes.broadcast(run.config)
     prepared = processes.main_process_first(
-        lambda: _open_or_prepare(config, run.path, saved, processes.is_main_process, report)
+        lambda: _open_or_prepare(config, template, run.path, saved, processes.is_main_process, report)
     )
-    packing = config.data.packing or prepared.manifest["packing"]
-    resolved = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=replace(config.data, packing=packing))
+    if config.data.format == "pairs" and not prepared.has_answers:
+        raise UserError(
+            f"data.prepared {config.data.prepared} holds running text, and data.format is pairs; prepare pairs with "
+            "`adlm prepare data.format=pairs ...`, or leave data.format out"
+        )
+    packing = PAIRS if prepared.has_answers else config.data.packing or prepared.manifest["packing"]
+    data = replace(config.data, packing=packing, format="pairs" if prepared.has_answers else "text")
+    resolved = replace(config, vocabulary=prepared.tokenizer.vocabulary, data=data)
     if config.data.prepared:  # record the source of the text in the config, not only the folder of its shards
         source, form = prepared.manifest["source"], prepared.manifest["recipe"]["form"]
         kind = "name" if source in CORPORA else "hub" if len(form) == 2 else "path"  # the recipe of files has 3 entries
         options = {kind: source, "prepared": str(prepared.folder.resolve())}  # absolute, to resume from any folder
         resolved = replace(resolved, tokenizer=PREPARED_TOKENIZER, data=replace(resolved.data, **options))
     rows = prepared.rows("train", config.length, packing, overlap=True)
+    for note in rows.notes():
+        report(note)
     train = config.train
     order_seed = seed_of(train.seed, "order")
     rearrangement = None
@@ -321,10 +366,12 @@ def _open_rows(config: Config, run: RunFolder, processes: Processes, report: Rep
     held_out = None if valid is None else prepared.rows(valid, config.length, packing)
     num_held_out = 0 if held_out is None else min(train.valid_rows, len(held_out))
 
-    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         assert held_out is not None
-        x, pad = held_out.read([index * len(held_out) // num_held_out for index in range(start, stop)])  # evenly spaced
-        return torch.from_numpy(x), None if pad is None else torch.from_numpy(pad)
+        numbers = [index * len(held_out) // num_held_out for index in range(start, stop)]  # evenly spaced
+        ids, padding = held_out.read(numbers)
+        pad, given = (None if each is None else torch.from_numpy(each) for each in (padding, held_out.given(numbers)))
+        return torch.from_numpy(ids), pad, given
 
     num_tokens = len(prepared.tokens("train"))
     if packing == "packed" and num_tokens < text_width(prepared.tokenizer.vocabulary, config.length):
@@ -346,14 +393,16 @@ def _checksum(described: Any) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _open_or_prepare(config: Config, run: Path, saved: Config | None, verify: bool, report: Report) -> Prepared:
+def _open_or_prepare(
+    config: Config, template: str, run: Path, saved: Config | None, verify: bool, report: Report
+) -> Prepared:
     """The prepared data; `verify` compares its checksums. A run that has started never prepares its data again."""
     source = config.data.name or config.data.path or config.data.hub
     run_data = run / "data"
     if not config.data.prepared and saved is None:
         if source:  # else `prepare` raises
             report(f"preparing {source} for tokenizer {config.tokenizer}")
-        outcome = prepare(config, run_data, _every_ten_seconds(report))
+        outcome = prepare(config, run_data, _every_ten_seconds(report), chat_template=template)
         for line in (f"data {outcome.how}: {run_data}", *outcome.notes):
             report(line)
         return outcome.prepared
@@ -375,6 +424,12 @@ def _open_or_prepare(config: Config, run: Path, saved: Config | None, verify: bo
         raise UserError(
             f"data.prepared {config.data.prepared} was made from {prepared.manifest['source']}, but the config names "
             f"{source}; give the folder prepared from that text, or run adlm prepare"
+        )
+    if prepared.has_answers and prepared.manifest["recipe"]["chat_template"] != template_sha256(template):
+        of_init = f"init={config.init} " if config.init else ""
+        raise UserError(
+            f"data.prepared {config.data.prepared} was written by another chat template than the model's; prepare it "
+            f"with `adlm prepare {of_init}data.format=pairs ...`"
         )
     return prepared
 
@@ -413,10 +468,10 @@ def _open_stream(config: Config, processes: Processes) -> TextTask:
     except UserError:  # nothing is held out
         held_out = []
 
-    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    def read_held_out(start: int, stop: int) -> tuple[Tensor, Tensor | None, None]:
         rows = held_out[start:stop]
         pads = [row.pad for row in rows if row.pad is not None]
-        return torch.cat([row.x for row in rows]), torch.cat(pads) if pads else None
+        return torch.cat([row.x for row in rows]), torch.cat(pads) if pads else None, None
 
     fingerprint = _checksum(source_recipe(source))
     size = DataSize(None, None, len(held_out), len(held_out))

@@ -52,15 +52,23 @@ class Unweighted(Adlm):
         scored, _ = network.score(noised.z, x, masked, None, mask_id, *self.conditioning(noised, pad))
         nats = self.weight(noised) * scored.nats
         parts = {"cross_entropy": scored.total.detach()}
-        return Loss(scored.total, nats, self.predicted(x, pad).sum(), parts)
+        return Loss(scored.total, nats, self.predicted(x, pad, noised.given).sum(), parts)
 
 
 @dataclass(frozen=True)
 class LaterTokens(Ar):
     """Trained with more weight on later tokens, which have more context. Likelihood and sampling are those of AR."""
 
-    def loss(self, network: Transformer, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
-        predicted = self.predicted(x, pad)
+    def loss(
+        self,
+        network: Transformer,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
+        predicted = self.predicted(x, pad, given)
         weight = predicted[:, 1:] * torch.linspace(0.5, 1.5, x.shape[1] - 1, device=x.device)
         scored = network.score(x[:, :-1], x[:, 1:], weight, vocabulary_of(self.config).mask_id)
         nats = F.pad(scored.nats * predicted[:, 1:], (1, 0))

@@ -214,12 +214,20 @@ class ReasoningObjective:
     ids: SpecialIds
     exact: ClassVar[bool] = True
 
-    def predicted(self, x: Tensor, pad: Tensor | None) -> Tensor:
+    def predicted(self, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
         """(B, L), True at reasoning and answer: the loss is divided by these, so anchors do not rescale the rest."""
         assert pad is not None
         return ~pad & ~between_markers(x, self.ids)
 
-    def loss(self, network: Any, x: Tensor, pad: Tensor | None, progress: float, rng: BatchRng) -> Loss:
+    def loss(
+        self,
+        network: Any,
+        x: Tensor,
+        pad: Tensor | None,
+        progress: float,
+        rng: BatchRng,
+        given: Tensor | None = None,
+    ) -> Loss:
         assert pad is not None
         method = reasoning_method(self.config)
         anchor_weight = reason_of(self.config).anchor_weight if method.labelled else 0.0

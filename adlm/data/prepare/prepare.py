@@ -5,17 +5,22 @@ and a line is appended to a journal: the extent of each split, and the position 
 resumes from the last line, and ends with the same bytes as an uninterrupted run.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
+from adlm.chat.template import PLAIN_TEMPLATE, encode_conversation
+from adlm.config.load import init_template
 from adlm.config.schema import Config
 from adlm.data.prepare.prepared import (
     FORMAT,
@@ -36,7 +41,8 @@ from adlm.data.prepare.prepared import (
     write_manifest,
 )
 from adlm.data.prepare.shards import SPLITS, Extent, Ids, ShardWriter, Tokens, dtype_for, list_files, remove_empty
-from adlm.data.rows.packing import rows_of, text_width
+from adlm.data.rows.packing import PAIRS, rows_of, text_width
+from adlm.data.sources.conversations import Conversation
 from adlm.data.sources.source import Source, resolve_source, source_recipe
 from adlm.errors import UserError
 from adlm.files import Journal
@@ -92,12 +98,28 @@ class EncodingBatch:
     bytes_read: int
 
 
+@dataclass(frozen=True)
+class EncodedDocuments:
+    """Documents of one split as ids."""
+
+    ids: Ids
+    ends: list[int]
+    """The positions at which documents end."""
+    is_answer: NDArray[np.bool_] | None
+    """For each id of conversations, whether the assistant writes it; None of running text."""
+
+
 def prepare(
-    config: Config, out: Path, report: Callable[[PrepareProgress], None] = lambda progress: None, only: str = ""
+    config: Config,
+    out: Path,
+    report: Callable[[PrepareProgress], None] = lambda progress: None,
+    only: str = "",
+    chat_template: str | None = None,
 ) -> PrepareOutcome:
     """Prepare the data of the config in `out`: build it, resume an interrupted run, or reuse what is there.
 
-    `only` names one split: parts of other splits are not read.
+    `only` names one split: parts of other splits are not read. Pairs are written by `chat_template`, by default that of
+    the model `init`, or plainly where that has none.
     """
     out = resolve_output(out)
     work = work_folder(out)
@@ -108,7 +130,10 @@ def prepare(
     size = bpe_size(config.tokenizer)
     tokenizer = load_tokenizer(config.tokenizer) if size is None else train_bpe(_tokenizer_text(source), size)
     text_width(tokenizer.vocabulary, config.length)  # raises if the length leaves no room for text
-    recipe = recipe_of(source, tokenizer, config)
+    template = None
+    if config.data.format == "pairs":
+        template = chat_template or (init_template(config.init) if config.init else None) or PLAIN_TEMPLATE
+    recipe = recipe_of(source, tokenizer, config, template)
     settings: RowSettings = {"length": config.length, "packing": source.packing}
     how = "prepared"
     if is_prepared(out):
@@ -122,7 +147,7 @@ def prepare(
     with opened_journal(work, out, recipe) as (journal, start):
         if start != JournalEntry():
             how = "resumed"
-        end = _tokenise(source, tokenizer, recipe, work, journal, start, settings, report)
+        end = _tokenise(source, tokenizer, template, recipe, work, journal, start, settings, report)
         splits = [split for split in SPLITS if end.splits.get(split, Extent()).tokens]
         files = {split: {**asdict(end.splits[split]), "files": list_files(work / split)} for split in splits}
         remove_empty(work, splits)
@@ -166,24 +191,30 @@ def _tokenizer_text(source: Source) -> Iterator[str]:
             for text, split in zip(batch.texts, batch.splits, strict=True):
                 if split == "train" and characters < TOKENIZER_TEXT:
                     characters += len(text)
-                    yield text
+                    yield Conversation.of_document(text).text if source.packing == PAIRS else text
             if characters >= TOKENIZER_TEXT:
                 return
 
 
-def recipe_of(source: Source, tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+def recipe_of(source: Source, tokenizer: Tokenizer, config: Config, template: str | None = None) -> dict[str, Any]:
     """Everything that determines the bytes of the shards: equal recipes give equal shards."""
     return {
         "format": FORMAT,
         **source_recipe(source),
         **tokenizer_recipe(tokenizer),
         "dtype": dtype_for(tokenizer.vocabulary.size, config.data.dtype).name,
+        **({} if template is None else {"chat_template": template_sha256(template)}),
     }
+
+
+def template_sha256(template: str) -> str:
+    return hashlib.sha256(template.encode()).hexdigest()
 
 
 def _tokenise(
     source: Source,
     tokenizer: Tokenizer,
+    template: str | None,
     recipe: dict[str, Any],
     work: Path,
     journal: Journal,
@@ -197,12 +228,13 @@ def _tokenise(
     entry, characters, uncommitted = start, 0, 0
     sizes = [part.size for part in source.parts]
     total_bytes = 0 if None in sizes else sum(size or 0 for size in sizes)
-    with closing(_batches(source, start)) as batches, closing(_encode_all(batches, tokenizer, dtype)) as encoded:
-        for batch, ids_of in encoded:
-            for split, (ids, ends) in ids_of.items():
+    encode = partial(_encode, tokenizer=tokenizer, template=template, dtype=dtype)
+    with closing(_batches(source, start)) as batches, closing(_encode_all(batches, encode)) as encoded:
+        for batch, documents in encoded:
+            for split, found in documents.items():
                 if split not in writers:
                     writers[split] = ShardWriter(work / split, dtype, Extent())
-                writers[split].append(ids, ends)
+                writers[split].append(found.ids, found.ends, found.is_answer)
             extents = {split: writer.extent for split, writer in writers.items()}
             entry = JournalEntry(batch.part, batch.pieces, batch.documents, extents)
             num_read = sum(map(len, batch.texts))
@@ -265,14 +297,14 @@ def _batches(source: Source, start: JournalEntry) -> Generator[EncodingBatch, No
 
 
 def _encode_all(
-    batches: Iterator[EncodingBatch], tokenizer: Tokenizer, dtype: np.dtype[Any]
-) -> Generator[tuple[EncodingBatch, dict[str, tuple[Ids, list[int]]]], None, None]:
+    batches: Iterator[EncodingBatch], encode: Callable[[EncodingBatch], dict[str, EncodedDocuments]]
+) -> Generator[tuple[EncodingBatch, dict[str, EncodedDocuments]], None, None]:
     """Each batch in order, with the ids of each split; batches are encoded while others are read and written."""
-    pending: deque[tuple[EncodingBatch, Future[dict[str, tuple[Ids, list[int]]]]]] = deque()
+    pending: deque[tuple[EncodingBatch, Future[dict[str, EncodedDocuments]]]] = deque()
     with ThreadPoolExecutor(2) as threads:  # the encoder uses every core; a second thread overlaps the Python code
         try:
             for batch in batches:
-                pending.append((batch, threads.submit(_encode, batch, tokenizer, dtype)))
+                pending.append((batch, threads.submit(encode, batch)))
                 if len(pending) >= NUM_PENDING:
                     first, future = pending.popleft()
                     yield first, future.result()
@@ -284,19 +316,46 @@ def _encode_all(
                 future.cancel()
 
 
-def _encode(batch: EncodingBatch, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[str, tuple[Ids, list[int]]]:
-    """The ids of each split, with eos after every document, and the positions at which documents end."""
-    eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
+def _encode(
+    batch: EncodingBatch, tokenizer: Tokenizer, template: str | None, dtype: np.dtype[Any]
+) -> dict[str, EncodedDocuments]:
+    """The documents of each split: running text with eos after each, or conversations."""
+    encoded: Iterable[tuple[list[int], list[bool]]]
+    if template is None:
+        eos = [] if tokenizer.vocabulary.eos_id is None else [tokenizer.vocabulary.eos_id]
+        encoded = ((row, []) for row in tokenizer.encode_batch(batch.texts))
+    else:
+        eos = []
+        encoded = (_encode_conversation(document, tokenizer, template) for document in batch.texts)
     ids: dict[str, list[int]] = {}
     ends: dict[str, list[int]] = {}
-    rows = tokenizer.encode_batch(batch.texts)
-    for split, row, last in zip(batch.splits, rows, batch.ends, strict=True):
+    answers: dict[str, list[bool]] = {}
+    for split, (row, is_answer), last in zip(batch.splits, encoded, batch.ends, strict=True):
         flat = ids.setdefault(split, [])
         flat += row
+        answers.setdefault(split, []).extend(is_answer)
         if last:
             flat += eos
             ends.setdefault(split, []).append(len(flat))
-    return {split: (np.array(flat, dtype), ends.get(split, [])) for split, flat in ids.items()}
+    return {
+        split: EncodedDocuments(
+            np.array(flat, dtype),
+            ends.get(split, []),
+            None if template is None else np.array(answers[split], np.bool_),
+        )
+        for split, flat in ids.items()
+    }
+
+
+def _encode_conversation(document: str, tokenizer: Tokenizer, template: str) -> tuple[list[int], list[bool]]:
+    """The ids of a conversation, and which the assistant writes; without bos, which rows begin with."""
+    where, messages = Conversation.of_document(document)
+    try:
+        ids, is_answer = encode_conversation(tokenizer, template, messages)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    begins = len(tokenizer.vocabulary.row_boundaries[0]) if ids[0] == tokenizer.vocabulary.bos_id else 0
+    return ids[begins:], is_answer[begins:]
 
 
 def _with_settings(prepared: Prepared, settings: RowSettings) -> Prepared:

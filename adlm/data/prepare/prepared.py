@@ -1,6 +1,6 @@
 """A prepared folder: the shards of every split, their tokenizer, and a manifest; opened, and written or replaced.
 
-manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin   valid/...
+manifest.json   tokenizer.json special_tokens_map.json   train/tokens-00000.bin documents.bin answers.bin   valid/...
 
 `prepare` works in OUT.preparing, with a journal, and an atomic move replaces OUT. Only files that `prepare` wrote are
 ever replaced or deleted. A line of the journal is appended after everything it describes is synced to disk.
@@ -29,7 +29,7 @@ from adlm.data.prepare.shards import (
     prepare_again,
     reaches,
 )
-from adlm.data.rows.packing import LAYOUTS, Rows, rows_of
+from adlm.data.rows.packing import LAYOUTS, PAIRS, Rows, rows_of
 from adlm.errors import UserError
 from adlm.files import (
     PART,
@@ -64,6 +64,11 @@ class Prepared:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.manifest["splits"])
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether the documents are conversations, with the answers marked."""
+        return has_answers(self.manifest["recipe"])
+
     def tokens(self, split: str) -> Tokens:
         if split not in self.manifest["splits"]:
             raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
@@ -73,13 +78,10 @@ class Prepared:
         )
 
     def rows(self, split: str, length: int | None = None, packing: str | None = None, overlap: bool = False) -> Rows:
-        """The rows of a split; length and packing default to those in the manifest."""
+        """The rows of a split; length and packing default to those in the manifest. Pairs have one packing only."""
+        packing = PAIRS if self.has_answers else packing or self.manifest["packing"]
         return rows_of(
-            self.tokens(split),
-            self.tokenizer.vocabulary,
-            length or self.manifest["length"],
-            packing or self.manifest["packing"],
-            overlap,
+            self.tokens(split), self.tokenizer.vocabulary, length or self.manifest["length"], packing, overlap
         )
 
 
@@ -100,6 +102,11 @@ def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:
         "tokenizer": hashlib.sha256(tokenizer.engine.to_str().encode()).hexdigest(),
         "vocabulary": asdict(tokenizer.vocabulary),
     }
+
+
+def has_answers(recipe: Mapping[str, Any]) -> bool:
+    """Whether shards of a recipe mark answers."""
+    return "chat_template" in recipe
 
 
 def is_prepared(folder: Path) -> bool:
@@ -131,7 +138,7 @@ def _check_manifest(manifest: Any) -> None:
     checks = {
         "source": isinstance(manifest["source"], str),
         "length": isinstance(manifest["length"], int) and manifest["length"] > 0,
-        "packing": manifest["packing"] in LAYOUTS,
+        "packing": manifest["packing"] in LAYOUTS and (manifest["packing"] == PAIRS) == has_answers(manifest["recipe"]),
         "dtype": dtype in ("uint16", "uint32"),
         "splits": bool(manifest["splits"]) and set(manifest["splits"]) <= {*SPLITS},
     }
@@ -140,7 +147,7 @@ def _check_manifest(manifest: Any) -> None:
         checks[f"counts of {split}"] = all(isinstance(count, int) and count >= 0 for count in asdict(extent).values())
         if all(checks.values()):
             sizes = {file["name"]: file["bytes"] for file in entry["files"] if file["sha256"]}
-            checks[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent)
+            checks[f"files of {split}"] = sizes == file_sizes(np.dtype(dtype), extent, has_answers(manifest["recipe"]))
     if failed := [name for name, passed in checks.items() if not passed]:
         raise ValueError(f"wrong {failed[0]}")
 
@@ -217,7 +224,8 @@ def _resume(journal: Journal, work: Path, previous: dict[str, Any], recipe: dict
         entry = _parse_entry(content)
         if entry is None or not same_rest or (entry.part, entry.pieces) > (same_parts, 0):
             break
-        if not all(reaches(work / split, dtype, extent) for split, extent in entry.splits.items()):
+        marked = has_answers(recipe)
+        if not all(reaches(work / split, dtype, extent, marked) for split, extent in entry.splits.items()):
             break
         entries.append(entry)
     for split in SPLITS:

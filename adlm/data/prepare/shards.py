@@ -2,7 +2,8 @@
 
 A split is one array of ids: its documents concatenated, each followed by eos if the vocabulary has one. It is stored in
 files of SHARD ids regardless of document boundaries, so id n is in file n // SHARD. `documents.bin` holds the index
-after the last id of each document (uint64).
+after the last id of each document (uint64). If the documents are conversations, `answers.bin` has a byte for each id: 1
+if the assistant writes it, else 0.
 """
 
 import os
@@ -20,7 +21,7 @@ from adlm.errors import UserError
 from adlm.files import file_sha256
 
 SHARD = 2**26  # ids per file: 128 MB at two bytes each
-ENDS = "documents.bin"
+ENDS, ANSWERS = "documents.bin", "answers.bin"
 SPLITS = ("train", "valid", "test")
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.uint64]
@@ -61,6 +62,8 @@ class ShardWriter:
         full, rest = divmod(extent.tokens, self.shard)
         _truncate(folder / shard_name(full), rest * dtype.itemsize)
         _truncate(folder / ENDS, extent.documents * 8)
+        if (folder / ANSWERS).exists():
+            _truncate(folder / ANSWERS, extent.tokens)
         number = full + 1
         while (beyond := folder / shard_name(number)).exists():
             beyond.unlink()
@@ -70,8 +73,10 @@ class ShardWriter:
     def extent(self) -> Extent:
         return Extent(self.tokens, self.documents)
 
-    def append(self, ids: Ids, ends: Sequence[int]) -> None:
-        """Append ids; `ends` are the positions in `ids` at which documents end."""
+    def append(self, ids: Ids, ends: Sequence[int], is_answer: NDArray[np.bool_] | None = None) -> None:
+        """Append ids; `ends` are the positions in `ids` at which documents end. Either all or none have `is_answer`."""
+        if is_answer is not None:
+            self._write(ANSWERS, is_answer.tobytes())
         self._write(ENDS, (np.asarray(ends, dtype=np.uint64) + np.uint64(self.tokens)).tobytes())
         self.documents += len(ends)
         ids = ids.astype(self.dtype, copy=False)
@@ -100,19 +105,20 @@ def _truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def file_sizes(dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
+def file_sizes(dtype: np.dtype[Any], extent: Extent, has_answers: bool) -> dict[str, int]:
     """The non-empty files of a split, with their sizes in bytes."""
     full, rest = divmod(extent.tokens, SHARD)
     sizes = {shard_name(number): SHARD * dtype.itemsize for number in range(full)}
     sizes |= {shard_name(full): rest * dtype.itemsize, ENDS: extent.documents * 8}
+    sizes |= {ANSWERS: extent.tokens * has_answers}
     return {name: size for name, size in sizes.items() if size}
 
 
-def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent) -> bool:
+def reaches(folder: Path, dtype: np.dtype[Any], extent: Extent, has_answers: bool) -> bool:
     """Whether the files of a split contain at least `extent`."""
     return all(
         size <= ((folder / name).stat().st_size if (folder / name).exists() else 0)
-        for name, size in file_sizes(dtype, extent).items()
+        for name, size in file_sizes(dtype, extent, has_answers).items()
     )
 
 
@@ -170,12 +176,19 @@ class Tokens:
         self._files: dict[int, Ids] = {}
         ends = folder / ENDS
         self.ends: Ends = np.memmap(ends, np.uint64, "r") if extent.documents else np.zeros(0, np.uint64)
+        self.is_answer = np.memmap(folder / ANSWERS, np.bool_, "r") if (folder / ANSWERS).exists() else None
+        """For each id whether the assistant writes it; None of running text."""
 
     def __len__(self) -> int:
         return self.extent.tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}, "ends": None}  # memory maps are reopened after unpickling
+        return {
+            **self.__dict__,
+            "_files": {},
+            "ends": None,
+            "is_answer": None,
+        }  # memory maps are reopened after unpickling
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"], state["dtype"], state["extent"], state["shard"])  # type: ignore[misc]
@@ -214,4 +227,4 @@ class TokensInMemory(Tokens):
         ids = np.array([index for document in documents for index in document], np.uint32)
         self.folder, self.dtype, self.shard = Path(name), ids.dtype, max(1, len(ids))
         self.extent, self._files = Extent(len(ids), len(documents)), {0: ids}
-        self.ends = np.cumsum([len(document) for document in documents], dtype=np.uint64)
+        self.ends, self.is_answer = np.cumsum([len(document) for document in documents], dtype=np.uint64), None

@@ -60,6 +60,8 @@ class TrainingBatch(NamedTuple):
     """Position of the next batch."""
     resets_optimizer: bool = False
     """Whether the optimizer starts anew before this batch: at the first batch of some stages of reasoning."""
+    given: Tensor | None = None
+    """(B, L), True at ids without a loss, such as prompts; None for running text."""
 
 
 class Batches(Protocol):
@@ -101,7 +103,10 @@ class Loader:
                 x = self.rearrangement(x, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
-            yield TrainingBatch(torch.from_numpy(x), None if pad is None else torch.from_numpy(pad), position)
+            padding, given = (
+                None if each is None else torch.from_numpy(each) for each in (pad, self.rows.given(numbers))
+            )
+            yield TrainingBatch(torch.from_numpy(x), padding, position, given=given)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The numbers of the next `count` rows, and a uniform random number for each."""

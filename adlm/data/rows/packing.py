@@ -1,12 +1,13 @@
 """Arranges the documents of a split in rows of `length` ids, by the protocols of the literature. No epochs, no tensors.
 
 Shapes: n rows of L ids; `pad` is True at padding. A row is [bos] L - 2 ids [eos] if the vocabulary has both, as in the
-released code. Rows are built when they are read, so that a prepared split can be used with any length.
+released code. Rows are built when they are read, so that a prepared split can be used with any length. The row of a
+conversation is [bos] and its ids, which include what ends it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from adlm.config.schema import Vocabulary
 from adlm.data.prepare.shards import Tokens
 from adlm.errors import UserError
 
+PAIRS: Final = "pairs"
+"""The packing of conversations, which has no other one."""
 DOCUMENTS_PER_BATCH = 1000  # documents that the released code concatenates at a time
 
 
@@ -114,12 +117,31 @@ class Cropped:
         return (len(self) - 1) * self.width + min(last, self.width)
 
 
+class WholeConversations:
+    """One conversation per row; those that are longer than the row are left out."""
+
+    def __init__(self, tokens: Tokens, width: int):
+        self.tokens, lengths = tokens, np.diff(np.asarray(tokens.ends, np.int64), prepend=0)
+        self.numbers = np.flatnonzero(lengths <= width)
+        self.num_in_rows, self.longest = int(lengths[self.numbers].sum()), int(lengths[self.numbers].max(initial=0))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def span(self, row: int, draw: float) -> tuple[int, int]:
+        return self.tokens.document(int(self.numbers[row]))
+
+    def num_ids(self) -> int:
+        return self.num_in_rows
+
+
 LAYOUTS: dict[str, Callable[[Tokens, int, int, bool], Layout]] = {
     "packed": lambda tokens, width, num_marks, overlap: Packed(len(tokens), width, overlap),
     "packed-published": lambda tokens, width, num_marks, overlap: PackedPublished(tokens.ends, width),
     "padded": lambda tokens, width, num_marks, overlap: Padded(tokens, width, num_marks),
     "padded-published": lambda tokens, width, num_marks, overlap: Padded(tokens, width, num_marks),
     "cropped": lambda tokens, width, num_marks, overlap: Cropped(len(tokens), width),
+    PAIRS: lambda tokens, width, num_marks, overlap: WholeConversations(tokens, width),
 }
 
 
@@ -132,7 +154,7 @@ class Rows:
     length: int
     layout: Layout
     packing: str
-    """A key of LAYOUTS. Padded packings return a pad mask for every batch, others only if a row is short."""
+    """A key of LAYOUTS. Padded packings and pairs return a pad mask for every batch, others only if a row is short."""
     clusters: NDArray[np.int64] | None = None
     """The cluster of each document, if neighbouring documents are dependent; see `documents`."""
 
@@ -154,7 +176,7 @@ class Rows:
         self, rows: Sequence[int] | NDArray[np.int64], draws: Sequence[float] | NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """ids (n, L) and pad (n, L); pad is None if no row is padded."""
-        bos, eos = self.vocabulary.row_boundaries
+        bos, eos = row_frame(self.vocabulary, self.packing)
         first = len(bos)
         x = np.full((len(rows), self.length), self.vocabulary.padding_id, np.int64)
         used = np.empty(len(rows), np.int64)
@@ -165,9 +187,33 @@ class Rows:
             self.tokens.copy_to(x[index, first:], start, stop)
             x[index, end : end + len(eos)] = eos
             used[index] = end + len(eos)
-        if not self.packing.startswith("padded") and (used == self.length).all():
+        if not self.packing.startswith(("padded", PAIRS)) and (used == self.length).all():
             return x, None
         return x, np.arange(self.length) >= used[:, None]
+
+    def given(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """(n, L), True at ids that the assistant does not write, and at padding; None for running text."""
+        if self.tokens.is_answer is None:
+            return None
+        first, given = len(self.vocabulary.row_boundaries[0]), np.ones((len(rows), self.length), np.bool_)
+        for index, row in enumerate(rows):
+            start, stop = self.layout.span(int(row), 0.0)
+            given[index, first : first + stop - start] = ~self.tokens.is_answer[start:stop]
+        return given
+
+    def without_common_padding(self) -> "Rows":
+        """Conversations in rows as long as the longest of them; running text as it is."""
+        if not isinstance(self.layout, WholeConversations):
+            return self
+        return replace(self, length=len(self.vocabulary.row_boundaries[0]) + self.layout.longest)
+
+    def notes(self) -> tuple[str, ...]:
+        """What of the split is in no row, for conversations."""
+        total = self.tokens.extent.documents
+        if self.packing != PAIRS or len(self) == total:
+            return ()
+        what = f"{total - len(self):,} of {total:,} conversations in {self.tokens.folder.name}"
+        return (f"{what} are left out: they do not fit into a row of length {self.length}",)
 
     def in_parts(self, size: int = 4096) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         """All rows in order, `size` at a time: ids (n, L), and the positions that count as tokens (n, L)."""
@@ -202,9 +248,16 @@ def counted_positions(
     as tokens. `packed-published` and `padded-published` count them, as the released code does.
     """
     used = np.full(len(x), x.shape[1]) if pad is None else (~pad).sum(axis=1)
-    bos, eos = ([], []) if packing is not None and packing.endswith("-published") else vocabulary.row_boundaries
+    is_published = packing is not None and packing.endswith("-published")
+    bos, eos = ([], []) if is_published else row_frame(vocabulary, packing)
     positions = np.arange(x.shape[1])
     return (positions >= len(bos)) & (positions < (used - len(eos))[:, None])
+
+
+def row_frame(vocabulary: Vocabulary, packing: str | None) -> tuple[list[int], list[int]]:
+    """The ids before and after the text of a row."""
+    bos, eos = vocabulary.row_boundaries
+    return bos, [] if packing == PAIRS else eos
 
 
 def text_width(vocabulary: Vocabulary, length: int) -> int:
@@ -221,9 +274,14 @@ def rows_of(tokens: Tokens, vocabulary: Vocabulary, length: int, packing: str, o
 
     Training uses `overlap`; likelihoods count every id once, so they use the short last row.
     """
-    width = text_width(vocabulary, length)
+    width = length - len(vocabulary.row_boundaries[0]) if packing == PAIRS else text_width(vocabulary, length)
     num_marks = 0 if vocabulary.eos_id is None else 1
     layout = LAYOUTS[packing](tokens, width, num_marks, overlap)
+    if len(layout) == 0 and packing == PAIRS:
+        raise UserError(
+            f"none of the {tokens.extent.documents:,} conversations of split {tokens.folder.name} fits into a row of "
+            f"length {length}; give a larger length"
+        )
     if len(layout) == 0:
         raise UserError(
             f"split {tokens.folder.name}: {len(tokens):,} tokens in {tokens.extent.documents:,} documents fill no row "

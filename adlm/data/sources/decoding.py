@@ -26,7 +26,8 @@ from adlm.errors import UserError
 BLOCK = 2**20  # bytes read at once
 LONGEST_LINE = 2**29  # characters; one line or one JSON list of records is held in memory
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zip")
-PLAIN, RECORDS = (".txt", ".md", ".text"), (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+JSON = (".jsonl", ".ndjson", ".json")
+PLAIN, RECORDS = (".txt", ".md", ".text"), (*JSON, ".csv", ".tsv", ".parquet")
 SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACE_HINT = "(data.damaged=replace reads it anyway)"
 SIGNATURES = {
@@ -186,8 +187,13 @@ def lines_of(blocks: Iterable[str], name: str) -> Iterator[str]:
         yield last
 
 
-def json_records(lines: Iterator[str], field: str, name: str, spread: bool = False) -> Iterator[Record]:
-    """The records of JSON Lines or of one JSON list; with `spread`, also a single record over several lines."""
+def json_records(
+    lines: Iterator[str], text_at: Callable[[Any, str], str], name: str, spread: bool = False
+) -> Iterator[Record]:
+    """The records of JSON Lines or of one JSON list; with `spread`, also a single record over several lines.
+
+    `text_at` gives the text of a parsed record, which is at the place named by its second argument.
+    """
     begun = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -195,10 +201,11 @@ def json_records(lines: Iterator[str], field: str, name: str, spread: bool = Fal
         if not begun and (line.lstrip().startswith("[") or (spread and not _is_json(line))):
             records = _parse_json(_read_all(line, lines, name), name)
             for index, record in enumerate(records if isinstance(records, list) else [records]):
-                yield Record(text_of(record, field, f"entry {index} of {name}"), f"entry {index} of {name}")
+                where = f"entry {index} of {name}"
+                yield Record(text_at(record, where), where)
             return
         begun, where = True, f"line {number} of {name}"
-        yield Record(text_of(_parse_json(line, where), field, where), where)
+        yield Record(text_at(_parse_json(line, where), where), where)
 
 
 def _read_all(first: str, lines: Iterator[str], name: str) -> str:

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from adlm.config.options import suggestion
 from adlm.config.schema import Data, PackingName
+from adlm.data.sources.conversations import conversation_document
 from adlm.data.sources.corpora import CORPORA, DETOKENISERS, Corpus
-from adlm.data.sources.decoding import check_text, form_of, text_of
+from adlm.data.sources.decoding import JSON, check_text, form_of, text_of
 from adlm.data.sources.text_files import (
     Chunk,
     TextFile,
@@ -63,6 +64,8 @@ class HubSplit:
     """Its name on the Hub: train, validation, test."""
     split: str = ""
     revision: str | None = None
+    format: str = "text"
+    """text, or pairs: as in TextFile."""
     field: str = "text"
     damaged: str = "refuse"
     transform: Callable[[str], str] = identity
@@ -86,6 +89,9 @@ class HubSplit:
     def chunks(self, seen: Callable[[int], None] = ignore_progress) -> Generator[Chunk, None, None]:
         for number, record in enumerate(self._records(), 1):
             where = f"record {number} of {self.name}"
+            if self.format == "pairs":
+                yield Chunk(conversation_document(record, self.damaged, where), True)
+                continue
             text = self.text(record) if self.text else text_of(record, self.field, where)
             yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
@@ -187,6 +193,10 @@ def resolve_source(data: Data, without: Sequence[Path] = ()) -> Source:
         return _own_text(data, without)
     if data.hub:
         return _hub_dataset(data)
+    if data.format == "pairs":
+        raise UserError(
+            "data.format pairs is for your own files and the hub; give data.path=FILE or data.hub=OWNER/NAME"
+        )
     if not data.name:
         raise UserError("nothing says what to read; give data=NAME, data.path=FILE or data.hub=OWNER/NAME")
     if data.name not in CORPORA:
@@ -201,15 +211,27 @@ def _own_text(data: Data, without: Sequence[Path]) -> Source:
     files = files_at(data.path, without)
     folder = Path(os.path.commonpath([file.parent for file in files]))
     parts = tuple(
-        TextFile(file, str(file.relative_to(folder)), field=data.field, boundary=data.boundary, damaged=data.damaged)
+        TextFile(
+            file,
+            str(file.relative_to(folder)),
+            format=data.format,
+            field=data.field,
+            boundary=data.boundary,
+            damaged=data.damaged,
+        )
         for file in files
     )
+    for part in parts if data.format == "pairs" else ():
+        if form_of(part.path) not in JSON:
+            raise UserError(f"data.format pairs is read from {', '.join(JSON)}, and not from {part.name}; convert it")
     if not any(text.strip() for part in parts for text, _ in part.chunks()):
         what = "it is" if len(parts) == 1 else f"its {len(parts):,} files are"
         raise UserError(f"data.path {data.path} holds no text: {what} empty or blank; give a file with text")
     division = HeldOutRule(data.held_out, data.seed)
     if data.held_out:
         parts, division = _with_tail_held_out(parts, division)
+    if data.format == "pairs":
+        return Source(data.path, parts, division, "pairs", form=("pairs", "", data.damaged))
     form = (data.field, data.boundary, data.damaged)
     return Source(data.path, parts, division, data.packing or "packed", form=form)
 
@@ -221,6 +243,8 @@ def _with_tail_held_out(parts: tuple[TextFile, ...], division: HeldOutRule) -> t
         return parts, division
     if not tail.at:
         return parts, replace(division, last_from=tail.index)
+    if parts[0].format == "pairs":  # conversations are not cut
+        return parts, replace(division, last_from=tail.index) if tail.index else HeldOutRule()
     cut = {tail.document.part: (tail.document.number, tail.at)}
     parts = tuple(replace(part, cut=cut.get(number)) for number, part in enumerate(parts))
     return parts, replace(division, last_from=tail.index + 1, cut_at=tail.at)
@@ -229,7 +253,7 @@ def _with_tail_held_out(parts: tuple[TextFile, ...], division: HeldOutRule) -> t
 def _hub_dataset(data: Data) -> Source:
     """The dataset's own splits if it has a validation or test split; else documents of its first split are held out."""
     repository, _, subset = data.hub.partition(":")
-    first = HubSplit(repository, subset or None, "", field=data.field, damaged=data.damaged)
+    first = HubSplit(repository, subset or None, "", format=data.format, field=data.field, damaged=data.damaged)
     names = first.split_names()
     split_of = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
     undivided = len(names) == 1 or not any(split_of.get(name) in ("valid", "test") for name in names)
@@ -238,12 +262,13 @@ def _hub_dataset(data: Data) -> Source:
         for name in (names[:1] if undivided else names)
         if undivided or name in split_of
     )
+    is_text = data.format == "text"
     return Source(
         data.hub,
         parts,
         HeldOutRule(data.held_out, data.seed),
-        data.packing or "packed",
-        form=(data.field, data.damaged),
+        data.packing or "packed" if is_text else "pairs",
+        form=(data.field if is_text else "pairs", data.damaged),
     )
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from adlm.data.sources.conversations import conversation_document
 from adlm.data.sources.decoding import (
     BLOCK,
     COMPRESSED,
@@ -36,6 +37,7 @@ from adlm.data.sources.decoding import (
     suffix_of,
     table_rows,
     text_blocks,
+    text_of,
 )
 from adlm.errors import UserError
 
@@ -138,6 +140,8 @@ class TextFile:
     """Its name in messages and manifests."""
     split: str = ""
     """Its split; empty if its documents are divided among splits."""
+    format: str = "text"
+    """text, or pairs: a document is then a conversation in JSON, in one chunk."""
     field: str = "text"
     boundary: str = "file"
     damaged: str = "refuse"
@@ -208,6 +212,9 @@ class TextFile:
 
     def _chunks_of_records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Chunk]:
         for text, where in self._records(raw, seen):
+            if self.format == "pairs":
+                yield Chunk(text, True)
+                continue
             yield from split_into_chunks(self.transform(check_text(text, self.damaged, where)))
 
     def _records(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[Record]:
@@ -223,7 +230,13 @@ class TextFile:
                     first_lines = lines_of(self._blocks(first, ignore_progress), self.name)
                     quoted = strictly_quoted(first_lines, delimiter)
             return table_rows(lines, delimiter, quoted, self.field, self.name)
-        return json_records(lines, self.field, self.name, spread=self._form == ".json")
+
+        def text_at(record: Any, where: str) -> str:
+            if self.format == "pairs":
+                return conversation_document(record, self.damaged, where)
+            return text_of(record, self.field, where)
+
+        return json_records(lines, text_at, self.name, spread=self._form == ".json")
 
     def _blocks(self, raw: IO[bytes], seen: Callable[[int], None]) -> Iterator[str]:
         stream = decompressed(raw, self.path)

@@ -396,10 +396,10 @@ def test_a_full_disk_keeps_what_is_done(words, resolve_config, tmp_path, monkeyp
     monkeypatch.setattr(preparing, "COMMIT", 1000)
     append = shards.ShardWriter.append
 
-    def refusing(self, ids, ends):
+    def refusing(self, *documents):
         if self.tokens > 3000:
             raise OSError(28, "No space left on device")
-        append(self, ids, ends)
+        append(self, *documents)
 
     with monkeypatch.context() as patch:
         patch.setattr(shards.ShardWriter, "append", refusing)
