@@ -324,15 +324,14 @@ class LanguageModel:
         """[bos] for ids that begin with a given token, as in training (experiments/prompt_bos); else [].
 
         [] also where the ids begin with bos or with a mask (the model then samples bos there), where the vocabulary has
-        no bos, and, for diffusion models, where bos would exceed the model's length. Windows of longer texts add bos
-        themselves.
+        no bos, and, for models of whole rows, where bos would exceed their length: windows of longer texts add it.
         """
         if not isinstance(ids, Sequence) or not all(isinstance(index, int) for index in ids[:1]):
             raise UserError(f"ids must be a list of whole numbers, not a {type(ids).__name__} of something else")
         bos, _ = vocabulary_of(self.config).row_boundaries
         begins_with_token = len(ids) > 0 and ids[0] not in (self.mask_id, *bos)
         fits = len(bos) + len(ids) <= self.config.length
-        return bos if begins_with_token and (fits or self.method.causal) else []
+        return bos if begins_with_token and (fits or self.method.cached) else []
 
     def max_text_length(self, ids: Sequence[int]) -> int:
         """The largest number of tokens in a text that begins with these ids; its `bos_prefix` takes one position."""

@@ -33,7 +33,7 @@ from adlm.methods.inputs import (
 )
 from adlm.methods.method import Loss
 from adlm.models.transformer import Transformer
-from adlm.sampling.frame import Frame
+from adlm.sampling.frame import Ending, Frame, Row
 from adlm.sampling.left_to_right import (
     NextTokenSampler,
     draw_next,
@@ -42,6 +42,7 @@ from adlm.sampling.left_to_right import (
     sampler_from_model,
 )
 from adlm.sampling.rng import RowRng
+from adlm.sampling.samplers import sample_long
 from adlm.sampling.shaping import DrawnTokens
 
 
@@ -107,9 +108,16 @@ class Causal:
         self, network: Any, canvas: Tensor, sampling: Sampling, rng: RowRng, pad: Tensor | None = None
     ) -> Iterator[Frame]:
         """One token at a time. The canvas is a prompt followed by masks; a masked first token becomes bos."""
-        mask_id, canvas = vocabulary_of(self.config).mask_id, with_first_token(self.config, canvas)
-        next_token = self._next_token_sampler(network, sampling, *canvas.shape)
-        return sample_left_to_right(next_token, canvas, mask_id, rng, pad, stop_id(self.config, sampling))
+        vocabulary, canvas = vocabulary_of(self.config), with_first_token(self.config, canvas)
+        mask_id, eos_id = vocabulary.mask_id, stop_id(self.config, sampling)
+
+        def write(canvas: Tensor, ending: Ending | None, pad: Tensor | None) -> Iterator[Frame]:
+            next_token = self._next_token_sampler(network, sampling, *canvas.shape)
+            return sample_left_to_right(next_token, canvas, mask_id, rng, pad, ending)
+
+        ending = None if eos_id is None else Ending(eos_id, canvas == mask_id)
+        row = Row(self.config.length, tuple(vocabulary.row_boundaries[0]))
+        return sample_long(write, canvas, mask_id, row, ending, pad)
 
     def _next_token_sampler(
         self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int

@@ -41,7 +41,7 @@ from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import OpenBlock, sample_blocks, sampler_of
+from adlm.sampling.samplers import OpenBlock, sample_blocks, sample_long, sampler_of
 
 
 @dataclass(frozen=True)
@@ -222,14 +222,14 @@ class BlockCausal(MaskedDiffusion):
         masked, after_hole = canvas == self.mask_id, has_text_after_hole(canvas, self.mask_id, pad)
         may_end = masked & (is_open | ~after_hole[:, None]) if sampling.stop_at_eos else masked & is_open
         hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
+        write = functools.partial(self._write, network, sampling, rng)
         if after_hole.any():
             assert hole_id is not None, "see check_run"
             assert eos_id is not None
-            write = functools.partial(self._write, network, sampling, rng)
             frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad)
         else:
             ending = Ending(eos_id, may_end) if eos_id is not None and may_end.any() else None
-            frames = self._write(network, sampling, rng, canvas, ending, pad)
+            frames = sample_long(write, canvas, self.mask_id, self._row, ending, pad)
         return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
 
     def _with_masks(self, canvas: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ masks have the probability p(tokens | text) of all that begin with them. Nothing
 Shapes: B rows of L tokens; A tokens after rearrangement.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
@@ -24,9 +24,7 @@ from adlm.data.rows.holes import Hole, with_holes
 from adlm.errors import UserError
 from adlm.methods.inputs import has_text_after_hole, not_pad
 from adlm.sampling.frame import Ending, Frame, first_frame
-
-Generate = Callable[[Tensor, Ending | None, Tensor | None], Iterator[Frame]]
-"""(canvas (B, A), a prompt and then masks in every row; where texts end; pad) -> its frames."""
+from adlm.sampling.samplers import WriteText
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None
 
 
 def generate_arranged(
-    generate: Generate, canvas: Tensor, may_end: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
+    write: WriteText, canvas: Tensor, may_end: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
 ) -> Iterator[Frame]:
     """The frames of the canvas (B, L), hole after hole, from those of the rearranged one."""
     frame = first_frame(canvas, mask_id)
@@ -90,7 +88,7 @@ def generate_arranged(
         after = (torch.arange(part.shape[1]) >= ends[:, None]).to(canvas.device)
         here, place = here.to(canvas.device), place.to(canvas.device)
         ending = Ending(eos_id, part_may_end.to(canvas.device)) if part_may_end.any() else None
-        frames = generate(part.to(canvas.device), ending, after if after.any() else None)
+        frames = write(part.to(canvas.device), ending, after if after.any() else None)
         next(frames)  # the hole before any step
         before = frame
         for arranged in frames:

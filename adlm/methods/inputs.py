@@ -72,15 +72,16 @@ def _check_long_canvas(
     method: Method, canvas: Tensor, sampling: Sampling, pad: Tensor | None, row_by_row: bool
 ) -> None:
     """Checks that a canvas longer than the model can be sampled with a sliding window."""
+    if method.cached:
+        return
     if sampler_of(sampling).long_texts:
         if pad is not None and not row_by_row:
             raise UserError("rows of unequal lengths cannot share windows; sample long texts of one length at a time")
         return
     row, length = 0 if pad is None else int(pad.sum(dim=1).argmin()), method.config.length
-    with_bos = " with bos" if canvas[row, 0] == vocabulary_of(method.config).bos_id else ""
     remedy = ", or sample with semi-autoregressive" if _works_with(method, "semi-autoregressive") else ""
     raise UserError(
-        f"row {row} of the canvas is {canvas.shape[1]} tokens long{with_bos} and the model was made for "
+        f"row {row} of the canvas is {canvas.shape[1]} tokens long and the model was made for "
         f"length {length}; shorten it{remedy}"
     )
 

@@ -45,17 +45,16 @@ def sample_left_to_right(
     mask_id: int,
     rng: RowRng,
     pad: Tensor | None = None,
-    eos_id: int | None = None,
+    ending: Ending | None = None,
 ) -> Iterator[Frame]:
     """Fills every mask of the canvas (B, L) in order, one Frame per column with a mask; given tokens stay.
 
-    The first token of every row must be given. The prefix that is given in all rows is read in one call. With an
-    `eos_id` a text ends with the first one drawn, see `end_texts`.
+    The first token of every row must be given. The prefix that is given in all rows is read in one call. `ending` says
+    which texts end with the first eos drawn, see `end_texts`.
     """
     frame = first_frame(canvas, mask_id)
     yield frame
     masked = canvas == mask_id
-    ending = None if eos_id is None else Ending(eos_id, masked)
     uniforms = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     uniforms.masked_scatter_(masked, rng.at_tokens(masked))
     first = int((~masked).long().cumprod(dim=1).sum(dim=1).min())

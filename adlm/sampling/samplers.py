@@ -8,8 +8,10 @@ Shapes: B sequences, L tokens, of which a window holds at most `length`.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.config.schema import Sampling
@@ -80,6 +82,12 @@ OpenBlock = Callable[[Tensor, int, Tensor | None], Denoiser]
 
 WindowSampler = Callable[[Tensor], Iterator[Frame]]
 """canvas -> Frames, the first of which is the canvas."""
+
+
+class WriteText(Protocol):
+    def __call__(self, canvas: Tensor, ending: Ending | None, pad: Tensor | None) -> Iterator[Frame]:
+        """The frames of a canvas, a prompt and then masks in every row; `ending` says where texts end."""
+        ...
 
 
 def window_and_stride(sampling: Sampling, row: Row) -> tuple[int, int]:
@@ -158,10 +166,54 @@ def sample_blocks(
         for frame in frames:
             state = _embed(before, frame, part)
             yield state
-        ended = end_texts(state, ending)
-        if ended is not state and (ended.ids != state.ids).any():
-            state = replace(ended, revealed=ended.ids != state.ids, read=state.ids)
+        if (ended := _ended(state, ending)) is not None:
+            state = ended
             yield state
+
+
+def sample_long(
+    write: WriteText, canvas: Tensor, mask_id: int, row: Row, ending: Ending | None, pad: Tensor | None
+) -> Iterator[Frame]:
+    """`write` for models that write from left to right; a canvas longer than their rows is written in windows.
+
+    Each window begins as a training row does, then has the last half of the text of the window before. So a token is
+    drawn given half a row of the text before it, or more.
+    """
+    if canvas.shape[1] <= row.length:
+        yield from write(canvas, ending, pad)
+        return
+    state = first_frame(canvas, mask_id)
+    yield state
+    start, stop = 0, row.length
+    first: Sequence[int] = ()
+    while True:
+        window, before = slice(start, min(stop, canvas.shape[1])), state
+        if (before.ids[:, window] == mask_id).any():
+            window_ending, window_pad = ending, None if pad is None else F.pad(pad[:, window], (len(first), 0))
+            if ending is not None:
+                window_ending = replace(ending, where=F.pad(ending.where[:, window], (len(first), 0)))
+            write_window = partial(write, ending=window_ending, pad=window_pad)
+            frames = with_boundaries(write_window, first, ())(before.ids[:, window])
+            next(frames)  # the window before any step
+            for frame in frames:
+                state = _embed(before, frame, window)
+                yield state
+            if (ended := _ended(state, ending)) is not None:
+                state = ended
+                yield state
+        if stop >= canvas.shape[1]:
+            return
+        first = row.before
+        start = stop - (row.length - len(first)) // 2
+        stop = start + row.length - len(first)
+
+
+def _ended(state: Frame, ending: Ending | None) -> Frame | None:
+    """The frame in which masks after the end of a text are filled; None if there are none."""
+    ended = end_texts(state, ending)
+    if (ended.ids == state.ids).all():
+        return None
+    return replace(ended, revealed=ended.ids != state.ids, read=state.ids)
 
 
 def sample_windows(sampler: WindowSampler, canvas: Tensor, mask_id: int, length: int, stride: int) -> Iterator[Frame]:

@@ -602,3 +602,56 @@ def test_on_a_gpu_the_kernels_draft_and_verify_as_the_plain_forms_do():
     frozen = FrozenNetwork(network.float().cuda(), torch.float32)
     fast = last_frame(method.generate(frozen, canvas.cuda(), sampling, RowRng(1, range(8)))).ids
     assert (fast.cpu() == exact).float().mean() > 0.95
+
+
+def long_text(method, network, length: int, greedy_prompt) -> list[int]:
+    """Greedy text of the causal model in windows of the model's length, each with the last half of the one before."""
+    row, room = list(greedy_prompt), method.config.length
+    start, stop, first = 0, room, []
+    while len(row) < length:
+        while len(row) < min(stop, length):
+            ids = torch.tensor([[*first, *row[start:], BOS]])
+            logits = network.causal_logits(ids)[0, -1] if method.config.method != "ar" else network(ids)[0, -2]
+            row.append(int(logits[:3].argmax()))
+        first = [BOS]
+        start, stop = stop - (room - 1) // 2, stop - (room - 1) // 2 + room - 1
+    return row
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("method_name", ["ar", "mdlm", "adlm"])
+def test_texts_longer_than_a_row_go_on_in_windows(method_name, cached):
+    method, network = built(tiny(0, 6, method="ar")) if method_name == "ar" else speculative(2, 6, method=method_name)
+    sampling = Sampling(sampler="left-to-right" if method_name == "ar" else "speculative", temperature=0.0)
+    canvas = torch.full((3, 20), MASK)
+    for row, prompt in enumerate((1, 3, 9)):
+        canvas[row, :prompt] = torch.arange(prompt) % 3
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[1, 17:] = True
+    canvas[1, 17:] = 0
+    ids = last_frame(
+        method.generate(FrozenNetwork(network) if cached else network, canvas, sampling, RowRng(0, range(3)), pad)
+    ).ids
+    for row, prompt in enumerate((1, 3, 9)):
+        length = 17 if row == 1 else 20
+        assert ids[row, :length].tolist() == long_text(method, network, length, canvas[row, :prompt].tolist())
+
+
+@pytest.mark.parametrize("method_name", ["ar", "mdlm"])
+def test_a_long_text_ends_with_its_first_end_of_text_token(method_name):
+    method, network = built(tiny(0, 6, method="ar")) if method_name == "ar" else speculative(2, 6)
+    sampler = "left-to-right" if method_name == "ar" else "speculative"
+    with torch.no_grad():
+        network.head.bias[BOS] -= 3
+    canvas, frozen = torch.full((30, 20), MASK), FrozenNetwork(network)
+    canvas[:, 0] = BOS
+    plain, stopped = (
+        last_frame(method.generate(frozen, canvas, Sampling(sampler, stop_at_eos=stop), RowRng(0, range(30)))).ids
+        for stop in (False, True)
+    )
+    ends = [row.index(BOS, 1) if BOS in row[1:] else 20 for row in stopped.tolist()]
+    for row, end in enumerate(ends):
+        assert (stopped[row, :end] == plain[row, :end]).all()
+        assert (stopped[row, end:] == BOS).all()
+    assert len(set(ends)) > 2
+    assert max(ends) > 6
