@@ -66,6 +66,7 @@ class SamplingOptions(TypedDict, total=False):
     nucleus: Literal["crossing", "published"]
     repetition_penalty: float
     anchor_every: int
+    drafts: int | None
     drafter: Literal["denoiser", "anchor"]
     stop_at_eos: bool
 

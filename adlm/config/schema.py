@@ -467,6 +467,8 @@ class Sampling:
     """Raise the probability of tokens already in the row to this power; 1 disables it."""
     anchor_every: Count = 1
     """Block-causal adlm: the anchor network runs at every k-th step of a block, the denoiser at all; training too."""
+    drafts: CountOrZero | None = None
+    """speculative: tokens drafted in a call; null is block_length - 1 on a GPU and 0 elsewhere; same distribution."""
     drafter: Literal["denoiser", "anchor"] = "denoiser"
     """speculative: what drafts; the anchor network of adlm is a part of the network, so its drafts cost less."""
     stop_at_eos: bool = False

@@ -8,9 +8,10 @@ in training, the other reads new tokens only, with a KV cache, in one call. That
     [d_1, mask * b], ..., [d_k, mask * b] and one for each number of accepted drafts
 
 where block j attends to the text before d_j, as in training. Its first mask stands where the token after the accepted
-drafts will be, so its outputs draft the k = b - 1 tokens after that one.
+drafts will be, so its outputs draft the k < b tokens after that one. With k = 0 there are no open blocks, and a call
+reads and draws one token.
 
-Shapes: B rows of L tokens, blocks of b tokens, k = b - 1 drafts, V symbols.
+Shapes: B rows of L tokens, blocks of b tokens, k drafts, V symbols.
 """
 
 import functools
@@ -53,6 +54,11 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
         raise UserError(
             "sampling.sampler speculative drafts within a block, and model.block_length is 1; try ancestral"
         )
+    if sampling.drafts is not None and sampling.drafts >= config.model.block_length:
+        raise UserError(
+            f"sampling.drafts {sampling.drafts} must be below model.block_length {config.model.block_length}",
+            "sampling.drafts",
+        )
     if sampling.drafter == "anchor" and not (config.method == "adlm" and config.model.num_denoiser_blocks):
         raise UserError(
             f"sampling.drafter anchor needs an anchor network and a denoiser, and {config.method} has no such pair; "
@@ -77,20 +83,24 @@ def generate_speculative(
     ending: Ending | None,
 ) -> Iterator[Frame]:
     """Samples from the causal model of a block-causal network. The first token of every row is given."""
-    vocabulary, num_drafts = vocabulary_of(config), config.model.block_length - 1
+    vocabulary, num_drafts = vocabulary_of(config), sampling.drafts
+    if num_drafts is None:
+        num_drafts = config.model.block_length - 1 if canvas.is_cuda else 0
     unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, ending)
     model: SpeculativeModel
     if isinstance(network, FrozenNetwork):
         model = CachedDrafting(network, unfilled, num_drafts, sampling)
     else:
-        model = recomputing_model(network, unfilled, num_drafts, sampling)
+        model = recomputing_model(network, unfilled, config.model.block_length, num_drafts, sampling)
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
     return sample_speculative(model, canvas, unfilled, drafts, rng)
 
 
-def recomputing_model(network: nn.Module, unfilled: Unfilled, num_drafts: int, sampling: Sampling) -> SpeculativeModel:
+def recomputing_model(
+    network: nn.Module, unfilled: Unfilled, block_length: int, num_drafts: int, sampling: Sampling
+) -> SpeculativeModel:
     """Row by row, and every token read again in every call: the plain form, and the test oracle."""
-    block_length, mask_id = num_drafts + 1, unfilled.mask_id
+    mask_id, num_causal = unfilled.mask_id, num_drafts + 1
 
     @torch.no_grad()
     def causal_log_beliefs(ids: Tensor, num: int) -> Tensor:
@@ -105,21 +115,21 @@ def recomputing_model(network: nn.Module, unfilled: Unfilled, num_drafts: int, s
         z = torch.cat([ids, ids.new_full((1, block_length), mask_id)], dim=1)
         drafter = network.anchor if sampling.drafter == "anchor" else network
         logits = drafter(z, first_block=(num - 1) % block_length or None)  # type: ignore[operator]
-        return clean_log_beliefs(logits[0, num + 1 :], mask_id)
+        return clean_log_beliefs(logits[0, num + 1 : num + num_causal], mask_id)
 
     def model(text: DraftedText, uniforms: Tensor) -> DraftedText:
         drafts = text.drafts
         prefixes = [text.ids[row : row + 1, :num] for row, num in enumerate(text.known.tolist())]
         with eval_mode(network):
             read = [torch.cat([ids, drafts.tokens[row : row + 1]], dim=1) for row, ids in enumerate(prefixes)]
-            log_p = torch.stack([causal_log_beliefs(ids, block_length) for ids in read])
-            num_accepted, token, chance = verify(log_p, drafts, uniforms[:, :block_length], sampling)
+            log_p = torch.stack([causal_log_beliefs(ids, num_causal) for ids in read])
+            num_accepted, token, chance = verify(log_p, drafts, uniforms[:, :num_causal], sampling)
             kept = [
                 ids[:, : prefix.shape[1] + num]
                 for ids, prefix, num in zip(read, prefixes, num_accepted.tolist(), strict=True)
             ]
             log_q = torch.stack([draft_log_beliefs(ids) for ids in kept])
-        next_drafts = draw_drafts(log_q, uniforms[:, block_length:], sampling)
+        next_drafts = draw_drafts(log_q, uniforms[:, num_causal:], sampling)
         return unfilled.after(text, Verified(num_accepted, token, chance, next_drafts))
 
     return model
@@ -133,8 +143,9 @@ class CachedDrafting:
         self.network, self.unfilled, self.num_drafts, self.sampling = network, unfilled, num_drafts, sampling
         self.mask_id, device = unfilled.mask_id, unfilled.end.device
         self.hides_masks = network.text_blocks.hidden_id is not None
-        num_causal, per_block = num_drafts + 1, num_drafts + 2
-        num_places = num_causal + num_causal * per_block
+        self.block_length = network.text_blocks.block_length
+        num_causal, per_block = num_drafts + 1, self.block_length + 1
+        num_places = num_causal + (num_causal * per_block if num_drafts else 0)
         block = (torch.arange(num_places, device=device) - num_causal).div(per_block, rounding_mode="floor")
         place = (torch.arange(num_places, device=device) - num_causal) % per_block
         causal = block < 0
@@ -163,9 +174,10 @@ class CachedDrafting:
     ) -> DraftedText:
         cache, text = self.cache(), DraftedText(ids, chance, known, Drafts(tokens, chances))
         cache.position.copy_(known - 1)
-        causal = torch.cat([ids.gather(1, known[:, None] - 1), tokens], dim=1)
-        masks = causal.new_full((*causal.shape, self.num_drafts + 1), self.mask_id)
-        places = torch.cat([causal, torch.cat([causal[..., None], masks], dim=2).flatten(1)], dim=1)
+        places = causal = torch.cat([ids.gather(1, known[:, None] - 1), tokens], dim=1)
+        if self.num_drafts:
+            masks = causal.new_full((*causal.shape, self.block_length), self.mask_id)
+            places = torch.cat([causal, torch.cat([causal[..., None], masks], dim=2).flatten(1)], dim=1)
         unseen = places == self.mask_id if self.hides_masks else None
         read = self._anchor_drafts if self.sampling.drafter == "anchor" else self._denoiser_drafts
         verified = self._verify_and_draft(*read(places, unseen), text.drafts, uniforms)
@@ -193,6 +205,8 @@ class CachedDrafting:
         num_accepted, token, chance = verify(
             log_p.view(num_rows, num_causal, -1), drafts, uniforms[:, :num_causal], self.sampling
         )
+        if self.num_drafts == 0:
+            return Verified(num_accepted, token, chance, drafts)
         places = self.begins[num_accepted][:, None] + 1 + torch.arange(self.num_drafts, device=verifying.device)
         rows = drafting.gather(1, places[..., None].expand(-1, -1, width)).flatten(0, 1)
         log_q = clean_log_beliefs(draft_logits(rows), self.mask_id).view(num_rows, self.num_drafts, -1)

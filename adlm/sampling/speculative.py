@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.sampling.frame import Ending, Frame, first_frame
@@ -35,7 +36,7 @@ class Drafts:
     def none(cls, num_rows: int, num_drafts: int, mask_id: int, num_symbols: int, device: torch.device) -> "Drafts":
         """Masks, which the causal model never accepts."""
         tokens = torch.full((num_rows, num_drafts), mask_id, device=device)
-        return cls(tokens, torch.nn.functional.one_hot(tokens, num_symbols).float())
+        return cls(tokens, F.one_hot(tokens, num_symbols).float())
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,13 @@ def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShapi
     num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
     at = num_accepted[:, None, None].expand(-1, 1, p.shape[-1])
     p_next = p.gather(1, at)[:, 0]
-    q_next = torch.cat([drafts.chances, torch.zeros_like(p[:, :1])], dim=1).gather(1, at)[:, 0]
+    q_next = F.pad(drafts.chances, (0, 0, 0, 1)).gather(1, at)[:, 0]
     left = (p_next.double() - q_next.double()).clamp(min=0)
     left = torch.where(left.sum(dim=-1, keepdim=True) > 0, left, p_next.double())  # p = q up to rounding
     token = categorical(left, uniforms[:, num])
-    chance = torch.cat([p_drafts, torch.zeros_like(p_drafts[:, :1])], dim=1)
     own = p_next.gather(1, token[:, None])
-    return num_accepted, token, chance.scatter(1, num_accepted[:, None], own).float()
+    chance = F.pad(p_drafts, (0, 1)).scatter(1, num_accepted[:, None], own)
+    return num_accepted, token, chance.float()
 
 
 def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: TokenShaping) -> Drafts:

@@ -324,11 +324,12 @@ def speculative(block_length: int, length: int = 4, **model):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("block_length", [2, 3, 4])
-def test_draft_and_verify_samples_the_causal_model(block_length, cached):
+@pytest.mark.parametrize(("block_length", "drafts"), [(2, 1), (3, 2), (4, 3), (4, 1), (2, 0)])
+def test_draft_and_verify_samples_the_causal_model(block_length, drafts, cached):
     method, network = speculative(block_length)
     num = 6000 if cached else 250
-    texts = sampled(method, FrozenNetwork(network) if cached else network, Sampling(sampler="speculative"), num, 4)
+    sampling = Sampling(sampler="speculative", drafts=drafts)
+    texts = sampled(method, FrozenNetwork(network) if cached else network, sampling, num, 4)
     counts = Counter(map(tuple, texts.tolist()))
     expected = causal_log_probs(network, rows(4)).exp() * num
     assert expected.sum() == pytest.approx(num)
@@ -336,14 +337,17 @@ def test_draft_and_verify_samples_the_causal_model(block_length, cached):
     assert ((found - expected) ** 2 / expected.clamp(min=1)).sum() < 27 + 5 * math.sqrt(2 * 27)
 
 
-@pytest.mark.parametrize(("method_name", "drafter"), [("mdlm", "denoiser"), ("adlm", "denoiser"), ("adlm", "anchor")])
+@pytest.mark.parametrize(
+    ("method_name", "drafts", "drafter"),
+    [*(("mdlm", drafts, "denoiser") for drafts in (2, 1, 0)), ("adlm", 2, "denoiser"), ("adlm", 2, "anchor")],
+)
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_causal_model(
-    temperature, masked_keys, method_name, drafter
+    temperature, masked_keys, method_name, drafts, drafter
 ):
     method, network = speculative(3, 14, method=method_name, masked_keys=masked_keys)
-    sampling = Sampling(sampler="speculative", temperature=temperature, top_k=2, drafter=drafter)
+    sampling = Sampling(sampler="speculative", temperature=temperature, top_k=2, drafts=drafts, drafter=drafter)
     frozen = FrozenNetwork(network)
     canvas = torch.full((4, 14), MASK)
     canvas[:, 0] = BOS
@@ -389,6 +393,8 @@ def test_what_speculative_cannot_do_is_refused():
     method, _ = speculative(2)
     with pytest.raises(UserError, match="repetition_penalty"):
         method.check_run(canvas, Sampling(sampler="speculative", repetition_penalty=1.5), None)
+    with pytest.raises(UserError, match=r"drafts 2 must be below model.block_length 2"):
+        method.check_run(canvas, Sampling(sampler="speculative", drafts=2), None)
     with pytest.raises(UserError, match="drafter anchor needs an anchor network"):
         method.check_run(canvas, Sampling(sampler="speculative", drafter="anchor"), None)
     whole = method_of(tiny(0))
@@ -577,7 +583,7 @@ def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(sa
     method, network = speculative(3, 40, method="adlm", masked_keys=masked_keys)
     canvas = torch.full((5, 40), MASK, device="cuda")
     canvas[:, :3] = torch.tensor([BOS, 1, 2], device="cuda")
-    sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every)
+    sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every, drafts=2)
     plain, eager, replayed = (
         list(method.generate(each, canvas.to(device), sampling, RowRng(1, range(5))))
         for each, device in (
@@ -597,7 +603,7 @@ def test_on_a_gpu_the_kernels_draft_and_verify_as_the_plain_forms_do():
     method, network = speculative(3, 40, hidden=64, heads=4)
     canvas = torch.full((8, 40), MASK)
     canvas[:, :2] = torch.tensor([BOS, 1])
-    sampling = Sampling(sampler="speculative", temperature=0.0)
+    sampling = Sampling(sampler="speculative", temperature=0.0, drafts=2)
     exact = last_frame(method.generate(FrozenNetwork(network), canvas, sampling, RowRng(1, range(8)))).ids
     frozen = FrozenNetwork(network.float().cuda(), torch.float32)
     fast = last_frame(method.generate(frozen, canvas.cuda(), sampling, RowRng(1, range(8)))).ids
@@ -622,7 +628,7 @@ def long_text(method, network, length: int, greedy_prompt) -> list[int]:
 @pytest.mark.parametrize("method_name", ["ar", "mdlm", "adlm"])
 def test_texts_longer_than_a_row_go_on_in_windows(method_name, cached):
     method, network = built(tiny(0, 6, method="ar")) if method_name == "ar" else speculative(2, 6, method=method_name)
-    sampling = Sampling(sampler="left-to-right" if method_name == "ar" else "speculative", temperature=0.0)
+    sampling = Sampling(sampler="left-to-right" if method_name == "ar" else "speculative", temperature=0.0, drafts=1)
     canvas = torch.full((3, 20), MASK)
     for row, prompt in enumerate((1, 3, 9)):
         canvas[row, :prompt] = torch.arange(prompt) % 3

@@ -119,7 +119,9 @@ def test_a_hole_has_the_distribution_of_the_model_given_the_text_on_both_sides(s
     canvas = torch.tensor([[EOS, 1, MASK, MASK, 2]])
     num = 5000
     texts = last_frame(
-        method.generate(FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler), RowRng(0, range(num)))
+        method.generate(
+            FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler, drafts=2), RowRng(0, range(num))
+        )
     ).ids
     assert (texts[:, [0, 1, 4]] == torch.tensor([EOS, 1, 2])).all()
     found = Counter(map(tuple, texts[:, 2:4].tolist()))
@@ -149,7 +151,7 @@ def test_cached_equals_recomputed_and_batched_equals_alone(sampler):
     )
     pad = torch.zeros_like(canvas, dtype=torch.bool)
     pad[1, 4:] = True
-    sampling = Sampling(sampler, steps=3)
+    sampling = Sampling(sampler, steps=3, drafts=2)
     frozen = FrozenNetwork(network)
     plain, cached = (
         list(method.generate(each, canvas, sampling, RowRng(3, range(4)), pad)) for each in (network, frozen)
@@ -174,7 +176,9 @@ def test_a_hole_of_unknown_length_has_the_distribution_of_the_rearranged_row(sam
     method, network = model(24, block_length)
     canvas, num = torch.tensor([[EOS, 1, HOLE, HOLE, 2, MASK, 3]]), 5000
     frame = last_frame(
-        method.generate(FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler), RowRng(1, range(num)))
+        method.generate(
+            FrozenNetwork(network), canvas.repeat(num, 1), Sampling(sampler, drafts=2), RowRng(1, range(num))
+        )
     )
     assert (frame.ids[:, [0, 1, 4, 6]] == torch.tensor([EOS, 1, 2, 3])).all()
     assert frame.open.tolist() == (canvas == HOLE).repeat(num, 1).tolist()
@@ -212,7 +216,7 @@ def test_holes_of_unknown_length_cached_equals_recomputed_and_batched_equals_alo
     frozen, ended = FrozenNetwork(network), 0
     for seed in range(8):
         stop_at_eos = seed % 2 > 0
-        sampling, rng = Sampling(sampler, steps=3, stop_at_eos=stop_at_eos), RowRng(seed, range(5))
+        sampling, rng = Sampling(sampler, steps=3, drafts=2, stop_at_eos=stop_at_eos), RowRng(seed, range(5))
         plain, cached = (list(method.generate(each, canvas, sampling, rng[:], pad)) for each in (network, frozen))
         assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
         last, given = cached[-1], (canvas != MASK) & (canvas != HOLE) & ~pad
