@@ -117,7 +117,7 @@ class Causal:
 
         ending = None if eos_id is None else Ending(eos_id, canvas == mask_id)
         row = Row(self.config.length, tuple(vocabulary.row_boundaries[0]))
-        return sample_long(write, canvas, mask_id, row, ending, pad)
+        return sample_long(write, mask_id, row, canvas, ending, pad)
 
     def _next_token_sampler(
         self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int

@@ -198,7 +198,7 @@ class BlockCausal(MaskedDiffusion):
 
     @property
     def samplers(self) -> Sequence[str]:  # type: ignore[override]
-        """All but the one for texts longer than a row: blocks go on to the end of any text."""
+        """All but the one for texts longer than a row: all of them go on, see `sample_long`."""
         return [name for name in SAMPLERS if name != "semi-autoregressive"]
 
     def check_run(self, canvas: Tensor, sampling: Sampling, pad: Tensor | None) -> None:
@@ -222,14 +222,16 @@ class BlockCausal(MaskedDiffusion):
         masked, after_hole = canvas == self.mask_id, has_text_after_hole(canvas, self.mask_id, pad)
         may_end = masked & (is_open | ~after_hole[:, None]) if sampling.stop_at_eos else masked & is_open
         hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
-        write = functools.partial(self._write, network, sampling, rng)
+        write = functools.partial(
+            sample_long, functools.partial(self._write, network, sampling, rng), self.mask_id, self._row
+        )
         if after_hole.any():
             assert hole_id is not None, "see check_run"
             assert eos_id is not None
             frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad)
         else:
             ending = Ending(eos_id, may_end) if eos_id is not None and may_end.any() else None
-            frames = sample_long(write, canvas, self.mask_id, self._row, ending, pad)
+            frames = write(canvas, ending, pad)
         return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
 
     def _with_masks(self, canvas: Tensor) -> tuple[Tensor, Tensor]:

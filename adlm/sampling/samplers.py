@@ -172,7 +172,7 @@ def sample_blocks(
 
 
 def sample_long(
-    write: WriteText, canvas: Tensor, mask_id: int, row: Row, ending: Ending | None, pad: Tensor | None
+    write: WriteText, mask_id: int, row: Row, canvas: Tensor, ending: Ending | None, pad: Tensor | None
 ) -> Iterator[Frame]:
     """`write` for models that write from left to right; a canvas longer than their rows is written in windows.
 

@@ -2,8 +2,8 @@
 
     python experiments/own_text/run.py TEXT... --out results.jsonl [--jobs 4] [--only scratch]
 
-Each trial is one `adlm train own`, whose command is in its line of the results, and then a bound with 4 replicates. The
-tokenizers differ, so bounds are compared in bits per byte. Finished trials in results.jsonl are not repeated.
+Each trial is one `adlm train own`, whose command is in its line of the results, and then a bound with 4 replicates; of
+smollm2 the exact likelihood of its causal copy. The tokenizers differ, so bits per byte are compared. Finished trials in results.jsonl are not repeated.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def trials() -> Iterator[tuple[str, list[str]]]:
     """Name and overrides of `adlm train own`."""
     for seed in SEEDS:
         yield f"scratch-seed{seed}", [f"train.seed={seed}"]
+        yield f"smollm2-seed{seed}", ["init=smollm2", f"train.seed={seed}"]
         for optimizer, rates in RATES.items():
             for rate in rates:
                 for steps in (100, 200, 400):
@@ -59,8 +60,9 @@ def run_trial(text: Path, name: str, overrides: list[str]) -> dict[str, Any]:
         measured = {"text": text.name, "trial": name, "command": " ".join([*shown, f"data.path={text.name}"])}
         model = adlm.load(run, "auto")
         result = {**measured, **bits_per_byte(model, run / "data"), "samples": model.sample(2, seed=0)}
-        if name == "box-muon-1e-3-100-seed0":
-            result["box_as_it_is"] = bits_per_byte(adlm.load("box", "auto"), run / "data")
+        untrained = {"box-muon-1e-3-100-seed0": "box", "smollm2-seed0": "smollm2"}.get(name)
+        if untrained is not None:
+            result[f"{untrained}_as_it_is"] = bits_per_byte(adlm.load(untrained, "auto"), run / "data")
         return {**result, "commit": code_commit()}
 
 
@@ -70,8 +72,8 @@ def bits_per_byte(model: Any, data: Path) -> dict[str, float]:
     ids = np.zeros(len(tokens), np.int64)
     tokens.copy_to(ids, 0, len(ids))
     num_bytes = len(prepared.tokenizer.decode(ids.tolist(), special_tokens=False).encode())
-    nats = measure_nats(model.method, model.network, prepared.rows("valid"), PerplexitySettings("any-order", 4))
-    estimate = summarize(nats)
+    settings = PerplexitySettings("causal") if model.config.model.block_length else PerplexitySettings("any-order", 4)
+    estimate = summarize(measure_nats(model.method, model.network, prepared.rows("valid"), settings))
     scale = estimate.tokens / math.log(2) / num_bytes
     return {
         "bits_per_byte": estimate.nats * scale,
