@@ -112,7 +112,8 @@ class Page:
             f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getClientRects()[0];"
             " return [b.left + b.width / 2, b.top + b.height / 2]; })()"
         )
-        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for place in ((0, 0), (x, y)):  # a pointer that is there already causes no event
+            self.send("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

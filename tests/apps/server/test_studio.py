@@ -227,7 +227,7 @@ def test_models_without_anchors_have_one_column_and_left_to_right_models_their_o
         write(page, text)
         run_to_the_end(page)
         page.point_at("#panes .drawn")
-        assert page.run("document.querySelectorAll('#card .of-denoiser .guess').length") == 5
+        page.wait_for("document.querySelectorAll('#card .of-denoiser .guess').length === 5")
         assert page.run("document.querySelectorAll('#card .of-anchor').length") == 0
     assert page.run("Array.from(document.getElementById('sampler').options, (o) => o.value)") == [
         "ancestral",
