@@ -22,7 +22,8 @@ from adlm.models.transformer import num_parameters
 
 BOOK = "The old man and the sea: he said nothing to the man, and the sea said 12 words. " * 60
 QUICK = ("length=16", "train.steps=2", "train.warm_up_steps=0", "train.valid_rows=2", "train.device=cpu")
-BLOCKS = ("method=mdlm", "model.block_length=4")
+BLOCKS = ("method=mdlm", "model.block_length=4", "time.t_max=0.9", "sampling.sampler=speculative")
+DRAFTING = ("train.causal_weight=0.5", "train.random_blocks=true")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def base(tiny, tmp_path, monkeypatch):
 @pytest.fixture
 def adapter(base, tiny, tmp_path):
     """The same with an adapter in the box, trained for a step."""
-    words = ["own", "init=smollm2", f"data.path={tiny[1]}", *BLOCKS, *QUICK, "train.learning_rate=1e-2"]
+    words = ["own", "init=smollm2", f"data.path={tiny[1]}", *BLOCKS, *DRAFTING, *QUICK, "train.learning_rate=1e-2"]
     assert main(["train", *words, "--out", str(tmp_path / "first")]) == 0
     shutil.copytree(tmp_path / "first" / "model", tmp_path / "box" / "smollm2")
     return tmp_path / "box" / "smollm2"
@@ -123,6 +124,8 @@ def test_own_text_is_trained_by_lora_from_the_adapter(base, adapter, tiny, tmp_p
     config = load_config(run / "model" / "config.yaml")
     assert (config.init, config.method, config.model.block_length) == ("smollm2", "mdlm", 4)
     assert config.train.lora_rank == load_config(adapter / "config.yaml").train.lora_rank == 8
+    kept = (config.train.causal_weight, config.train.random_blocks, config.time.t_max, config.sampling.sampler)
+    assert kept == (0.5, True, 0.9, "speculative"), "so that the sampler of the adapter works with the run"
     shutil.rmtree(adapter)  # the run needs the base, not the adapter that it started from
     assert adlm.load(run).sample(1, length=8)
     assert main(["train", "--out", str(run), "train.steps=3"]) == 0
