@@ -3,7 +3,8 @@
     python experiments/own_text/run.py TEXT... --out results.jsonl [--jobs 4] [--only scratch]
 
 Each trial is one `adlm train own`, whose command is in its line of the results, and then a bound with 4 replicates; of
-smollm2 the exact likelihood of its causal copy. The tokenizers differ, so bits per byte are compared. Finished trials in results.jsonl are not repeated.
+smollm2 the exact likelihood of its causal copy. The tokenizers differ, so bits per byte are compared. Finished trials
+in results.jsonl are not repeated.
 """
 
 import argparse
