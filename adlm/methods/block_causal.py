@@ -436,6 +436,11 @@ class BlockAdlm(BlockCausal, Adlm):
                 f"sampling.anchor_every {sampling.anchor_every} needs the bound on the sampler's grid, without "
                 f"remasking: time.steps {time.steps} must be sampling.steps {sampling.steps}, and time.sigma 0"
             )
+        if sampling.anchor_every > 1 and self.schedule.mask_chance(torch.zeros((), dtype=torch.float64)) > 0:
+            raise UserError(
+                f"sampling.anchor_every {sampling.anchor_every} needs a schedule without masks at t = 0, and "
+                f"schedule.name {self.config.schedule.name} leaves some; use log-linear"
+            )
 
     def build(self) -> AnchoredTransformer:
         return AnchoredTransformer(self.config.model, vocabulary_of(self.config).size, text_blocks=self.text_blocks)

@@ -569,6 +569,9 @@ def test_what_stale_anchors_cannot_do_is_refused():
     with pytest.raises(UserError, match=r"time.steps 0 must be sampling.steps 128"):
         method_of(replace(tiny(2, method="adlm"), sampling=Sampling(anchor_every=2)))
     method, _network = stale(3, 2)
+    noisy_start = replace(method.config, schedule=replace(method.config.schedule, name="geometric"))
+    with pytest.raises(UserError, match=r"without masks at t = 0, and schedule\.name geometric"):
+        method_of(noisy_start)
     with pytest.raises(UserError, match="speculative has none"):
         method.check_run(torch.tensor([[0, MASK]]), Sampling(sampler="speculative", anchor_every=2), None)
 
