@@ -67,6 +67,7 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     anchor_every: int
     drafts: int | None
+    verify: bool
     drafter: Literal["denoiser", "anchor"]
     stop_at_eos: bool
 

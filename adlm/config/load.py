@@ -41,7 +41,7 @@ ADAPTER = "adapter.safetensors"
 """The weights in an adapter folder, which has no model.safetensors (`checkpoints/adapter.py`)."""
 INHERITED = ("method", "length", "schedule", "model", "anchor", "sampling")  # what `init=MODEL` takes from the model
 
-USES_OF_NETWORK = ("block_length", "masked_keys")  # options of `model` that fit any weights
+USES_OF_NETWORK = ("block_length", "masked_keys", "chain", "hole_id")  # options of `model` that fit any weights
 
 _CONFIG = TypeAdapter(Config)
 
@@ -150,7 +150,7 @@ def _init_options(model: str, words: list[str], options_of_run: list[str]) -> Ra
             tokenizer = _base_tokenizer(config.init)
     if config.model.block_length:  # what its samplers need, and the times that suit blocks
         time |= {option: raw["time"][option] for option in ("t_min", "t_max")}
-        kept = {option: raw["train"][option] for option in ("causal_weight", "random_blocks", "infill")}
+        kept = {option: raw["train"][option] for option in ("causal_weight", "chain_weight", "random_blocks", "infill")}
         recipe = merge(recipe, {"train": kept})
     own = {"init": model, "tokenizer": tokenizer, "time": time}
     return {**{option: raw[option] for option in INHERITED}, **own, **recipe}

@@ -270,6 +270,8 @@ class Model:
     """adlm and mdlm: tokens of a text block, denoised from the clean text before it (block-causal); 0 is whole rows."""
     masked_keys: Literal["visible", "hidden"] = "visible"
     """Block-causal: whether masked places are visible to the others of their block; hidden with length 1 equals ar."""
+    chain: CountOrZero = 0
+    """Block-causal: width of a chain, which draws the tokens of a block one by one in a single call; 0 is none."""
     hole_id: Annotated[int, Ge(0)] | None = None
     """Block-causal: an id that no text has, to stand for missing tokens (train.infill); of SmolLM2 4 is such an id."""
     start: StartName = "published"
@@ -372,6 +374,8 @@ class Train:
     """Learning rate of the bridge, as a multiple of train.learning_rate."""
     causal_weight: Rate = 0.0
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
+    chain_weight: Rate = 1.0
+    """Weight of the chain's loss, in blocks that are masked as a whole; it has none without model.chain."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     infill: Share = 0.0
@@ -469,6 +473,8 @@ class Sampling:
     """Block-causal adlm: the anchor network runs at every k-th step of a block, the denoiser at all; training too."""
     drafts: CountOrZero | None = None
     """speculative: tokens drafted in a call; null is block_length - 1 on a GPU and 0 elsewhere; same distribution."""
+    verify: bool = True
+    """speculative: draw the causal model's distribution; false keeps all drafts: faster, and it needs model.chain."""
     drafter: Literal["denoiser", "anchor"] = "denoiser"
     """speculative: what drafts; the anchor network of adlm is a part of the network, so its drafts cost less."""
     stop_at_eos: bool = False

@@ -9,6 +9,7 @@ small network is eight kernels of a few microseconds each, less than the host ne
 Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n new tokens, C positions in a KV cache.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -212,6 +213,7 @@ class FrozenNetwork:
         self.rotary_table = RotaryTable(first.trunk.head_width, self.embedding, rotary_base)
         self.anchored = isinstance(network, AnchoredTransformer)
         self.text_blocks = first.text_blocks
+        self.chain = None if network.chain is None else copy.deepcopy(network.chain).to(self.dtype)
         self.bridge: FrozenBridge | None = None
         if isinstance(network, AnchoredTransformer) and network.denoiser is not None:
             bridge = network.denoiser.bridge
@@ -303,6 +305,11 @@ class FrozenNetwork:
     def logits(self, rows: Tensor) -> Tensor:
         """(N, V) for rows (N, d) of `HiddenStates.last`, in float32; in float64 if `dtype` is."""
         return self._apply_head(self.head if self.bridge is None else self.denoiser_head, rows)
+
+    @torch.no_grad()
+    def chained(self, state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+        """`Chain.forward` of the tokens (N,); the state itself in a network without a chain."""
+        return state if self.chain is None else self.chain(state, before, F.embedding(tokens, self.embedding))
 
     @torch.no_grad()
     def anchor_logits(self, rows: Tensor) -> Tensor:

@@ -210,9 +210,9 @@ def attend_open_kernel(  # type: ignore[no-untyped-def]
             tl.store(keys + slots, k, mask=writes)
             tl.store(values + slots, v, mask=writes)
             rule = row * visible_stride + (number // GROUP)[:, None] * num + new[None, :]
-            seen = tl.load(visible + rule, mask=valid[:, None] & inside[None, :], other=0) != 0
+            among_new = tl.load(visible + rule, mask=valid[:, None] & inside[None, :], other=0) != 0
             _store_part(
-                q, k, v, seen | (number >= num * GROUP)[:, None], scale, parts, sums, out + part, QUERIES, WIDTH
+                q, k, v, among_new | (number >= num * GROUP)[:, None], scale, parts, sums, out + part, QUERIES, WIDTH
             )
         else:
             seen = (slot < here)[None, :] | (number < 0)[:, None]

@@ -52,7 +52,8 @@ class RotaryTable:
     def __call__(self, length: int) -> Tensor:
         size = 1 << (length - 1).bit_length()
         if size not in self.tables:
-            angles = rotary_angles(size if self.base else torch.zeros(size), self.head_width, self.like, self.base or 1)
+            zeros = torch.zeros(size, device=self.like.device)
+            angles = rotary_angles(size if self.base else zeros, self.head_width, self.like, self.base or 1)
             self.tables[size] = torch.complex(*angles)
         return self.tables[size][:length]
 

@@ -101,6 +101,14 @@ def causal(method: Method) -> Estimator:
     return lambda network, x, pad, rng, given=None: block_causal.causal_nats(network, x, pad, given)
 
 
+def chained(method: Method) -> Estimator:
+    """-log p(x) of a block-causal model that draws a block in one call by its chain, exactly."""
+    block_causal = _block_causal("chained", method)
+    if not method.config.model.chain:
+        raise UserError("estimator chained needs a model with a chain, and model.chain is 0; use left-to-right")
+    return lambda network, x, pad, rng, given=None: block_causal.chained_nats(network, x, pad, given)
+
+
 def _block_causal(estimator: str, method: Method) -> BlockCausal:
     if not isinstance(method, BlockCausal):
         raise UserError(f"estimator {estimator} is for block-causal models, and model.block_length is 0; use any-order")
@@ -122,5 +130,6 @@ ESTIMATORS: dict[str, Callable[[Method], Estimator]] = {
     "published": published,
     "left-to-right": left_to_right,
     "causal": causal,
+    "chained": chained,
 }
 """By name; `settings.ESTIMATOR_LINES` says what each is."""

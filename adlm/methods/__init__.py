@@ -14,6 +14,12 @@ def method_of(config: Config) -> Method:
         from adlm.methods.block_causal import block_causal
 
         method = block_causal(config)
+    if config.model.chain and config.model.block_length < 2:
+        raise UserError(
+            f"model.chain {config.model.chain} is for text blocks of several tokens, and model.block_length is "
+            f"{config.model.block_length}; use model.chain=0",
+            "model.chain",
+        )
     if config.sampling.anchor_every > 1:
         from adlm.methods.inputs import check_anchor_every
 

@@ -36,6 +36,7 @@ from adlm.methods.masked_diffusion import BoundNoise, MaskedDiffusion, NetworkOu
 from adlm.methods.mdlm import Mdlm
 from adlm.methods.speculative import check_speculative, generate_speculative
 from adlm.models.anchored import AnchoredTransformer
+from adlm.models.chain import chained_tokens
 from adlm.models.text_blocks import BlockCut, TextBlocks
 from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
@@ -153,9 +154,16 @@ class BlockCausal(MaskedDiffusion):
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
         return super().score_options(noised) | {"first_block": noised.first_block}
 
-    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
-        weight = self.config.train.causal_weight
-        return {"causal_weight": weight * self.predicted(x, pad, given).float()} if weight else {}
+    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
+        train, predicted, options = self.config.train, self.predicted(x, pad, noised.given), {}
+        if train.causal_weight:
+            options["causal_weight"] = train.causal_weight * predicted.float()
+        if self.config.model.chain and train.chain_weight:
+            masked = noised.z == self.mask_id
+            cut = self.text_blocks.cut(x.shape[1], noised.first_block)
+            chained = chained_tokens(masked if pad is None else masked | pad, cut) & predicted
+            options["chain_weight"] = train.chain_weight * chained.float()
+        return options
 
     # Exact likelihoods
 
@@ -193,6 +201,22 @@ class BlockCausal(MaskedDiffusion):
             scored = self.score(network, x, x, nothing, pad=pad, causal_weight=everything)
         assert scored.causal is not None
         return scored.causal.nats
+
+    @torch.no_grad()
+    def chained_nats(self, network: Any, x: Tensor, pad: Tensor | None, given: Tensor | None = None) -> Tensor:
+        """(B, L), -log p(x) of drafts that nobody verifies, exactly: the first token of each block by the causal model,
+        the others by the chain."""
+        if given is not None and given.any():
+            raise UserError("estimator chained is for running text, and here tokens are given; use causal")
+        predicted, nothing = self.predicted(x, pad), torch.zeros(x.shape, device=x.device)
+        z = x.masked_fill(predicted, self.mask_id)
+        chained = chained_tokens(z == self.mask_id if pad is None else (z == self.mask_id) | pad, self._cut(x))
+        weights = {"causal_weight": (predicted & ~chained).float(), "chain_weight": (predicted & chained).float()}
+        with eval_mode(network):
+            scored = self.score(network, z, x, nothing, pad=pad, **weights)
+        assert scored.causal is not None
+        assert scored.chained is not None
+        return scored.causal.nats + scored.chained.nats
 
     # Sampling: block after block
 

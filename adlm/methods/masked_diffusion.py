@@ -115,18 +115,18 @@ class MaskedDiffusion:
         """The loss of a given noised batch."""
         raise NotImplementedError
 
-    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
-        """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have one."""
+    def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
+        """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have them."""
         return {}
 
     def loss_of(
         self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None, given: Tensor | None = None
     ) -> Loss:
-        """The denoiser's term of the loss, and the next-token term of block-causal networks if it was scored."""
-        causal = scored.causal
+        """The denoiser's term of the loss, and the other terms of block-causal networks that were scored."""
         total, parts = scored.total, {"nelbo": scored.total.detach()}
-        if causal is not None:
-            total, parts = total + causal.total, parts | {"causal": causal.nats.sum()}
+        for name, other in (("causal", scored.causal), ("chain", scored.chained)):
+            if other is not None:
+                total, parts = total + other.total, parts | {name: other.nats.sum()}
         return Loss(total, weight * scored.nats, self.predicted(x, pad, given).sum(), parts)
 
     def noise(

@@ -8,14 +8,14 @@ in training, the other reads new tokens only, with a KV cache, in one call. That
     [d_1, mask * b], ..., [d_k, mask * b] and one for each number of accepted drafts
 
 where block j attends to the text before d_j, as in training. Its first mask stands where the token after the accepted
-drafts will be, so its outputs draft the k < b tokens after that one. With k = 0 there are no open blocks, and a call
-reads and draws one token.
+drafts will be, so its outputs draft the k < b tokens after that one; with a chain, each draft depends on the token
+before it. With k = 0 there are no open blocks, and a call reads and draws one token.
 
 Shapes: B rows of L tokens, blocks of b tokens, k drafts, V symbols.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,18 +29,20 @@ from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.sampling.frame import Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.speculative import (
+    DraftBeliefs,
     DraftedText,
     Drafts,
     SpeculativeModel,
+    ToLogits,
     Unfilled,
     Verified,
+    draft_beliefs,
+    draw_and_keep,
     draw_drafts,
     sample_speculative,
     verify,
+    without_chain,
 )
-
-ToLogits = Callable[[Tensor], Tensor]
-"""Hidden states (N, d) -> logits (N, V)."""
 
 
 def check_speculative(config: Config, sampling: Sampling) -> None:
@@ -58,6 +60,12 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
         raise UserError(
             f"sampling.drafts {sampling.drafts} must be below model.block_length {config.model.block_length}",
             "sampling.drafts",
+        )
+    if not sampling.verify and not (config.model.chain and sampling.drafter == "denoiser"):
+        raise UserError(
+            f"sampling.verify false keeps drafts that depend on each other, and model.chain is {config.model.chain}, "
+            f"sampling.drafter {sampling.drafter}; use true, or the denoiser of a model with a chain",
+            "sampling.verify",
         )
     if sampling.drafter == "anchor" and not (config.method == "adlm" and config.model.num_denoiser_blocks):
         raise UserError(
@@ -82,57 +90,78 @@ def generate_speculative(
     pad: Tensor | None,
     ending: Ending | None,
 ) -> Iterator[Frame]:
-    """Samples from the causal model of a block-causal network. The first token of every row is given."""
+    """Samples from the causal model of a block-causal network, or what it drafts. The first token of rows is given."""
     vocabulary, num_drafts = vocabulary_of(config), sampling.drafts
     if num_drafts is None:
-        num_drafts = config.model.block_length - 1 if canvas.is_cuda else 0
+        num_drafts = config.model.block_length - 1 if canvas.is_cuda or not sampling.verify else 0
     unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, ending)
     model: SpeculativeModel
     if isinstance(network, FrozenNetwork):
-        model = CachedDrafting(network, unfilled, num_drafts, sampling)
+        cached = CachedDrafting if sampling.verify else CachedChaining
+        model = cached(network, unfilled, num_drafts, sampling)
     else:
-        model = recomputing_model(network, unfilled, config.model.block_length, num_drafts, sampling)
+        plain = PlainDrafting(network, unfilled, config.model.block_length, num_drafts, sampling)
+        model = plain.verified if sampling.verify else plain.unverified
     drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
     return sample_speculative(model, canvas, unfilled, drafts, rng)
 
 
-def recomputing_model(
-    network: nn.Module, unfilled: Unfilled, block_length: int, num_drafts: int, sampling: Sampling
-) -> SpeculativeModel:
+class PlainDrafting:
     """Row by row, and every token read again in every call: the plain form, and the test oracle."""
-    mask_id, num_causal = unfilled.mask_id, num_drafts + 1
+
+    def __init__(self, network: nn.Module, unfilled: Unfilled, block_length: int, num_drafts: int, sampling: Sampling):
+        self.network: Any = network
+        self.drafter: Any = network.anchor if sampling.drafter == "anchor" else network
+        self.unfilled, self.block_length, self.num_drafts, self.sampling = unfilled, block_length, num_drafts, sampling
+        self.mask_id = unfilled.mask_id
 
     @torch.no_grad()
-    def causal_log_beliefs(ids: Tensor, num: int) -> Tensor:
-        """(num, V), before each of the last num - 1 ids (1, n) and after the last."""
-        extended = torch.cat([ids, ids[:, :1]], dim=1)
-        return clean_log_beliefs(network.causal_logits(extended)[0, -num:], mask_id)  # type: ignore[operator]
-
-    @torch.no_grad()
-    def draft_log_beliefs(ids: Tensor) -> Tensor:
-        """(k, V), in the tokens after the next one, which follows the ids (1, n)."""
-        num = ids.shape[1]
-        z = torch.cat([ids, ids.new_full((1, block_length), mask_id)], dim=1)
-        drafter = network.anchor if sampling.drafter == "anchor" else network
-        logits = drafter(z, first_block=(num - 1) % block_length or None)  # type: ignore[operator]
-        return clean_log_beliefs(logits[0, num + 1 : num + num_causal], mask_id)
-
-    def model(text: DraftedText, uniforms: Tensor) -> DraftedText:
-        drafts = text.drafts
-        prefixes = [text.ids[row : row + 1, :num] for row, num in enumerate(text.known.tolist())]
-        with eval_mode(network):
+    def verified(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
+        """Keeps what the causal model accepts, and one token more."""
+        num_causal, drafts, prefixes = self.num_drafts + 1, text.drafts, self._prefixes(text)
+        with eval_mode(self.network):
             read = [torch.cat([ids, drafts.tokens[row : row + 1]], dim=1) for row, ids in enumerate(prefixes)]
-            log_p = torch.stack([causal_log_beliefs(ids, num_causal) for ids in read])
-            num_accepted, token, chance = verify(log_p, drafts, uniforms[:, :num_causal], sampling)
+            log_p = torch.stack([self._causal_log_beliefs(ids, num_causal) for ids in read])
+            num_accepted, token, chance = verify(log_p, drafts, uniforms[:, :num_causal], self.sampling)
             kept = [
                 ids[:, : prefix.shape[1] + num]
                 for ids, prefix, num in zip(read, prefixes, num_accepted.tolist(), strict=True)
             ]
-            log_q = torch.stack([draft_log_beliefs(ids) for ids in kept])
-        next_drafts = draw_drafts(log_q, uniforms[:, num_causal:], sampling)
-        return unfilled.after(text, Verified(num_accepted, token, chance, next_drafts))
+            if self.num_drafts:
+                drafts = draw_drafts(self._beliefs(kept), token, uniforms[:, num_causal:], self.sampling)
+        return self.unfilled.after(text, Verified(num_accepted, token, chance, drafts))
 
-    return model
+    @torch.no_grad()
+    def unverified(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
+        """Draws one token from the causal model, and keeps all drafts after it."""
+        prefixes = self._prefixes(text)
+        with eval_mode(self.network):
+            log_p = torch.cat([self._causal_log_beliefs(ids, 1) for ids in prefixes])
+            return draw_and_keep(self.unfilled, text, log_p, self._beliefs(prefixes), uniforms, self.sampling)
+
+    def _prefixes(self, text: DraftedText) -> list[Tensor]:
+        return [text.ids[row : row + 1, :num] for row, num in enumerate(text.known.tolist())]
+
+    def _causal_log_beliefs(self, ids: Tensor, num: int) -> Tensor:
+        """(num, V), before each of the last num - 1 ids (1, n) and after the last."""
+        extended = torch.cat([ids, ids[:, :1]], dim=1)
+        return clean_log_beliefs(self.network.causal_logits(extended)[0, -num:], self.mask_id)
+
+    def _beliefs(self, prefixes: list[Tensor]) -> DraftBeliefs:
+        """In the drafts after the token that follows each prefix (1, n)."""
+        drafter, length, states = self.drafter, self.block_length, []
+        for ids in prefixes:
+            num = ids.shape[1]
+            z = torch.cat([ids, ids.new_full((1, length), self.mask_id)], dim=1)
+            hidden = drafter.hidden(z, first_block=(num - 1) % length or None)
+            states.append(hidden[0, num : num + self.num_drafts + 1])
+
+        def chained(state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+            return drafter.chain(state, before, drafter.embedding(tokens))  # type: ignore[no-any-return]
+
+        return draft_beliefs(
+            torch.stack(states), chained if drafter.chain else without_chain, drafter.head, self.mask_id
+        )
 
 
 class CachedDrafting:
@@ -207,7 +236,61 @@ class CachedDrafting:
         )
         if self.num_drafts == 0:
             return Verified(num_accepted, token, chance, drafts)
-        places = self.begins[num_accepted][:, None] + 1 + torch.arange(self.num_drafts, device=verifying.device)
-        rows = drafting.gather(1, places[..., None].expand(-1, -1, width)).flatten(0, 1)
-        log_q = clean_log_beliefs(draft_logits(rows), self.mask_id).view(num_rows, self.num_drafts, -1)
-        return Verified(num_accepted, token, chance, draw_drafts(log_q, uniforms[:, num_causal:], self.sampling))
+        places = self.begins[num_accepted][:, None] + torch.arange(num_causal, device=verifying.device)
+        states = drafting.gather(1, places[..., None].expand(-1, -1, width))
+        chained = without_chain if self.sampling.drafter == "anchor" else self.network.chained
+        log_q = draft_beliefs(states, chained, draft_logits, self.mask_id)
+        next_drafts = draw_drafts(log_q, token, uniforms[:, num_causal:], self.sampling)
+        return Verified(num_accepted, token, chance, next_drafts)
+
+
+class CachedChaining:
+    """`PlainDrafting.unverified` with a KV cache: a call reads the tokens of the last one, and one open block."""
+
+    def __init__(self, network: FrozenNetwork, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
+        assert network.text_blocks is not None
+        self.network, self.unfilled, self.num_drafts, self.sampling = network, unfilled, num_drafts, sampling
+        self.text_blocks, (num_rows, length) = network.text_blocks, unfilled.masked.shape
+        num_places = num_drafts + 2 + self.text_blocks.block_length
+        self.cache = functools.cache(lambda: network.cache(num_rows, length + num_places))
+
+    def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
+        network, cache, num_new = self.network, self.cache(), self.num_drafts + 1
+        if cache.filled == 0:
+            num_new, num_prompt = 1, int(text.known.max())
+            if num_prompt > 1:
+                network.read(text.ids[:, : num_prompt - 1], cache)
+            cache.filled = text.ids.shape[1]
+        call = functools.partial(self._call, num_new)
+        parts = (text.ids, text.chance, text.known, text.drafts.tokens, text.drafts.chances)
+        return network.replay((self, num_new), call, cache, *parts, uniforms)
+
+    def _call(
+        self,
+        num_new: int,
+        ids: Tensor,
+        chance: Tensor,
+        known: Tensor,
+        tokens: Tensor,
+        chances: Tensor,
+        uniforms: Tensor,
+    ) -> DraftedText:
+        """The last `num_new` known tokens of a row are not in the cache yet."""
+        network, cache, mask_id = self.network, self.cache(), self.unfilled.mask_id
+        length, device = self.text_blocks.block_length, ids.device
+        cache.position.copy_(known - num_new)
+        new = ids.gather(1, known[:, None] - num_new + torch.arange(num_new, device=device))
+        places = torch.cat([new, new[:, -1:], new.new_full((len(new), length), mask_id)], dim=1)
+        place = torch.arange(places.shape[1], device=device)
+        is_open = place >= num_new
+        visible = (place[None] <= place[:, None]) & ~is_open
+        visible &= ~(is_open[:, None] & (place == num_new - 1))  # the open block begins with that token itself
+        visible |= is_open[:, None] & is_open
+        unseen = places == mask_id if self.text_blocks.hidden_id is not None else None
+        open_tokens = OpenTokens(visible, torch.where(is_open, place - 1, place))
+        last = network.read_open(places, cache, open_tokens, unseen).last
+        log_p = clean_log_beliefs(network.logits(last[:, num_new - 1]), mask_id)
+        states = last[:, num_new : num_new + self.num_drafts + 1]
+        log_q = draft_beliefs(states, network.chained, network.logits, mask_id)
+        text = DraftedText(ids, chance, known, Drafts(tokens, chances))
+        return draw_and_keep(self.unfilled, text, log_p, log_q, uniforms, self.sampling)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from adlm.config.schema import Model
 from adlm.models.bridges import Bridge
+from adlm.models.chain import Chain
 from adlm.models.heads import (
     Head,
     Positions,
@@ -74,13 +75,14 @@ class AnchoredTransformer(nn.Module):
         text_blocks: TextBlocks | None = None,
     ):
         super().__init__()
-        self.anchor = Transformer(model, num_symbols, causal, modulated, text_blocks)
+        self.anchor = Transformer(replace(model, chain=0), num_symbols, causal, modulated, text_blocks)
         self.denoiser = None
         if model.num_denoiser_blocks:
             self.denoiser = DenoiserNetwork(model, num_symbols, causal, modulated, self.anchor.head)
         self.early_blocks, self.early = model.second_anchor_head, None
         if self.early_blocks:
             self.early = EarlyHead(model, num_symbols, causal, modulated)
+        self.chain = Chain(model.hidden, model.chain) if model.chain else None
 
     def _hidden(
         self,
@@ -116,8 +118,29 @@ class AnchoredTransformer(nn.Module):
         return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition, layout), early)
 
     @property
-    def _head(self) -> Head:
+    def head(self) -> Head:
+        """The denoiser's."""
         return self.anchor.head if self.denoiser is None else self.denoiser.head
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.anchor.embedding
+
+    def hidden(
+        self,
+        z: Tensor,
+        sigma: Tensor | None = None,
+        pad: Tensor | None = None,
+        first_block: int | None = None,
+        stale: Tensor | None = None,
+    ) -> Tensor:
+        """The denoiser's states; `stale` as in `score`."""
+        blocks = self.anchor.text_blocks
+        if blocks is None:
+            return self._hidden(z, sigma, pad).denoiser
+        places = blocks.places(z, z, pad, first_block)
+        read = None if stale is None else blocks.places(z, stale, pad, first_block)
+        return places.noisy(self._hidden(places.ids, None, None, layout=places.layout, stale=read).denoiser)
 
     def forward(
         self,
@@ -128,20 +151,14 @@ class AnchoredTransformer(nn.Module):
         stale: Tensor | None = None,
     ) -> Tensor:
         """The denoiser's logits; `stale` as in `score`."""
-        blocks = self.anchor.text_blocks
-        if blocks is None:
-            return self._head(self._hidden(z, sigma, pad).denoiser)  # type: ignore[no-any-return]
-        places = blocks.places(z, z, pad, first_block)
-        read = None if stale is None else blocks.places(z, stale, pad, first_block)
-        hidden = self._hidden(places.ids, None, None, layout=places.layout, stale=read).denoiser
-        return self._head(places.noisy(hidden))  # type: ignore[no-any-return]
+        return self.head(self.hidden(z, sigma, pad, first_block, stale))  # type: ignore[no-any-return]
 
     def causal_logits(self, x: Tensor) -> Tensor:
         """As `Transformer.causal_logits`, by the pair."""
         assert self.anchor.text_blocks is not None
         places = self.anchor.text_blocks.places(x, x)
         hidden = self._hidden(places.ids, None, None, layout=places.layout).denoiser
-        return self._head(places.clean(hidden))  # type: ignore[no-any-return]
+        return self.head(places.clean(hidden))  # type: ignore[no-any-return]
 
     def anchor_logits(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> Tensor:
         """The anchor network's logits alone."""
@@ -159,6 +176,7 @@ class AnchoredTransformer(nn.Module):
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
         stale: Tensor | None = None,
+        chain_weight: Tensor | None = None,
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
@@ -169,7 +187,7 @@ class AnchoredTransformer(nn.Module):
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        blocks, causal = self.anchor.text_blocks, None
+        blocks, causal, chained = self.anchor.text_blocks, None, None
         if blocks is None:
             hidden = self._hidden(z, sigma, pad)
         else:
@@ -179,9 +197,13 @@ class AnchoredTransformer(nn.Module):
             early = None if both.early is None else places.noisy(both.early)
             hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early)
             if causal_weight is not None:
-                causal = score_positions(places.clean(both.denoiser), self._head, x, causal_weight, mask_id)
-        scored = score_positions(hidden.denoiser, self._head, x, weight, mask_id, positions)
-        scored = replace(scored, causal=causal)
+                causal = score_positions(places.clean(both.denoiser), self.head, x, causal_weight, mask_id)
+            if chain_weight is not None and self.chain is not None:
+                cut = blocks.cut(x.shape[1], first_block)
+                states = self.chain.states(hidden.denoiser, self.embedding(x), cut)
+                chained = score_positions(states, self.head, x, chain_weight, mask_id)
+        scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
+        scored = replace(scored, causal=causal, chained=chained)
         if anchor_weight is None:
             return scored, None
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)

@@ -42,6 +42,8 @@ class Scored:
     """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
     causal: "Scored | None" = None
     """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
+    chained: "Scored | None" = None
+    """The same, of the tokens of a block given those before them in it, by the chain."""
 
 
 class TiedHead(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from adlm.config.schema import Model
+from adlm.models.chain import Chain
 from adlm.models.gpt2 import Gpt2Block
 from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
 from adlm.models.layers import (
@@ -276,6 +277,7 @@ class Transformer(nn.Module):
         nn.init.kaiming_uniform_(self.embedding.weight, a=math.sqrt(5))
         self.trunk = Trunk(model, model.blocks, causal, modulated)
         self.head: Head = TiedHead(self.embedding) if model.tie_embedding else zero_linear(model.hidden, num_symbols)
+        self.chain = Chain(model.hidden, model.chain) if model.chain else None
 
     def hidden(
         self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None, first_block: int | None = None
@@ -307,23 +309,27 @@ class Transformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
+        chain_weight: Tensor | None = None,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
-        wrapped method. Of block-causal networks, `first_block` is the length of the first block, and `causal_weight`
-        (B, L) that of the clean copy's next-token cross-entropies.
+        wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
+        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
             return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
         places = self.text_blocks.places(x, z, pad, first_block)
         hidden = self.trunk(self.embedding(places.ids), layout=places.layout)
-        scored = score_positions(places.noisy(hidden), self.head, x, weight, mask_id, positions)
-        causal = None
+        noisy, causal, chained = places.noisy(hidden), None, None
+        scored = score_positions(noisy, self.head, x, weight, mask_id, positions)
         if causal_weight is not None:
             causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
-        return replace(scored, causal=causal)
+        if chain_weight is not None and self.chain is not None:
+            states = self.chain.states(noisy, self.embedding(x), self.text_blocks.cut(x.shape[1], first_block))
+            chained = score_positions(states, self.head, x, chain_weight, mask_id)
+        return replace(scored, causal=causal, chained=chained)
 
     def nats_at_positions(
         self,

@@ -1,8 +1,9 @@
 """Draft and verify: several tokens a network call, with the distribution of the causal model, exactly.
 
 A block-causal network is two models in one: its clean copy predicts the next token, and an open block of masks predicts
-several tokens at once, each by itself. The second drafts and the first verifies. Draft d_i, drawn from q_i, is accepted
-with probability min(1, p_i(d_i) / q_i(d_i)), where p_i is the causal model's distribution after the drafts before it.
+several tokens at once, each by itself or, with a chain, each after the one before. The second drafts and the first
+verifies. Draft d_i, drawn from q_i, is accepted with probability min(1, p_i(d_i) / q_i(d_i)), where p_i is the causal
+model's distribution after the drafts before it.
 At the first draft that is not accepted a token is drawn from max(0, p_i - q_i), normalised; if all are accepted, from
 the causal model's next distribution. So every token has the causal distribution, whatever the drafts are; good drafts
 only save calls. Drafts are verified in the same call that makes the next ones: one set for every number of drafts that
@@ -12,12 +13,13 @@ Shapes: B rows of L tokens, k drafts, V symbols.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.sampling.frame import Ending, Frame, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import TokenShaping, shape
@@ -126,10 +128,61 @@ def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShapi
     return num_accepted, token, chance.float()
 
 
-def draw_drafts(log_q: Tensor, uniforms: Tensor, sampling: TokenShaping) -> Drafts:
-    """Drafts from log beliefs (B, k, V) and uniform numbers (B, k)."""
-    q = shape(log_q.flatten(0, 1), sampling).view(log_q.shape)
-    return Drafts(categorical(q, uniforms), q)
+DraftBeliefs = Callable[[int, Tensor], Tensor]
+"""(number of a draft, from 0; the token (B,) before it) -> its log beliefs (B, V). Called in order."""
+
+
+ToLogits = Callable[[Tensor], Tensor]
+"""Hidden states (N, d) -> logits (N, V)."""
+Chained = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(the state (B, d) of a place, that of the place before, the token (B,) before) -> the state that predicts a token."""
+
+
+def draft_beliefs(states: Tensor, chained: Chained, to_logits: ToLogits, mask_id: int) -> DraftBeliefs:
+    """The beliefs in drafts, from the states (B, k + 1, d) of an open block, whose first one has been drawn from."""
+    before = states[:, 0]
+
+    def log_beliefs(number: int, token: Tensor) -> Tensor:
+        nonlocal before
+        before = chained(states[:, number + 1], before, token)
+        return clean_log_beliefs(to_logits(before), mask_id)
+
+    return log_beliefs
+
+
+def without_chain(state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+    """Each draft by itself."""
+    return state
+
+
+def draw_drafts(log_beliefs: DraftBeliefs, token: Tensor, uniforms: Tensor, sampling: TokenShaping) -> Drafts:
+    """Drafts of the tokens after `token` (B,), one for each of the uniform numbers (B, k)."""
+    tokens, chances = [], []
+    for number, uniform in enumerate(uniforms.unbind(dim=1)):
+        chances.append(shape(log_beliefs(number, token), sampling))
+        token = categorical(chances[-1], uniform)
+        tokens.append(token)
+    return Drafts(torch.stack(tokens, dim=1), torch.stack(chances, dim=1))
+
+
+def draw_and_keep(
+    unfilled: Unfilled,
+    text: DraftedText,
+    log_p: Tensor,
+    log_beliefs: DraftBeliefs,
+    uniforms: Tensor,
+    sampling: TokenShaping,
+) -> DraftedText:
+    """The text with one token from the causal model's log beliefs (B, V), and with all drafts after it."""
+    p, num = shape(log_p, sampling), text.drafts.tokens.shape[1]
+    token = categorical(p, uniforms[:, 0])
+    drafts = draw_drafts(log_beliefs, token, uniforms[:, 1 : num + 1], sampling)
+    tokens = torch.cat([token[:, None], drafts.tokens], dim=1)
+    q = drafts.chances.gather(2, drafts.tokens[..., None])[..., 0]
+    chance = torch.cat([p.gather(1, token[:, None]), q], dim=1).float()
+    kept = replace(text, drafts=Drafts(tokens[:, :num], drafts.chances))
+    everything = torch.full_like(token, num)
+    return unfilled.after(kept, Verified(everything, tokens[:, num], chance, text.drafts))
 
 
 def sample_speculative(

@@ -48,6 +48,8 @@ def build_train_state(
     if log_frequencies is not None:
         start_from_unigram(network, log_frequencies)
     if weights is not None:
+        chain = {name: value for name, value in network.state_dict().items() if name.startswith("chain.")}
+        weights = chain | dict(weights)  # a model may get a chain when it is trained further
         try:
             check_fit(network.state_dict(), weights, method.config)
         except UserError as error:

@@ -324,9 +324,11 @@ def speculative(block_length: int, length: int = 4, **model):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(("block_length", "drafts"), [(2, 1), (3, 2), (4, 3), (4, 1), (2, 0)])
-def test_draft_and_verify_samples_the_causal_model(block_length, drafts, cached):
-    method, network = speculative(block_length)
+@pytest.mark.parametrize(
+    ("block_length", "drafts", "chain"), [(2, 1, 0), (3, 2, 0), (4, 3, 0), (4, 1, 0), (2, 0, 0), (2, 1, 5), (4, 3, 5)]
+)
+def test_draft_and_verify_samples_the_causal_model(block_length, drafts, chain, cached):
+    method, network = speculative(block_length, chain=chain)
     num = 6000 if cached else 250
     sampling = Sampling(sampler="speculative", drafts=drafts)
     texts = sampled(method, FrozenNetwork(network) if cached else network, sampling, num, 4)
@@ -338,15 +340,21 @@ def test_draft_and_verify_samples_the_causal_model(block_length, drafts, cached)
 
 
 @pytest.mark.parametrize(
-    ("method_name", "drafts", "drafter"),
-    [*(("mdlm", drafts, "denoiser") for drafts in (2, 1, 0)), ("adlm", 2, "denoiser"), ("adlm", 2, "anchor")],
+    ("method_name", "drafts", "drafter", "chain"),
+    [
+        *(("mdlm", drafts, "denoiser", 0) for drafts in (2, 1, 0)),
+        ("adlm", 2, "denoiser", 0),
+        ("adlm", 2, "anchor", 5),
+        ("mdlm", 2, "denoiser", 5),
+        ("adlm", 1, "denoiser", 5),
+    ],
 )
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_causal_model(
-    temperature, masked_keys, method_name, drafts, drafter
+    temperature, masked_keys, method_name, drafts, drafter, chain
 ):
-    method, network = speculative(3, 14, method=method_name, masked_keys=masked_keys)
+    method, network = speculative(3, 14, method=method_name, masked_keys=masked_keys, chain=chain)
     sampling = Sampling(sampler="speculative", temperature=temperature, top_k=2, drafts=drafts, drafter=drafter)
     frozen = FrozenNetwork(network)
     canvas = torch.full((4, 14), MASK)
@@ -373,13 +381,89 @@ def test_cached_drafting_equals_the_plain_form_and_greedy_text_is_that_of_the_ca
             assert (text[0] == ids[row, :length]).all()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("block_length", "method_name"), [(2, "mdlm"), (3, "mdlm"), (3, "adlm")])
+def test_unverified_drafts_have_the_exact_likelihood_of_the_chain(block_length, method_name, cached):
+    method, network = speculative(block_length, 5, method=method_name, chain=5)
+    sampling, x, num = Sampling(sampler="speculative", verify=False), rows(5), 8000 if cached else 600
+    expected = (-ESTIMATORS["chained"](method)(network, x, None, None)).sum(dim=1).exp().double() * num
+    assert expected.sum() == pytest.approx(num)
+    causal = causal_log_probs(network, x).exp() * num
+    assert (expected - causal).abs().max() > 0.01 * num  # another distribution
+    texts = sampled(method, FrozenNetwork(network) if cached else network, sampling, num, 5)
+    counts = Counter(map(tuple, texts.tolist()))
+    found = torch.tensor([counts[tuple(row)] for row in x.tolist()], dtype=torch.float64)
+    assert ((found - expected) ** 2 / expected.clamp(min=1)).sum() < 81 + 5 * math.sqrt(2 * 81)
+
+
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize("drafts", [None, 1])
+def test_unverified_drafts_are_those_of_the_plain_form_alone_and_in_a_batch(masked_keys, drafts):
+    method, network = speculative(3, 14, masked_keys=masked_keys, chain=5)
+    sampling, frozen = Sampling(sampler="speculative", verify=False, drafts=drafts), FrozenNetwork(network)
+    canvas = torch.full((3, 14), MASK)
+    for row, prompt in enumerate((1, 6, 3)):
+        canvas[row, :prompt] = torch.arange(prompt) % 3
+    plain, cached = (list(method.generate(each, canvas, sampling, RowRng(5, range(3)))) for each in (network, frozen))
+    assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
+    assert len(cached) == 1 + -(-13 // (3 if drafts is None else 2))
+    for row in range(3):
+        alone = method.generate(frozen, canvas[row : row + 1], sampling, RowRng(5, range(3))[row : row + 1])
+        assert (last_frame(alone).ids[0] == cached[-1].ids[row]).all()
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+def test_the_loss_of_a_chain_is_that_of_its_tokens_in_masked_blocks(method_name):
+    config = tiny(3, 9, method=method_name, chain=5)
+    config = replace(config, train=replace(config.train, causal_weight=0.5, chain_weight=2.0))
+    _, network = built(config)
+    x = torch.randint(3, (2, 9))
+    z = x.clone()
+    z[0, 2:5] = MASK  # a first block of one token, then whole blocks
+    z[1, 2:4] = MASK  # in part
+    z[1, 5:9] = MASK  # the last block is short
+    noised = NoisedBatch(z, torch.full(x.shape, 0.5, dtype=torch.float64), first_block=1)
+    pad = torch.zeros_like(x, dtype=torch.bool)
+    loss, without = (
+        method_of(each).loss_at(network, x, noised, pad)
+        for each in (config, replace(config, train=replace(config.train, chain_weight=0.0)))
+    )
+    hidden, embedded = noisy_states(network, x, z, 1), network.embedding(x)
+    expected = 0.0
+    for row, start, stop in ((0, 2, 5), (1, 5, 8)):
+        state = hidden[row, start]
+        for token in range(start + 1, stop):
+            state = network.chain(hidden[row, token], state, embedded[row, token - 1])
+            logits = network.head(state).index_fill(0, torch.tensor(MASK), -torch.inf)
+            expected += -logits.log_softmax(dim=-1)[x[row, token]]
+    torch.testing.assert_close(loss.total - without.total, 2 * expected)
+    torch.testing.assert_close(loss.parts["chain"], expected.detach())
+
+
+def noisy_states(network, x: torch.Tensor, z: torch.Tensor, first_block: int) -> torch.Tensor:
+    blocks = (network.anchor if hasattr(network, "anchor") else network).text_blocks
+    places = blocks.places(x, z, None, first_block)
+    if hasattr(network, "anchor"):
+        return places.noisy(network._hidden(places.ids, None, None, layout=places.layout).denoiser)
+    return places.noisy(network.trunk(network.embedding(places.ids), layout=places.layout))
+
+
+def test_a_new_chain_changes_nothing():
+    _, network = speculative(3, chain=5)
+    torch.nn.init.zeros_(network.chain.narrow.weight)
+    hidden, x = torch.randn(2, 9, 16, dtype=torch.float64), torch.randint(3, (2, 9))
+    states = network.chain.states(hidden, network.embedding(x), TextBlocks(3).cut(9, 2))
+    torch.testing.assert_close(states[:, 1:], hidden[:, 1:])
+
+
 def test_drafts_of_the_causal_model_itself_are_all_accepted():
     """p = q: no draft is refused, so a call gives as many tokens as it can."""
     from adlm.sampling.speculative import draw_drafts, verify
 
     log_p = torch.randn(1000, 4, 5, dtype=torch.float64).log_softmax(dim=-1)
     uniforms = torch.rand(1000, 7, dtype=torch.float64)
-    drafts = draw_drafts(log_p[:, :3], uniforms[:, :3], Sampling())
+    some_token = torch.zeros(1000, dtype=torch.int64)
+    drafts = draw_drafts(lambda number, token: log_p[:, number], some_token, uniforms[:, :3], Sampling())
     num_accepted, _, chance = verify(log_p, drafts, uniforms[:, 3:], Sampling())
     assert (num_accepted == 3).all()
     torch.testing.assert_close(chance[:, 0], log_p[:, 0].exp().gather(1, drafts.tokens[:, :1])[:, 0].float())
@@ -397,6 +481,12 @@ def test_what_speculative_cannot_do_is_refused():
         method.check_run(canvas, Sampling(sampler="speculative", drafts=2), None)
     with pytest.raises(UserError, match="drafter anchor needs an anchor network"):
         method.check_run(canvas, Sampling(sampler="speculative", drafter="anchor"), None)
+    with pytest.raises(UserError, match=r"model.chain is 0"):
+        method.check_run(canvas, Sampling(sampler="speculative", verify=False), None)
+    with pytest.raises(UserError, match=r"model.chain 5 is for text blocks of several tokens"):
+        method_of(tiny(1, chain=5))
+    with pytest.raises(UserError, match="estimator chained needs a model with a chain"):
+        ESTIMATORS["chained"](method)
     whole = method_of(tiny(0))
     with pytest.raises(UserError, match="needs a block-causal model"):
         whole.check_run(canvas, Sampling(sampler="speculative"), None)
@@ -580,13 +670,16 @@ def test_what_stale_anchors_cannot_do_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
 @pytest.mark.parametrize(
-    ("sampler", "anchor_every"), [("speculative", 1), ("ancestral", 1), ("confidence", 1), ("ancestral", 2)]
+    ("sampler", "anchor_every", "verify"),
+    [("speculative", 1, True), ("speculative", 1, False), ("ancestral", 1, True), ("ancestral", 2, True)],
 )
-def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(sampler, anchor_every, masked_keys):
-    method, network = speculative(3, 40, method="adlm", masked_keys=masked_keys)
+def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(
+    sampler, anchor_every, verify, masked_keys
+):
+    method, network = speculative(3, 40, method="adlm", masked_keys=masked_keys, chain=5)
     canvas = torch.full((5, 40), MASK, device="cuda")
     canvas[:, :3] = torch.tensor([BOS, 1, 2], device="cuda")
-    sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every, drafts=2)
+    sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every, drafts=2, verify=verify)
     plain, eager, replayed = (
         list(method.generate(each, canvas.to(device), sampling, RowRng(1, range(5))))
         for each, device in (
@@ -601,12 +694,13 @@ def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(sa
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_the_kernels_draft_and_verify_as_the_plain_forms_do():
+@pytest.mark.parametrize("verify", [True, False])
+def test_on_a_gpu_the_kernels_draft_and_verify_as_the_plain_forms_do(verify):
     """In float32 nearly all greedy tokens are those of float64 on the host; without the kernels as with them."""
-    method, network = speculative(3, 40, hidden=64, heads=4)
+    method, network = speculative(3, 40, hidden=64, heads=4, chain=5)
     canvas = torch.full((8, 40), MASK)
     canvas[:, :2] = torch.tensor([BOS, 1])
-    sampling = Sampling(sampler="speculative", temperature=0.0, drafts=2)
+    sampling = Sampling(sampler="speculative", temperature=0.0, drafts=2, verify=verify)
     exact = last_frame(method.generate(FrozenNetwork(network), canvas, sampling, RowRng(1, range(8)))).ids
     frozen = FrozenNetwork(network.float().cuda(), torch.float32)
     fast = last_frame(method.generate(frozen, canvas.cuda(), sampling, RowRng(1, range(8)))).ids

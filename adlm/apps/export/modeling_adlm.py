@@ -31,7 +31,7 @@ from adlm.models.transformer import Transformer
 from adlm.registry import SCHEDULES
 from adlm.sampling.rng import categorical
 from adlm.sampling.shaping import shape
-from adlm.sampling.speculative import Drafts, draw_drafts, verify
+from adlm.sampling.speculative import Drafts, draft_beliefs, draw_drafts, verify, without_chain
 
 IGNORED = -100  # the label of a token that is not predicted, as everywhere in transformers
 ANCHOR_RULES_OF_IDS = {"count": count, "all": every, "random": random}  # the rules that need no training text
@@ -66,7 +66,7 @@ class AdlmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def get_output_embeddings(self) -> Head:
         """The head of the denoiser, or of the only network."""
-        return self.network._head if isinstance(self.network, AnchoredTransformer) else self.network.head
+        return self.network.head
 
     def _first_network(self) -> Transformer:
         return self.network.anchor if isinstance(self.network, AnchoredTransformer) else self.network
@@ -435,7 +435,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         return int(self.config.model["block_length"])
 
     def _read(self, ids: Tensor, cache: KeyValueCache, visible: Tensor, positions: Tensor, num_kept: int) -> Tensor:
-        """Logits (n, V) after the text in the cache and n tokens ids (n,); `visible` (n, n) is their attention.
+        """Hidden states (n, d) after the text in the cache and n tokens ids (n,); `visible` (n, n) is their attention.
 
         The first `num_kept` tokens are appended to the cache.
         """
@@ -450,7 +450,7 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
             else:
                 hidden = network.trunk(network.embedding(ids[None]), layout=layout)
         cache.length += num_kept
-        return self.get_output_embeddings()(hidden[0])  # type: ignore[no-any-return]
+        return hidden[0]
 
     def _fill_blocks(self, row: Tensor, num_given: int, options: SamplingOptions, uniforms: Uniforms) -> Tensor:
         """Ancestral sampling of one row (1, L), block by block."""
@@ -469,8 +469,8 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
                 visible = torch.ones(num, num, dtype=torch.bool, device=z.device).tril()
                 visible[kept:, kept:] = True  # the last token before the block, and the block
                 positions = torch.arange(cache.length, stop, device=z.device)
-                logits = self._read(z[cache.length : stop], cache, visible, positions, kept)[kept:-1]
-                log_beliefs = clean_log_beliefs(logits[revealed], self._mask_id)
+                hidden = self._read(z[cache.length : stop], cache, visible, positions, kept)[kept:-1]
+                log_beliefs = clean_log_beliefs(self.network.head(hidden[revealed]), self._mask_id)
                 if alpha_s is None:  # where the schedule has alpha_0 < 1
                     z[start:stop][revealed] = log_beliefs.argmax(dim=-1)
                 else:
@@ -496,19 +496,23 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
         while known < len(z):
             tokens = torch.cat([z[known - 1 : known], drafts.tokens[0]])
             blocks = torch.cat([tokens[:, None], tokens.new_full((k + 1, k + 1), self._mask_id)], dim=1).flatten()
-            logits = self._read(torch.cat([tokens, blocks]), cache, visible, known - 1 + offsets, k + 1)
-            log_p = clean_log_beliefs(logits[: k + 1], self._mask_id)
+            hidden = self._read(torch.cat([tokens, blocks]), cache, visible, known - 1 + offsets, k + 1)
+            log_p = clean_log_beliefs(self.network.head(hidden[: k + 1]), self._mask_id)
             accepted, token, _ = verify(log_p[None], drafts, uniforms(1, k + 1), options)
             num = int(accepted)
             cache.cut(known + num)
             new = torch.cat([drafts.tokens[0, :num], token])[: len(z) - known]
             z[known : known + len(new)] = new
-            first = k + 1 + num * (k + 2) + 1
-            log_q = clean_log_beliefs(logits[first : first + k], self._mask_id)
-            known, drafts = known + len(new), draw_drafts(log_q[None], uniforms(1, k), options)
+            first, chained = k + 1 + num * (k + 2), self._chained if self.network.chain else without_chain
+            log_q = draft_beliefs(hidden[None, first : first + k + 1], chained, self.network.head, self._mask_id)
+            known, drafts = known + len(new), draw_drafts(log_q, token, uniforms(1, k), options)
             if _end_text(z, num_given, known, eos_id):
                 break
         return z[None]
+
+    def _chained(self, state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+        assert self.network.chain is not None
+        return self.network.chain(state, before, self.network.embedding(tokens))  # type: ignore[no-any-return]
 
 
 def _end_text(z: Tensor, num_given: int, num_known: int, eos_id: int | None) -> bool:
