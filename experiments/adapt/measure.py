@@ -26,14 +26,16 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--name", default="", help="how to name it in the results")
     parser.add_argument("--texts", nargs="+", required=True, help="NAME=FILE")
-    parser.add_argument("--estimators", nargs="+", default=["any-order", "left-to-right", "causal"])
+    parser.add_argument("--estimators", nargs="+", help="by default all that the model has")
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--length", type=int, help="tokens of a row; by default those of the model")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lm = adlm.load(options.model, device)
-    estimators = ["exact"] if lm.method.exact else options.estimators
+    bound = "nelbo" if lm.config.time.steps else "any-order"
+    own = [bound, "left-to-right", "causal", *(["chained"] if lm.config.model.chain else [])]
+    estimators = ["exact"] if lm.method.exact else options.estimators or own
     for text in options.texts:
         name, _, path = text.partition("=")
         content = Path(path).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Seconds for 256 tokens and tokens per network call: the causal model, draft and verify, and block sampling.
 
-    python experiments/adapt/speed.py --causal runs/causal --blocks runs/blocks4 --out speed.jsonl
+    python experiments/adapt/speed.py --causal runs/causal --blocks runs/blocks4 runs/blocks16 --out speed.jsonl
 
 Every run is timed after one of the same shape that warms it up. The prompt is bos alone.
 """
@@ -52,28 +52,37 @@ def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--causal", required=True)
-    parser.add_argument("--blocks", required=True)
+    parser.add_argument("--blocks", nargs="+", required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--texts", type=int, default=0, help="texts to keep of each run")
+    parser.add_argument("--texts", type=int, default=0, help="texts to keep of each run with the most rows")
+    parser.add_argument("--short", action="store_true", help="only the samplers that take one pass for many tokens")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs = [(options.causal, {"sampler": "ancestral"})]
-    runs += [(options.blocks, {"sampler": "speculative"})]
-    runs += [(options.blocks, {"sampler": "confidence", "steps": steps}) for steps in (4, 2, 1)]
-    runs += [(options.blocks, {"sampler": "threshold", "threshold": 0.8})]
-    models: dict[str, LanguageModel] = {}
-    for model, sampler in runs:
-        lm = models.setdefault(model, adlm.load(model, device))
-        for shaping in ({}, {"top_p": 0.9}, {"temperature": 0.0}):
-            for num_rows in options.rows:
-                if shaping and num_rows != 1:
-                    continue
-                result = {"model": model, **timed(lm, num_rows, sampler | shaping, options.texts)}
-                print(json.dumps({key: value for key, value in result.items() if key != "texts"}), flush=True)
-                if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(result) + "\n")
+    for model in (options.causal, *options.blocks):
+        lm = adlm.load(model, device)
+        for sampler in samplers_of(lm, options.short):
+            for shaping in ({"top_p": 1.0}, {"top_p": 0.9}, {"temperature": 0.0, "top_p": 1.0}):
+                for num_rows in options.rows:
+                    texts = options.texts if num_rows == max(options.rows) else 0
+                    result = {"model": model, **timed(lm, num_rows, sampler | shaping, texts)}
+                    print(json.dumps({key: value for key, value in result.items() if key != "texts"}), flush=True)
+                    if options.out:
+                        with options.out.open("a") as file:
+                            file.write(json.dumps(result) + "\n")
+
+
+def samplers_of(lm: LanguageModel, short: bool) -> list[dict[str, object]]:
+    if lm.method.exact:
+        return [{"sampler": "ancestral"}]
+    length = lm.config.model.block_length
+    runs: list[dict[str, object]] = [{"sampler": "speculative"}]
+    if lm.config.model.chain:
+        runs += [{"sampler": "speculative", "verify": False}]
+    if not short:
+        runs += [{"sampler": "confidence", "steps": steps} for steps in (length, length // 2, length // 4)]
+        runs += [{"sampler": "threshold", "threshold": 0.8}, {"sampler": "left-to-right"}]
+    return runs
 
 
 if __name__ == "__main__":
