@@ -372,6 +372,8 @@ class Train:
     """Learning rate of the bridge, as a multiple of train.learning_rate."""
     causal_weight: Rate = 0.0
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
+    align_weight: Rate = 0.0
+    """Block-causal: weight of 1 - cosine of the noisy and the clean copy's hidden states, over layers and masks."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     infill: Share = 0.0

@@ -97,7 +97,7 @@ class Adlm(Anchored, MaskedDiffusion):
         if gamma is not None:
             anchors = self.anchors(x, pad) if noised.given is None else self.anchors(x, pad) & ~noised.given
             anchor_weights = anchor_weight(base, anchors, masked, anchor.positions)
-        options = self.score_options(noised) | self.causal_options(x, pad, noised.given)
+        options = self.score_options(noised) | self.causal_options(x, noised, pad)
         scored, anchor_scored = network.score(
             noised.z, x, weight, anchor_weights, self.mask_id, *self.conditioning(noised, pad), **options
         )

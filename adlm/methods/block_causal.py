@@ -153,9 +153,15 @@ class BlockCausal(MaskedDiffusion):
     def score_options(self, noised: NoisedBatch) -> dict[str, Any]:
         return super().score_options(noised) | {"first_block": noised.first_block}
 
-    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
-        weight = self.config.train.causal_weight
-        return {"causal_weight": weight * self.predicted(x, pad, given).float()} if weight else {}
+    def causal_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
+        train, predicted, options = self.config.train, self.predicted(x, pad, noised.given).float(), {}
+        if train.causal_weight:
+            options["causal_weight"] = train.causal_weight * predicted
+        if train.align_weight:  # the mean over the masked tokens of a row, which counts as often as it has tokens
+            masked = self.masked_positions(noised.z, pad).float()
+            each = predicted.sum(dim=1, keepdim=True) / masked.sum(dim=1, keepdim=True).clamp(min=1)
+            options["align_weight"] = train.align_weight * masked * each
+        return options
 
     # Exact likelihoods
 

@@ -115,18 +115,21 @@ class MaskedDiffusion:
         """The loss of a given noised batch."""
         raise NotImplementedError
 
-    def causal_options(self, x: Tensor, pad: Tensor | None, given: Tensor | None) -> dict[str, Any]:
+    def causal_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
         """What `score` needs for terms of the loss that are not in the bound; only block-causal methods have one."""
         return {}
 
     def loss_of(
         self, scored: Scored, weight: Tensor, x: Tensor, pad: Tensor | None, given: Tensor | None = None
     ) -> Loss:
-        """The denoiser's term of the loss, and the next-token term of block-causal networks if it was scored."""
+        """The denoiser's term of the loss, and the terms of a block-causal network's clean copy that were scored."""
         causal = scored.causal
         total, parts = scored.total, {"nelbo": scored.total.detach()}
         if causal is not None:
             total, parts = total + causal.total, parts | {"causal": causal.nats.sum()}
+        if scored.misalignment is not None:
+            total = total + scored.misalignment
+            parts = parts | {"align": scored.misalignment.detach() / self.config.train.align_weight}
         return Loss(total, weight * scored.nats, self.predicted(x, pad, given).sum(), parts)
 
     def noise(

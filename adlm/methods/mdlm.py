@@ -22,6 +22,6 @@ class Mdlm(MaskedDiffusion):
     ) -> Loss:
         """The NELBO's weight times the cross-entropy at masked positions; the same at any `progress`."""
         weight = self.weight(noised) * self.masked_positions(noised.z, pad)
-        options = self.score_options(noised) | self.causal_options(x, pad, noised.given)
+        options = self.score_options(noised) | self.causal_options(x, noised, pad)
         scored = network.score(noised.z, x, weight, self.mask_id, *self.conditioning(noised, pad), **options)
         return self.loss_of(scored, weight, x, pad, noised.given)

@@ -42,6 +42,8 @@ class Scored:
     """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
     causal: "Scored | None" = None
     """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
+    misalignment: Tensor | None = None
+    """Of block-causal networks, if it was asked for: see `Places.misalignment`; a scalar with a gradient."""
 
 
 class TiedHead(nn.Module):
