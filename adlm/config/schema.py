@@ -376,6 +376,8 @@ class Train:
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
     chain_weight: Rate = 1.0
     """Weight of the chain's loss, in blocks that are masked as a whole; it has none without model.chain."""
+    align_weight: Rate = 0.0
+    """Block-causal: weight of 1 - cosine of the noisy and the clean copy's hidden states, over layers and masks."""
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     infill: Share = 0.0

@@ -14,6 +14,12 @@ def method_of(config: Config) -> Method:
         from adlm.methods.block_causal import block_causal
 
         method = block_causal(config)
+    elif config.train.align_weight:
+        raise UserError(
+            f"train.align_weight {config.train.align_weight:g} is for block-causal adlm and mdlm, and "
+            "model.block_length is 0; leave it out, or use method=mdlm model.block_length=4",
+            "train.align_weight",
+        )
     if config.model.chain and config.model.block_length < 2:
         raise UserError(
             f"model.chain {config.model.chain} is for text blocks of several tokens, and model.block_length is "

@@ -163,6 +163,10 @@ class BlockCausal(MaskedDiffusion):
             cut = self.text_blocks.cut(x.shape[1], noised.first_block)
             chained = chained_tokens(masked if pad is None else masked | pad, cut) & predicted
             options["chain_weight"] = train.chain_weight * chained.float()
+        if train.align_weight:  # the mean over the masked tokens of a row, which counts as often as it has tokens
+            masked = self.masked_positions(noised.z, pad).float()
+            each = predicted.sum(dim=1, keepdim=True) / masked.sum(dim=1, keepdim=True).clamp(min=1)
+            options["align_weight"] = train.align_weight * masked * each
         return options
 
     # Exact likelihoods

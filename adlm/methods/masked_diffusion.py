@@ -127,6 +127,9 @@ class MaskedDiffusion:
         for name, other in (("causal", scored.causal), ("chain", scored.chained)):
             if other is not None:
                 total, parts = total + other.total, parts | {name: other.nats.sum()}
+        if scored.misalignment is not None:
+            total = total + scored.misalignment
+            parts = parts | {"align": scored.misalignment.detach() / self.config.train.align_weight}
         return Loss(total, weight * scored.nats, self.predicted(x, pad, given).sum(), parts)
 
     def noise(

@@ -58,6 +58,8 @@ class PairHidden:
     denoiser: Tensor
     early: Tensor | None
     """Those of the second anchor head, if there is one."""
+    states: list[Tensor]
+    """After every block of both networks, if they were to be kept; else empty."""
 
 
 class AnchoredTransformer(nn.Module):
@@ -92,6 +94,7 @@ class AnchoredTransformer(nn.Module):
         cross: Callable[..., Tensor] | None = None,
         layout: Layout | None = None,
         stale: Places | None = None,
+        keep_states: bool = False,
     ) -> PairHidden:
         """`cross` replaces the forward of the bridge. With a `layout`, z are the ids of places.
 
@@ -102,11 +105,13 @@ class AnchoredTransformer(nn.Module):
         current = embedded
         if stale is not None:
             embedded, anchor_layout = self.anchor.embedding(stale.ids), stale.layout
-        stream = self.anchor.trunk.residual_stream(embedded, sigma, pad, None, self.early_blocks, anchor_layout)
+        stream = self.anchor.trunk.residual_stream(
+            embedded, sigma, pad, None, self.early_blocks, anchor_layout, keep_states
+        )
         anchor_hidden = self.anchor.trunk.finish(stream.last, stream.condition)
         early = None if self.early is None else self.early.trunk.finish(stream.early, stream.condition)
         if self.denoiser is None:
-            return PairHidden(anchor_hidden, anchor_hidden, early)
+            return PairHidden(anchor_hidden, anchor_hidden, early, stream.states)
         bridge = self.denoiser.bridge
         bridge_input = stream.last if bridge.continues_stream else anchor_hidden
         bridged = (cross or bridge)(bridge_input, self.anchor.head).to(anchor_hidden.dtype)
@@ -115,7 +120,8 @@ class AnchoredTransformer(nn.Module):
         if stale is not None:
             bridged = bridged + (current - embedded)
         condition = stream.condition if bridge.continues_stream else None
-        return PairHidden(anchor_hidden, self.denoiser.trunk(bridged, sigma, pad, condition, layout), early)
+        hidden, states = self.denoiser.trunk.hidden_and_states(bridged, sigma, pad, condition, layout, keep_states)
+        return PairHidden(anchor_hidden, hidden, early, stream.states + states)
 
     @property
     def head(self) -> Head:
@@ -175,6 +181,7 @@ class AnchoredTransformer(nn.Module):
         pad: Tensor | None = None,
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
+        align_weight: Tensor | None = None,
         stale: Tensor | None = None,
         chain_weight: Tensor | None = None,
     ) -> tuple[Scored, Scored | None]:
@@ -187,23 +194,26 @@ class AnchoredTransformer(nn.Module):
         """
         positions = Positions(weight)
         anchor_positions = None if anchor_weight is None else Positions(anchor_weight)
-        blocks, causal, chained = self.anchor.text_blocks, None, None
+        blocks, causal, chained, misalignment = self.anchor.text_blocks, None, None, None
         if blocks is None:
             hidden = self._hidden(z, sigma, pad)
         else:
             places = blocks.places(x, z, pad, first_block)
             read = None if stale is None else blocks.places(x, stale, pad, first_block)
-            both = self._hidden(places.ids, None, None, layout=places.layout, stale=read)
+            keep_states = align_weight is not None
+            both = self._hidden(places.ids, None, None, None, places.layout, read, keep_states)
             early = None if both.early is None else places.noisy(both.early)
-            hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early)
+            hidden = PairHidden(places.noisy(both.anchor), places.noisy(both.denoiser), early, [])
             if causal_weight is not None:
                 causal = score_positions(places.clean(both.denoiser), self.head, x, causal_weight, mask_id)
             if chain_weight is not None and self.chain is not None:
                 cut = blocks.cut(x.shape[1], first_block)
                 states = self.chain.states(hidden.denoiser, self.embedding(x), cut)
                 chained = score_positions(states, self.head, x, chain_weight, mask_id)
+            if align_weight is not None:  # stale places have the same outputs
+                misalignment = places.misalignment(both.states, align_weight)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)
-        scored = replace(scored, causal=causal, chained=chained)
+        scored = replace(scored, causal=causal, chained=chained, misalignment=misalignment)
         if anchor_weight is None:
             return scored, None
         anchor = score_positions(hidden.anchor, self.anchor.head, x, anchor_weight, positions=anchor_positions)

@@ -44,6 +44,8 @@ class Scored:
     """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
     chained: "Scored | None" = None
     """The same, of the tokens of a block given those before them in it, by the chain."""
+    misalignment: Tensor | None = None
+    """Of block-causal networks, if it was asked for: see `Places.misalignment`; a scalar with a gradient."""
 
 
 class TiedHead(nn.Module):

@@ -13,6 +13,7 @@ Shapes: B rows of L tokens, P places that the network reads, n blocks of at most
 nothing to do with a block of layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -104,6 +105,19 @@ class Places:
     def clean(self, hidden: Tensor) -> Tensor:
         """(B, L, d), those of the clean copy, which predict each token from the clean text before it."""
         return F.pad(hidden.index_select(1, self.clean_outputs), (0, 0, 1, 0))
+
+    def misalignment(self, states: Sequence[Tensor], weight: Tensor) -> Tensor:
+        """sum over tokens of weight (B, L) * the mean over `states`, each (B, P, d), of 1 - cos(noisy, clean).
+
+        Of both copies these are the hidden states that predict the token. The clean one is a target without gradient.
+        """
+        total = weight.new_zeros(())
+        for hidden in states:
+            noisy, clean = hidden.index_select(1, self.outputs), hidden.detach().index_select(1, self.clean_outputs)
+            if hidden.dtype != torch.float64:
+                noisy, clean = noisy.float(), clean.float()
+            total = total + (weight[:, 1:] * (1 - F.cosine_similarity(noisy, clean, dim=-1))).sum()
+        return total / len(states)
 
 
 @dataclass(frozen=True)

@@ -202,8 +202,20 @@ class Trunk(nn.Module):
 
         `layout` has the positions and the attention of block-causal networks, `pad` included.
         """
-        stream = self.residual_stream(h, sigma, pad, condition, layout=layout)
-        return self.finish(stream.last, stream.condition)
+        return self.hidden_and_states(h, sigma, pad, condition, layout, keep_states=False)[0]
+
+    def hidden_and_states(
+        self,
+        h: Tensor,
+        sigma: Tensor | None,
+        pad: Tensor | None,
+        condition: Tensor | None,
+        layout: Layout | None,
+        keep_states: bool,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output of `forward`, and `ResidualStream.states`."""
+        stream = self.residual_stream(h, sigma, pad, condition, layout=layout, keep_states=keep_states)
+        return self.finish(stream.last, stream.condition), stream.states
 
     def residual_stream(
         self,
@@ -213,8 +225,9 @@ class Trunk(nn.Module):
         condition: Tensor | None = None,
         early_blocks: int = 0,
         layout: Layout | None = None,
+        keep_states: bool = False,
     ) -> "ResidualStream":
-        """The output of the blocks, before the final norm; also after `early_blocks` of them."""
+        """The output of the blocks, before the final norm; also after `early_blocks` of them, or after each."""
         positions = h.shape[1] if layout is None else layout.positions
         angles = rotary_angles(positions, self.head_width, like=h, base=self.rotary_base)
         if self.positions is not None:
@@ -225,11 +238,13 @@ class Trunk(nn.Module):
         if self.condition is not None:
             precise = torch.float64 if h.dtype == torch.float64 else torch.float32
             condition = self.condition(h.new_zeros(1, dtype=precise) if sigma is None else sigma.to(precise))
-        early = h
+        early, states = h, []
         for number, block in enumerate(self.blocks, 1):
             h = block(h, angles, condition, visible)
             early = h if number == early_blocks else early
-        return ResidualStream(h, early, condition)
+            if keep_states:
+                states.append(h)
+        return ResidualStream(h, early, condition, states)
 
     def finish(self, h: Tensor, condition: Tensor | None) -> Tensor:
         """The final norm, modulated."""
@@ -249,6 +264,8 @@ class ResidualStream:
     """(B, L, d), after the first `early_blocks` blocks; the input if it is 0."""
     condition: Tensor | None
     """The time condition (1, c) or (B, c)."""
+    states: list[Tensor]
+    """(B, L, d) each, after every block, if they were to be kept; else empty."""
 
 
 def attendable(pad: Tensor) -> Tensor:
@@ -310,26 +327,31 @@ class Transformer(nn.Module):
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
         chain_weight: Tensor | None = None,
+        align_weight: Tensor | None = None,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
         wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
-        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's.
+        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, and
+        `align_weight` that of the copies' misalignment.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
             return score_positions(self.hidden(z, sigma, pad), self.head, x, weight, mask_id, positions)
         places = self.text_blocks.places(x, z, pad, first_block)
-        hidden = self.trunk(self.embedding(places.ids), layout=places.layout)
+        hidden, states = self.trunk.hidden_and_states(
+            self.embedding(places.ids), None, None, None, places.layout, align_weight is not None
+        )
         noisy, causal, chained = places.noisy(hidden), None, None
         scored = score_positions(noisy, self.head, x, weight, mask_id, positions)
         if causal_weight is not None:
             causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
         if chain_weight is not None and self.chain is not None:
-            states = self.chain.states(noisy, self.embedding(x), self.text_blocks.cut(x.shape[1], first_block))
-            chained = score_positions(states, self.head, x, chain_weight, mask_id)
-        return replace(scored, causal=causal, chained=chained)
+            chain = self.chain.states(noisy, self.embedding(x), self.text_blocks.cut(x.shape[1], first_block))
+            chained = score_positions(chain, self.head, x, chain_weight, mask_id)
+        misalignment = None if align_weight is None else places.misalignment(states, align_weight)
+        return replace(scored, causal=causal, chained=chained, misalignment=misalignment)
 
     def nats_at_positions(
         self,

@@ -17,8 +17,8 @@ from adlm.likelihood.conditional import ConditionalRow, ConditionalSettings, con
 from adlm.likelihood.estimators import ESTIMATORS
 from adlm.methods import method_of
 from adlm.methods.masked_diffusion import NoisedBatch
-from adlm.models.text_blocks import TextBlocks
-from adlm.models.transformer import Transformer
+from adlm.models.text_blocks import Places, TextBlocks
+from adlm.models.transformer import Transformer, Trunk
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
 
@@ -192,6 +192,113 @@ def test_the_next_token_loss_of_the_clean_copy_is_that_of_the_causal_network():
     assert float(loss.total.detach() - loss.parts["nelbo"]) == pytest.approx(float(expected) / 2, abs=1e-5)
 
 
+def aligned(config: Config, weight: float = 0.7) -> Config:
+    return replace(config, train=replace(config.train, align_weight=weight))
+
+
+def misalignment_by_loops(network, x, z, pad, first_block: int, block_length: int, score) -> float:
+    """From the outputs of all layers: per row, the mean over layers and masked tokens, times its predicted tokens."""
+    states: list[torch.Tensor] = []
+    layers = [layer for trunk in network.modules() if isinstance(trunk, Trunk) for layer in trunk.blocks]
+    hooks = [layer.register_forward_hook(lambda _, __, output: states.append(output.detach())) for layer in layers]
+    score()
+    for hook in hooks:
+        hook.remove()
+    assert len(states) == len(layers) > 1
+    length = x.shape[1]
+    bounds = TextBlocks(block_length).cut(length, first_block).bounds
+    noisy_place, num_noisy = {}, 0  # of the state after token l - 1, which predicts token l
+    for start, stop in bounds:  # [x_(s-1), z_s, ..., z_e]
+        noisy_place |= {token: num_noisy + token - start for token in range(start, stop)}
+        num_noisy += 1 + stop - start
+    total = 0.0
+    for row in range(len(x)):
+        text = [token for token in range(1, length) if not pad[row, token]]
+        each = [
+            1 - float(torch.dot(noisy, clean) / (noisy.norm() * clean.norm()))
+            for token in text
+            if z[row, token] == MASK
+            for state in states
+            for noisy, clean in [(state[row, noisy_place[token]], state[row, num_noisy + token - 1])]
+        ]
+        total += len(text) * sum(each) / max(1, len(each))
+    return total
+
+
+@pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
+@pytest.mark.parametrize(("method_name", "anchor_every"), [("mdlm", 1), ("adlm", 1), ("adlm", 2)])
+def test_the_alignment_term_is_that_of_a_loop_over_layers_and_masks(method_name, anchor_every, masked_keys):
+    config = tiny(3, length=9, method=method_name, masked_keys=masked_keys)
+    if anchor_every > 1:
+        time, sampling = replace(config.time, steps=4), Sampling(steps=4, anchor_every=anchor_every)
+        config = replace(config, time=time, sampling=sampling)
+    config = replace(config, train=replace(config.train, random_blocks=True))
+    method, network = built(aligned(config))
+    x, pad = torch.randint(3, (6, 9)), torch.zeros(6, 9, dtype=torch.bool)
+    pad[1, 5:] = True
+    noised = method.noise(x, pad, BatchRng(torch.Generator().manual_seed(4)), 0.3)
+    assert noised.first_block != 3
+    loss = method.loss_at(network, x, noised, pad)
+    expected = misalignment_by_loops(
+        network, x, noised.z, pad, noised.first_block, 3, lambda: method.loss_at(network, x, noised, pad)
+    )
+    assert expected > 0.1
+    assert float(loss.parts["align"]) == pytest.approx(expected, rel=1e-6)
+    plain = method_of(config).loss_at(network, x, noised, pad)
+    assert float((loss.total - plain.total).detach()) == pytest.approx(0.7 * expected, rel=1e-5)
+
+
+def test_without_a_weight_there_is_no_alignment_and_with_one_the_bound_is_unchanged(monkeypatch):
+    config, x = tiny(2, length=8), torch.randint(3, (5, 8))
+    method, network = built(aligned(config))
+    rng = lambda: BatchRng(torch.Generator().manual_seed(0))  # noqa: E731
+    with_term = method.loss(network, x, None, 1.0, rng())
+    monkeypatch.setattr(Places, "misalignment", None)
+    loss = method_of(config).loss(network, x, None, 1.0, rng())
+    assert "align" in with_term.parts
+    assert "align" not in loss.parts
+    assert torch.equal(loss.total.detach(), with_term.parts["nelbo"])
+    assert torch.equal(loss.nats, with_term.nats)
+    assert network.trunk.residual_stream(torch.randn(1, 8, 16).double()).states == []
+
+
+def test_the_clean_copy_is_a_target_without_gradient():
+    x = torch.randint(3, (2, 7))
+    places = TextBlocks(3).places(x, x)
+    hidden = torch.randn(2, places.ids.shape[1], 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]).expand(2, 7)
+    places.misalignment([hidden], weight).backward()
+    moved = hidden.grad.abs().sum(dim=(0, 2)).nonzero()[:, 0].tolist()
+    assert moved == [0, 2, 4, 6]  # places 0 and 4 are the last token before a block, which predict its first
+
+
+def test_blocks_of_one_token_with_hidden_masks_are_aligned():
+    """The noisy copy computes what the clean one does, so any shift between the two would show."""
+    method, network = built(aligned(tiny(1, length=8, masked_keys="hidden")))
+    loss = method.loss(network, torch.randint(3, (5, 8)), None, 1.0, BatchRng(torch.Generator().manual_seed(0)))
+    assert float(loss.parts["align"]) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+def test_training_with_the_alignment_term_lowers_the_misalignment(method_name):
+    config, x = tiny(3, length=10, method=method_name), torch.randint(3, (8, 10))
+    measure = method_of(aligned(config))
+
+    def after(weight: float, steps: int) -> float:
+        method, network = built(aligned(config, weight))
+        optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+        for step in range(steps):
+            optimizer.zero_grad()
+            method.loss(network, x, None, 1.0, BatchRng(torch.Generator().manual_seed(step))).mean.backward()
+            optimizer.step()
+        loss = measure.loss(network, x, None, 1.0, BatchRng(torch.Generator().manual_seed(99)))
+        return float(loss.parts["align"] / loss.num_tokens)
+
+    trained = after(2.0, 30)
+    assert trained < 0.7 * after(2.0, 0)
+    assert trained < 0.7 * after(0.0, 30)
+
+
 @pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
 @pytest.mark.parametrize("block_length", [1, 2, 3])
 def test_the_exact_likelihoods_are_those_of_their_samplers(block_length, method_name):
@@ -302,6 +409,9 @@ def test_a_text_ends_with_its_first_end_of_text_token(method_name, sampler):
 def test_wrong_options_are_refused():
     with pytest.raises(UserError, match="block_length 2 is for adlm and mdlm, not ar"):
         method_of(tiny(2, method="ar"))
+    for method_name in ("mdlm", "ar"):
+        with pytest.raises(UserError, match="align_weight 7 is for block-causal adlm and mdlm"):
+            method_of(aligned(tiny(0, method=method_name), 7))
     noisy_end = replace(tiny(2), schedule=replace(Config().schedule, eps=1e-3))
     with pytest.raises(UserError, match="every block has its own"):
         method_of(replace(noisy_end, model=replace(noisy_end.model, time_conditioning=True)))

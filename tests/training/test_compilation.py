@@ -54,6 +54,23 @@ def test_a_network_compiles_to_two_graphs_with_the_same_results(tiny_config):
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_hidden_states_for_alignment_are_kept_without_another_graph(tiny_config):
+    train, model = replace(tiny_config.train, align_weight=1.0), replace(tiny_config.model, block_length=3)
+    method = method_of(replace(tiny_config, method="mdlm", train=train, model=model))
+    network = randomized(method.build().double()).eval()
+    x = torch.randint(7, (4, 8), generator=seeded())
+    expected = method.loss(network, x, None, 0.5, batch_rng(1))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert compile_trunks(network, backend="eager") == ""
+    loss = method.loss(network, x, None, 0.5, batch_rng(1))
+    torch.testing.assert_close(loss.total, expected.total)
+    assert float(loss.parts["align"]) == pytest.approx(float(expected.parts["align"]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    torch._dynamo.reset()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.filterwarnings("ignore")

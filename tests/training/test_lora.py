@@ -170,6 +170,20 @@ PROCESSES = {
 }
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_alignment_term_lowers_the_misalignment_and_is_the_same_for_any_micro_batch(tmp_path, rank):
+    folders = small_model(tmp_path / "base", "mdlm", block_length=4), corpus(tmp_path, lines=100)
+    words = [f"train.lora_rank={rank}", "train.steps=20", "train.log_every=5", "train.learning_rate=3e-3"]
+    words += ["train.precision=float64", "model.dropout=0"]
+    run(folders, tmp_path / "whole", *words, "train.align_weight=20")
+    split = ["train.micro_batch=2", "train.recompute=true"]
+    run(folders, tmp_path / "split", *words, "train.align_weight=20", *split)
+    run(folders, tmp_path / "none", *words, "train.align_weight=1e-9")  # logged, but without effect
+    whole = logged(tmp_path / "whole")
+    assert logged(tmp_path / "split") == [pytest.approx(line, rel=1e-6) for line in whole]
+    assert whole[-1]["align"] < 0.8 * logged(tmp_path / "none")[-1]["align"]
+
+
 def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     base, prepared = folders
     run(folders, tmp_path / "first", "train.steps=3")
