@@ -317,43 +317,93 @@ def adapt_bits() -> str:
     return markdown(["bits per byte", "", "Wikipedia", "minus fine-tuned", "books", "minus fine-tuned"], lines)
 
 
+def adapt_blocks() -> str:
+    """Wikipedia / books."""
+
+    def pair(model: str, estimator: str) -> str:
+        return " / ".join(bits(model, text, estimator).partition(" ")[0] for text in ("enwiki", "books"))
+
+    lines = [
+        ["causal, as it is", "", pair("base", "exact"), "", ""],
+        ["causal, fine-tuned", "", pair("causal-mix", "exact"), "", ""],
+    ]
+    for model, title in (
+        ("blocks4", "blocks of 4"),
+        ("blocks8", "blocks of 8"),
+        ("blocks16", "blocks of 16"),
+        ("anchored4", "anchored, blocks of 4 ¹"),
+        ("anchored4-once", "the same, anchor network once a block ¹"),
+        ("lora-mix", "LoRA, blocks of 4: the box"),
+    ):
+        bound = "nelbo" if model.startswith("anchored") else "any-order"
+        lines.append([title, *(pair(model, estimator) for estimator in ("left-to-right", "causal", "chained", bound))])
+    head = ["left to right, exact", "causal copy, exact", "one call a block, exact", "random order, bound"]
+    return markdown(["bits per byte, Wikipedia / books", *head], lines)
+
+
+ADAPT_RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("causal, fine-tuned", "causal-mix", {"sampler": "ancestral"}),
+    ("`speculative`, all weights", "blocks4", {"sampler": "speculative"}),
+    ("`speculative`, the box", "lora-mix", {"sampler": "speculative"}),
+    ("`speculative`, `verify=false`, all weights", "blocks4", {"sampler": "speculative", "verify": False}),
+    ("`speculative`, `verify=false`, the box", "lora-mix", {"sampler": "speculative", "verify": False}),
+)
+
+
 def adapt_speed() -> str:
     lines = []
-    for title, options in (
-        ("causal, fine-tuned", {"sampler": "ancestral"}),
-        ("`speculative`", {"sampler": "speculative"}),
-        ("`confidence`, 4 steps", {"sampler": "confidence", "steps": 4}),
-        ("`confidence`, 2 steps", {"sampler": "confidence", "steps": 2}),
-        ("`confidence`, 1 step", {"sampler": "confidence", "steps": 1}),
-        ("`threshold` 0.8", {"sampler": "threshold", "threshold": 0.8}),
-    ):
-        runs = {run["rows"]: run for run in reversed(adapted("speed.jsonl")) if run["options"] == options}
-        first, last = runs[1], runs[64]
-        milliseconds = [f"{1000 * run['seconds'] / run['calls']:.2f}" for run in (first, last)]
+    for title, model, options in ADAPT_RUNS:
+        runs = {
+            run["rows"]: run
+            for run in adapted("speed.jsonl")
+            if run["model"] == model and run["options"] == options | {"top_p": 1.0}
+        }
+        milliseconds = [f"{1000 * runs[rows]['seconds'] / runs[rows]['calls']:.2f}" for rows in (1, 64)]
         per_second = [f"{runs[rows]['tokens_per_second']:,.0f}" for rows in (1, 8, 64)]
-        lines.append([title, f"{last['tokens_per_call_of_a_row']:.2f}", *per_second, *milliseconds])
+        lines.append([title, f"{runs[64]['tokens_per_call_of_a_row']:.2f}", *per_second, *milliseconds])
     head = ["temperature 1", "tokens per call and row", "tokens/s, 1 row", "8 rows", "64 rows", "ms per call, 1 row"]
     return markdown([*head, "64 rows"], lines)
 
 
 def adapt_accepted() -> str:
     shapings: dict[str, dict[str, float]] = {
-        "temperature 1": {},
+        "temperature 1": {"top_p": 1.0},
         "`top_p` 0.9": {"top_p": 0.9},
-        "temperature 0.7": {"temperature": 0.7},
-        "greedy": {"temperature": 0.0},
+        "greedy": {"temperature": 0.0, "top_p": 1.0},
     }
-    lines = [
-        [title]
-        + [
-            f"{run['tokens_per_call_of_a_row']:.2f}"
+    lines = []
+    for title, model in (
+        ("without a chain, all weights", "full4"),
+        ("without a chain, LoRA", "lora4"),
+        ("with a chain, all weights", "blocks4"),
+        ("with a chain, LoRA: the box", "lora-mix"),
+    ):
+        found = {
+            str({"top_p": 1.0, "temperature": 1.0} | run["options"]): f"{run['tokens_per_call_of_a_row']:.2f}"
+            for run in adapted("speed.jsonl")
+            if run["model"] == model and run["rows"] == 64
+        }
+        shown = [
+            found[str({"top_p": 1.0, "temperature": 1.0, "sampler": "speculative"} | shaping)]
             for shaping in shapings.values()
-            for run in adapted("speed.jsonl")[-12:]
-            if run["model"] == model and run["options"] == {"sampler": "speculative"} | shaping
         ]
-        for model, title in (("full4", "all weights"), ("lora4", "LoRA"))
-    ]
+        lines.append([title, *shown])
     return markdown(["tokens per call and row", *shapings], lines)
+
+
+def adapt_judged() -> str:
+    lines = []
+    for row in adapted("judged.jsonl"):
+        judged, options = row["judged"], row["options"]
+        titles = {(model, str(run)): title for title, model, run in ADAPT_RUNS}
+        sampler = {name: value for name, value in options.items() if name != "top_p"}
+        title = titles.get((row["model"], str(sampler)), f"{row['model']}, `{options['sampler']}`")
+        cells = [
+            "{:.3f} ± {:.3f}".format(*judged[name]) for name in ("nats_per_byte", "nats_per_token", "entropy", "repeated")
+        ]
+        lines.append([title, f"{options['top_p']:g}", f"{row['tokens_per_call_of_a_row']:.2f}", *cells])
+    head = ["`top_p`", "tokens per call", "nats per byte", "nats per token", "entropy", "repeated"]
+    return markdown(["24 texts of 256 tokens", *head], lines)
 
 
 def summary() -> str:
@@ -435,7 +485,9 @@ CAUSAL_ROWS = {
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "adapt-bits": adapt_bits,
+    "adapt-blocks": adapt_blocks,
     "adapt-speed": adapt_speed,
+    "adapt-judged": adapt_judged,
     "adapt-accepted": adapt_accepted,
     "quickstart": quickstart,
     "anchoring": anchoring,

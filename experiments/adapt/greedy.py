@@ -16,6 +16,7 @@ import torch
 
 import adlm
 from adlm.canvas import Canvas
+from adlm.methods.inputs import vocabulary_of
 from adlm.sampling.frame import last_frame
 from adlm.sampling.settings import SampleSettings, sampling_with
 
@@ -32,9 +33,9 @@ def main() -> None:
     lm = adlm.load(options.model, "cuda" if torch.cuda.is_available() else "cpu")
     tokenizer, rows = lm.require_tokenizer(), []
     for document in options.text.read_text(encoding="utf-8").split("\n\n"):
-        ids = lm.bos_prefix([]) + tokenizer.encode(document)[:PROMPT]
-        if len(ids) == PROMPT + 1:
-            rows.append(ids + [lm.mask_id] * NEW)
+        ids = tokenizer.encode(document)[:PROMPT]
+        if len(ids) == PROMPT:
+            rows.append([*vocabulary_of(lm.config).row_boundaries[0], *ids] + [lm.mask_id] * NEW)
     canvas = Canvas(torch.tensor(rows[: options.rows]))
 
     def greedy(drafts: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from adlm.models.transformer import Transformer
 MODEL = Model(hidden=16, heads=2, blocks=2, denoiser_blocks=1, condition=8, dropout=0.5)
 LLAMA = Model(family="llama", hidden=16, heads=4, kv_heads=2, mlp=24, blocks=2, denoiser_blocks=1, rotary_base=300.0)
 QWEN = replace(LLAMA, kv_heads=1, qkv_bias=True, tie_embedding=True, norm_epsilon=1e-2, bridge="none")
-GPT2 = Model(family="gpt2", hidden=16, heads=4, mlp=24, blocks=2, denoiser_blocks=1, positions=64)
+GPT2 = Model(family="gpt2", hidden=16, heads=4, mlp=24, blocks=2, denoiser_blocks=1, positions=320)
 SYMBOLS = 12
 
 NETWORKS = {
