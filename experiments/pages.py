@@ -399,7 +399,8 @@ def adapt_judged() -> str:
         sampler = {name: value for name, value in options.items() if name != "top_p"}
         title = titles.get((row["model"], str(sampler)), f"{row['model']}, `{options['sampler']}`")
         cells = [
-            "{:.3f} ± {:.3f}".format(*judged[name]) for name in ("nats_per_byte", "nats_per_token", "entropy", "repeated")
+            "{:.3f} ± {:.3f}".format(*judged[name])
+            for name in ("nats_per_byte", "nats_per_token", "entropy", "repeated")
         ]
         lines.append([title, f"{options['top_p']:g}", f"{row['tokens_per_call_of_a_row']:.2f}", *cells])
     head = ["`top_p`", "tokens per call", "nats per byte", "nats per token", "entropy", "repeated"]

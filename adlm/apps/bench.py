@@ -265,9 +265,11 @@ class CountingNetwork(FrozenNetwork):
         self.calls += 1
         return super().hidden(z, sigma, pad)
 
-    def read_and(self, make: Callable[..., Result], ids: Tensor, cache: KVCache, *args: Tensor | None) -> Result:
+    def read_and(
+        self, key: object, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None
+    ) -> Result:
         self.calls += 1
-        return super().read_and(make, ids, cache, *args)
+        return super().read_and(key, function, ids, cache, *inputs)
 
 
 def measure_sampling(

@@ -10,7 +10,8 @@ Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n new
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -38,6 +39,8 @@ from adlm.models.transformer import Transformer
 Result = TypeVar("Result")
 Captured = TypeVar("Captured")
 
+MAX_IDLE_CACHES = 2
+"""KV caches that a network keeps for later runs."""
 HEAD_BLOCK = 16
 """Rows of hidden states in each product of a head, for networks with a fixed batch."""
 
@@ -46,6 +49,7 @@ class CudaGraph(Generic[Result]):
     """A function captured for inputs of given shapes. It reads copies of the inputs and reuses its output tensors."""
 
     def __init__(self, function: Callable[..., Result], inputs: tuple[Tensor | None, ...], cache: "GraphCache[Any]"):
+        self.function = function  # the graph holds addresses of tensors that the function owns
         self.inputs = [None if tensor is None else tensor.clone() for tensor in inputs]
         stream, outside = cache.stream, torch.cuda.current_stream(cache.stream.device)
         stream.wait_stream(outside)
@@ -165,7 +169,12 @@ class KVCache:
         self.arrivals = torch.zeros(batch, heads, dtype=torch.int32, device=like.device)
         """Counters of the attention kernel: finished parts of each row and query head."""
         self.graphs: dict[tuple[object, ...], CudaGraph[Any]] = {}
-        """Captured graphs, see `FrozenNetwork.replay`."""
+        """Captured graphs, see `FrozenNetwork.replay`; the least recently used one first."""
+
+    def clear(self) -> None:
+        """As if no token had been read. Its graphs stay valid."""
+        self.filled = 0
+        self.position.zero_()
 
 
 class FrozenHead:
@@ -221,9 +230,12 @@ class FrozenNetwork:
             self.continues_stream, self.adds_input = bridge.continues_stream, bridge.adds_input
             self.denoiser_trunk = FrozenTrunk(network.denoiser.trunk, self.dtype, first.trunk.condition)
             self.denoiser_head = FrozenHead(network.denoiser.head, self.dtype)
+        self.idle_caches: list[KVCache] = []
+        """Of finished runs, see `lend_cache`; the least recently used one first."""
+        self.max_idle_caches = 0
         self.graph_cache = None
         if graphs is not False and not why_no_cuda_graphs(like.device):
-            self.graph_cache = GraphCache[HiddenStates](like.device)
+            self.graph_cache, self.max_idle_caches = GraphCache[HiddenStates](like.device), MAX_IDLE_CACHES
 
     @torch.no_grad()
     def hidden(self, z: Tensor, sigma: Tensor | None = None, pad: Tensor | None = None) -> HiddenStates:
@@ -332,14 +344,31 @@ class FrozenNetwork:
         trunk, like = self.trunk, self.trunk.blocks[0].qkv
         return KVCache(blocks, batch, trunk.heads, trunk.kv_heads, length, self.rotary_table.head_width, like)
 
+    @contextmanager
+    def lend_cache(self, batch: int, length: int) -> Iterator[KVCache]:
+        """A KV cache for one run. With CUDA graphs, it and its graphs are kept for the next run of this shape."""
+        fitting = [cache for cache in self.idle_caches if cache.keys.shape[1] == batch and cache.length == length]
+        if fitting:
+            self.idle_caches.remove(cache := fitting[-1])
+            cache.clear()
+        else:
+            cache = self.cache(batch, length)
+        try:
+            yield cache
+        finally:
+            self.idle_caches.append(cache)
+            del self.idle_caches[: -self.max_idle_caches or None]
+
     def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""
-        return self.read_and(identity, ids, cache)
+        return self.read_and("read", identity, ids, cache)
 
-    def read_and(self, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None) -> Result:
+    def read_and(
+        self, key: object, function: Callable[..., Result], ids: Tensor, cache: KVCache, *inputs: Tensor | None
+    ) -> Result:
         """function(read(ids, cache), *inputs). With CUDA graphs, both are one graph if a single token is read.
 
-        `function` must then be the same object at every call, and is subject to the rules of `replay`.
+        `key` and `function` are then subject to the rules of `replay`.
         """
         num = ids.shape[1]
         if cache.filled + num > cache.length:
@@ -351,7 +380,7 @@ class FrozenNetwork:
         def read(ids: Tensor, *inputs: Tensor | None) -> Result:
             return function(self.read_open(ids, cache), *inputs)
 
-        result = self.replay(function, read, cache, ids, *inputs) if num == 1 else read(ids, *inputs)
+        result = self.replay(key, read, cache, ids, *inputs) if num == 1 else read(ids, *inputs)
         cache.filled += num
         cache.position += num
         return result
@@ -360,16 +389,19 @@ class FrozenNetwork:
     def replay(self, key: object, function: Callable[..., Result], cache: KVCache, *inputs: Tensor | None) -> Result:
         """function(*inputs), with CUDA graphs one graph of the cache: captured once for a key and shapes of the inputs.
 
-        The function must depend on its inputs and on tensors that stay where they are, and never synchronize with the
-        device. It is called three times at first, so three calls must have the same effect as one. The inputs are
-        copied; the result is overwritten by the next call of a graph.
+        All functions with the same key must do the same: one that was captured in an earlier run is used in its place.
+        So they depend on their inputs, the key, this network and the cache alone. They never synchronize with the
+        device. A function is called three times at first, so three calls must have the same effect as one. The inputs
+        are copied; the result is overwritten by the next call of a graph.
         """
         if self.graph_cache is None:
             return function(*inputs)
         key = (key, *(None if tensor is None else tensor.shape for tensor in inputs))
-        if key not in cache.graphs:
-            cache.graphs[key] = self.graph_cache.capture(function, *inputs)
-        return cache.graphs[key].replay(*inputs)  # type: ignore[no-any-return]
+        graph = cache.graphs.pop(key, None) or self.graph_cache.capture(function, *inputs)
+        cache.graphs[key] = graph  # moved to the end
+        if len(cache.graphs) > self.graph_cache.max_graphs:
+            del cache.graphs[next(iter(cache.graphs))]
+        return graph.replay(*inputs)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def read_open(

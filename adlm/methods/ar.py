@@ -7,8 +7,8 @@ The first token of a row is given (packed rows begin with bos), so L tokens are 
 Shapes: B sequences, L tokens, V symbols. `pad` is True at padding.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, HiddenStates
+from adlm.inference.frozen import FrozenNetwork, HiddenStates, KVCache
 from adlm.methods.inputs import (
     check_left_to_right,
     check_sampler,
@@ -112,43 +112,43 @@ class Causal:
         mask_id, eos_id = vocabulary.mask_id, stop_id(self.config, sampling)
 
         def write(canvas: Tensor, ending: Ending | None, pad: Tensor | None) -> Iterator[Frame]:
-            next_token = self._next_token_sampler(network, sampling, *canvas.shape)
-            return sample_left_to_right(next_token, canvas, mask_id, rng, pad, ending)
+            with self._next_token_sampler(network, sampling, *canvas.shape) as next_token:
+                yield from sample_left_to_right(next_token, canvas, mask_id, rng, pad, ending)
 
         ending = None if eos_id is None else Ending(eos_id, canvas == mask_id)
         row = Row(self.config.length, tuple(vocabulary.row_boundaries[0]))
         return sample_long(write, mask_id, row, canvas, ending, pad)
 
+    @contextmanager
     def _next_token_sampler(
         self, network: nn.Module | FrozenNetwork, sampling: Sampling, num_rows: int, length: int
-    ) -> NextTokenSampler:
+    ) -> Iterator[NextTokenSampler]:
         """A frozen network uses a KV cache; a network in training reads the full prefix for every token."""
         if isinstance(network, FrozenNetwork):
-            return _cached_sampler(network, vocabulary_of(self.config).mask_id, num_rows, length, sampling)
+            with network.lend_cache(num_rows, length) as cache:
+                yield _cached_sampler(network, vocabulary_of(self.config).mask_id, cache, sampling)
+            return
         prefix: list[Tensor] = []
 
         def read_prefix(ids: Tensor) -> Tensor:
             prefix.append(ids)
             return self.log_beliefs(network, torch.cat(prefix, dim=1))[:, -1]
 
-        return sampler_from_model(read_prefix, sampling)
+        yield sampler_from_model(read_prefix, sampling)
 
 
-def _cached_sampler(
-    network: FrozenNetwork, mask_id: int, num_rows: int, length: int, sampling: Sampling
-) -> NextTokenSampler:
-    """Reading and drawing are one call of the network, so that a CUDA graph can hold both.
-
-    The KV cache is allocated at the first token: a sampling run that is only validated needs none.
-    """
-    cache = functools.cache(lambda: network.cache(num_rows, length))
-    passes_history = needs_history(sampling)
+def _cached_sampler(network: FrozenNetwork, mask_id: int, cache: KVCache, sampling: Sampling) -> NextTokenSampler:
+    """Reading and drawing are one call of the network, so that a CUDA graph can hold both."""
+    passes_history, key = needs_history(sampling), ("next token", sampling)
 
     def draw_after(hidden: HiddenStates, uniforms: Tensor, z: Tensor | None) -> DrawnTokens:
         beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
         return draw_next(beliefs, z, uniforms, sampling)
 
-    return lambda ids, z, uniforms: network.read_and(draw_after, ids, cache(), uniforms, z if passes_history else None)
+    def next_token(ids: Tensor, z: Tensor, uniforms: Tensor) -> DrawnTokens:
+        return network.read_and(key, draw_after, ids, cache, uniforms, z if passes_history else None)
+
+    return next_token
 
 
 @dataclass(frozen=True)

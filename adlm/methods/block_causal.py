@@ -9,6 +9,7 @@ Shapes: B sequences, L tokens. `pad` is True at padding, which is at the end of 
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
-from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, OpenTokens
+from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, KVCache, OpenTokens
 from adlm.methods.adlm import Adlm
 from adlm.methods.infilling import check_room, generate_arranged
 from adlm.methods.inputs import (
@@ -280,13 +281,25 @@ class BlockCausal(MaskedDiffusion):
         """The frames of a canvas that is a prompt and then masks in every row."""
         if sampling.sampler == "speculative":
             return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
-        run = self.sampling_run(network, canvas, sampling, rng, pad)
+        return self._write_blocks(network, sampling, rng, canvas, ending, pad)
+
+    def _write_blocks(
+        self,
+        network: Any,
+        sampling: Sampling,
+        rng: RowRng,
+        canvas: Tensor,
+        ending: Ending | None,
+        pad: Tensor | None,
+    ) -> Iterator[Frame]:
+        run, bounds = self.sampling_run(network, canvas, sampling, rng, pad), self._cut(canvas).bounds
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
-        if isinstance(network, FrozenNetwork):
-            open_block = CachedBlocks(network, self.mask_id, *canvas.shape, anchor_every=sampling.anchor_every).open
-        elif sampling.anchor_every > 1:
+        if sampling.anchor_every > 1:
             open_block = lambda ids, start, pad: stale_denoiser(network, self.mask_id, sampling.anchor_every)  # noqa: E731
-        return sample_blocks(sampler_of(sampling), run, self._cut(canvas).bounds, open_block, ending)
+        with network.lend_cache(*canvas.shape) if isinstance(network, FrozenNetwork) else nullcontext() as cache:
+            if cache is not None:
+                open_block = CachedBlocks(network, self.mask_id, cache, anchor_every=sampling.anchor_every).open
+            yield from sample_blocks(sampler_of(sampling), run, bounds, open_block, ending)
 
 
 class Refreshes:
@@ -332,11 +345,10 @@ class CachedBlocks:
     The anchor network runs every `anchor_every` steps.
     """
 
-    def __init__(self, network: FrozenNetwork, mask_id: int, num_rows: int, length: int, *, anchor_every: int):
+    def __init__(self, network: FrozenNetwork, mask_id: int, cache: KVCache, *, anchor_every: int):
         assert network.text_blocks is not None
         self.network, self.mask_id, self.text_blocks = network, mask_id, network.text_blocks
-        self.anchor_every = anchor_every
-        self.cache = functools.cache(lambda: network.cache(num_rows, length))  # allocated when the first block opens
+        self.anchor_every, self.cache = anchor_every, cache
         self.tokens = functools.cache(self._tokens)
 
     def _tokens(self, num_kept: int, num: int) -> OpenTokens:
@@ -346,15 +358,15 @@ class CachedBlocks:
         return OpenTokens(visible)
 
     def _read(self, ids: Tensor, unseen: Tensor | None, num_kept: int) -> HiddenStates:
-        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+        cache, tokens = self.cache, self.tokens(num_kept, ids.shape[1])
 
         def read(ids: Tensor, unseen: Tensor | None) -> HiddenStates:
             return self.network.read_open(ids, cache, tokens, unseen)
 
-        return self.network.replay(num_kept, read, cache, ids, unseen)
+        return self.network.replay(("block", num_kept), read, cache, ids, unseen)
 
     def _read_anchors(self, ids: Tensor, unseen: Tensor | None, num_kept: int) -> AnchorStates:
-        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+        cache, tokens = self.cache, self.tokens(num_kept, ids.shape[1])
 
         def read(ids: Tensor, unseen: Tensor | None) -> AnchorStates:
             return self.network.read_open_anchors(ids, cache, tokens, unseen)
@@ -362,7 +374,7 @@ class CachedBlocks:
         return self.network.replay(("anchors", num_kept), read, cache, ids, unseen).copy()
 
     def _denoise(self, ids: Tensor, unseen: Tensor | None, anchors: AnchorStates, num_kept: int) -> HiddenStates:
-        cache, tokens = self.cache(), self.tokens(num_kept, ids.shape[1])
+        cache, tokens = self.cache, self.tokens(num_kept, ids.shape[1])
 
         def read(ids: Tensor, unseen: Tensor | None, *parts: Tensor) -> HiddenStates:
             return self.network.denoise_open(ids, AnchorStates(*parts), cache, tokens, unseen)
@@ -372,7 +384,7 @@ class CachedBlocks:
 
     def open(self, ids: Tensor, start: int, pad: Tensor | None) -> Denoiser:
         """The denoiser of the block from `start` to the end of ids (B, stop), the text of all rows so far."""
-        network, cache = self.network, self.cache()
+        network, cache = self.network, self.cache
         most = self.text_blocks.block_length if network.batch is None else 0
         if start - 1 - cache.filled > most:  # a prompt
             network.read(ids[:, cache.filled : start - 1], cache)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from adlm.config.schema import Config, Sampling
 from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
-from adlm.inference.frozen import FrozenNetwork, OpenTokens
+from adlm.inference.frozen import FrozenNetwork, KVCache, OpenTokens
 from adlm.methods.inputs import eval_mode, vocabulary_of
 from adlm.sampling.frame import Ending, Frame
 from adlm.sampling.rng import RowRng
@@ -95,15 +95,18 @@ def generate_speculative(
     if num_drafts is None:
         num_drafts = config.model.block_length - 1 if canvas.is_cuda or not sampling.verify else 0
     unfilled = Unfilled.of(canvas, vocabulary.mask_id, pad, ending)
+    drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
     model: SpeculativeModel
     if isinstance(network, FrozenNetwork):
         cached = CachedDrafting if sampling.verify else CachedChaining
-        model = cached(network, unfilled, num_drafts, sampling)
+        num_places = cached.num_places(num_drafts, config.model.block_length)
+        with network.lend_cache(len(canvas), canvas.shape[1] + num_places) as cache:
+            model = cached(network, cache, unfilled, num_drafts, sampling)
+            yield from sample_speculative(model, canvas, unfilled, drafts, rng)
     else:
         plain = PlainDrafting(network, unfilled, config.model.block_length, num_drafts, sampling)
         model = plain.verified if sampling.verify else plain.unverified
-    drafts = Drafts.none(len(canvas), num_drafts, vocabulary.mask_id, vocabulary.size, canvas.device)
-    return sample_speculative(model, canvas, unfilled, drafts, rng)
+        yield from sample_speculative(model, canvas, unfilled, drafts, rng)
 
 
 class PlainDrafting:
@@ -167,14 +170,19 @@ class PlainDrafting:
 class CachedDrafting:
     """The same with a KV cache. All of a call is one function of tensors, on CUDA one graph."""
 
-    def __init__(self, network: FrozenNetwork, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
+    @staticmethod
+    def num_places(num_drafts: int, block_length: int) -> int:
+        """Places that a call reads of each row."""
+        return (num_drafts + 1) * (block_length + 2) if num_drafts else 1
+
+    def __init__(self, network: FrozenNetwork, cache: KVCache, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
         assert network.text_blocks is not None
-        self.network, self.unfilled, self.num_drafts, self.sampling = network, unfilled, num_drafts, sampling
-        self.mask_id, device = unfilled.mask_id, unfilled.end.device
+        self.network, self.cache, self.num_drafts, self.sampling = network, cache, num_drafts, sampling
+        self.unfilled, self.mask_id, device = unfilled, unfilled.mask_id, unfilled.end.device
         self.hides_masks = network.text_blocks.hidden_id is not None
         self.block_length = network.text_blocks.block_length
         num_causal, per_block = num_drafts + 1, self.block_length + 1
-        num_places = num_causal + (num_causal * per_block if num_drafts else 0)
+        num_places = self.num_places(num_drafts, self.block_length)
         block = (torch.arange(num_places, device=device) - num_causal).div(per_block, rounding_mode="floor")
         place = (torch.arange(num_places, device=device) - num_causal) % per_block
         causal = block < 0
@@ -185,23 +193,20 @@ class CachedDrafting:
         self.causal_tokens = OpenTokens(visible[:num_causal, :num_causal])
         self.begins = num_causal + per_block * torch.arange(num_causal, device=device)
         """The first place of each open block."""
-        num_rows, length = unfilled.masked.shape
-        self.cache = functools.cache(lambda: network.cache(num_rows, length + num_places))
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
-        network, cache, drafts = self.network, self.cache(), text.drafts
+        network, cache = self.network, self.cache
         if cache.filled == 0:  # tokens after the prompt of a shorter one are overwritten later
             num_prompt = int(text.known.max())
             if num_prompt > 1:
                 network.read(text.ids[:, : num_prompt - 1], cache)
             cache.filled = text.ids.shape[1]  # room for all that will be kept
-        parts = (text.ids, text.chance, text.known, drafts.tokens, drafts.chances)
-        return network.replay(self, self._call, cache, *parts, uniforms)
+        key = ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id)
+        return network.replay(key, self._call, cache, *text.tensors(), *self.unfilled.tensors(), uniforms)
 
-    def _call(
-        self, ids: Tensor, chance: Tensor, known: Tensor, tokens: Tensor, chances: Tensor, uniforms: Tensor
-    ) -> DraftedText:
-        cache, text = self.cache(), DraftedText(ids, chance, known, Drafts(tokens, chances))
+    def _call(self, *tensors: Tensor) -> DraftedText:
+        text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
+        cache, ids, known, tokens = self.cache, text.ids, text.known, text.drafts.tokens
         cache.position.copy_(known - 1)
         places = causal = torch.cat([ids.gather(1, known[:, None] - 1), tokens], dim=1)
         if self.num_drafts:
@@ -210,20 +215,18 @@ class CachedDrafting:
         unseen = places == self.mask_id if self.hides_masks else None
         read = self._anchor_drafts if self.sampling.drafter == "anchor" else self._denoiser_drafts
         verified = self._verify_and_draft(*read(places, unseen), text.drafts, uniforms)
-        return self.unfilled.after(text, verified)
+        return unfilled.after(text, verified)
 
     def _denoiser_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
         """The hidden states (B, k + 1, d) that verify, those of all places, which draft, and the head of these."""
-        last = self.network.read_open(places, self.cache(), self.tokens, unseen).last
+        last = self.network.read_open(places, self.cache, self.tokens, unseen).last
         return last[:, : self.num_drafts + 1], last, self.network.logits
 
     def _anchor_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
         """The same, with drafts of the anchor network; only what verifies goes through the denoiser."""
         network, num_causal = self.network, self.num_drafts + 1
-        anchors = network.read_open_anchors(places, self.cache(), self.tokens, unseen)
-        causal = network.denoise_open(
-            places[:, :num_causal], anchors.first(num_causal), self.cache(), self.causal_tokens
-        )
+        anchors = network.read_open_anchors(places, self.cache, self.tokens, unseen)
+        causal = network.denoise_open(places[:, :num_causal], anchors.first(num_causal), self.cache, self.causal_tokens)
         return causal.last, anchors.hidden, network.anchor_logits
 
     def _verify_and_draft(
@@ -247,36 +250,31 @@ class CachedDrafting:
 class CachedChaining:
     """`PlainDrafting.unverified` with a KV cache: a call reads the tokens of the last one, and one open block."""
 
-    def __init__(self, network: FrozenNetwork, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
+    @staticmethod
+    def num_places(num_drafts: int, block_length: int) -> int:
+        """Places that a call reads of each row."""
+        return num_drafts + 2 + block_length
+
+    def __init__(self, network: FrozenNetwork, cache: KVCache, unfilled: Unfilled, num_drafts: int, sampling: Sampling):
         assert network.text_blocks is not None
-        self.network, self.unfilled, self.num_drafts, self.sampling = network, unfilled, num_drafts, sampling
-        self.text_blocks, (num_rows, length) = network.text_blocks, unfilled.masked.shape
-        num_places = num_drafts + 2 + self.text_blocks.block_length
-        self.cache = functools.cache(lambda: network.cache(num_rows, length + num_places))
+        self.network, self.cache, self.num_drafts, self.sampling = network, cache, num_drafts, sampling
+        self.unfilled, self.text_blocks = unfilled, network.text_blocks
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
-        network, cache, num_new = self.network, self.cache(), self.num_drafts + 1
+        network, cache, num_new = self.network, self.cache, self.num_drafts + 1
         if cache.filled == 0:
             num_new, num_prompt = 1, int(text.known.max())
             if num_prompt > 1:
                 network.read(text.ids[:, : num_prompt - 1], cache)
             cache.filled = text.ids.shape[1]
+        key = ("draft and keep", num_new, self.num_drafts, self.sampling, self.unfilled.eos_id)
         call = functools.partial(self._call, num_new)
-        parts = (text.ids, text.chance, text.known, text.drafts.tokens, text.drafts.chances)
-        return network.replay((self, num_new), call, cache, *parts, uniforms)
+        return network.replay(key, call, cache, *text.tensors(), *self.unfilled.tensors(), uniforms)
 
-    def _call(
-        self,
-        num_new: int,
-        ids: Tensor,
-        chance: Tensor,
-        known: Tensor,
-        tokens: Tensor,
-        chances: Tensor,
-        uniforms: Tensor,
-    ) -> DraftedText:
+    def _call(self, num_new: int, *tensors: Tensor) -> DraftedText:
         """The last `num_new` known tokens of a row are not in the cache yet."""
-        network, cache, mask_id = self.network, self.cache(), self.unfilled.mask_id
+        text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
+        network, cache, mask_id, ids, known = self.network, self.cache, unfilled.mask_id, text.ids, text.known
         length, device = self.text_blocks.block_length, ids.device
         cache.position.copy_(known - num_new)
         new = ids.gather(1, known[:, None] - num_new + torch.arange(num_new, device=device))
@@ -292,5 +290,4 @@ class CachedChaining:
         log_p = clean_log_beliefs(network.logits(last[:, num_new - 1]), mask_id)
         states = last[:, num_new : num_new + self.num_drafts + 1]
         log_q = draft_beliefs(states, network.chained, network.logits, mask_id)
-        text = DraftedText(ids, chance, known, Drafts(tokens, chances))
-        return draw_and_keep(self.unfilled, text, log_p, log_q, uniforms, self.sampling)
+        return draw_and_keep(unfilled, text, log_p, log_q, uniforms, self.sampling)

@@ -66,6 +66,14 @@ class DraftedText:
     """(B,), the number of known tokens before the first mask."""
     drafts: Drafts
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.ids, self.chance, self.known, self.drafts.tokens, self.drafts.chances
+
+    @classmethod
+    def of(cls, ids: Tensor, chance: Tensor, known: Tensor, tokens: Tensor, chances: Tensor) -> "DraftedText":
+        """From its `tensors`."""
+        return cls(ids, chance, known, Drafts(tokens, chances))
+
 
 @dataclass(frozen=True)
 class Unfilled:
@@ -75,13 +83,26 @@ class Unfilled:
     """(B, L), True at the masks of the canvas."""
     end: Tensor
     """(B,), the number of tokens of each row without padding."""
+    may_end: Tensor
+    """(B, L), True at masks that end with the first eos drawn there."""
     mask_id: int
-    ending: Ending | None
+    eos_id: int | None
+    """None where nothing ends."""
 
     @classmethod
     def of(cls, canvas: Tensor, mask_id: int, pad: Tensor | None, ending: Ending | None) -> "Unfilled":
         end = torch.full((len(canvas),), canvas.shape[1], device=canvas.device) if pad is None else (~pad).sum(dim=1)
-        return cls(canvas == mask_id, end, mask_id, ending)
+        masked = canvas == mask_id
+        if ending is None:
+            return cls(masked, end, torch.zeros_like(masked), mask_id, None)
+        return cls(masked, end, ending.where, mask_id, ending.eos_id)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.masked, self.end, self.may_end
+
+    def with_tensors(self, masked: Tensor, end: Tensor, may_end: Tensor) -> "Unfilled":
+        """The same of another canvas."""
+        return replace(self, masked=masked, end=end, may_end=may_end)
 
     def num_known(self, ids: Tensor) -> Tensor:
         """(B,), before the first mask of ids (B, L), or to the end."""
@@ -97,8 +118,8 @@ class Unfilled:
         revealed, offset = (column >= known) & (column < stop), (column - known).clamp(0, num_drafts)
         ids = torch.where(revealed, tokens.gather(1, offset), text.ids)
         chance = torch.where(revealed, verified.chance.gather(1, offset), text.chance)
-        if self.ending is not None:
-            ids, chance = self.ending(ids, chance)
+        if self.eos_id is not None:
+            ids, chance = Ending(self.eos_id, self.may_end)(ids, chance)
         return DraftedText(ids, chance, self.num_known(ids), verified.drafts)
 
 

@@ -776,6 +776,69 @@ def test_what_stale_anchors_cannot_do_is_refused():
         method.check_run(torch.tensor([[0, MASK]]), Sampling(sampler="speculative", anchor_every=2), None)
 
 
+class CapturedFunctions:
+    """CUDA graphs without CUDA: a function captured in one run is called in later ones, with copies of the inputs."""
+
+    max_graphs = 8
+
+    def capture(self, function, *inputs):
+        static = [None if each is None else each.clone() for each in inputs]
+        for _ in range(2):
+            function(*static)
+
+        class Graph:
+            def replay(self, *inputs):
+                for each, given in zip(static, inputs, strict=True):
+                    if each is not None:
+                        each.copy_(given)
+                return function(*static)
+
+        return Graph()
+
+
+@pytest.mark.parametrize(
+    ("method_name", "options"),
+    [
+        ("ar", {"sampler": "ancestral"}),
+        ("mdlm", {"sampler": "speculative", "drafts": 2}),
+        ("mdlm", {"sampler": "speculative", "drafts": 2, "verify": False, "stop_at_eos": True}),
+        ("adlm", {"sampler": "speculative", "drafts": 1, "drafter": "anchor", "stop_at_eos": True}),
+        ("adlm", {"sampler": "ancestral", "steps": 3, "anchor_every": 2}),
+        ("mdlm", {"sampler": "confidence", "steps": 3}),
+    ],
+)
+def test_later_runs_use_the_caches_and_graphs_of_earlier_ones(method_name, options):
+    if method_name == "ar":
+        method, network = built(tiny(0, 13, method="ar"))
+    else:
+        method, network = speculative(3, 13, method=method_name, chain=5)
+    sampling, frozen = Sampling(**options), FrozenNetwork(network)
+    frozen.graph_cache, frozen.max_idle_caches = CapturedFunctions(), 2
+    canvas = torch.full((3, 13), MASK)
+    canvas[:, 0] = BOS
+    other = canvas.clone()
+    other[:, :4] = torch.tensor([BOS, 1, 2, 1])
+    pad = torch.zeros_like(canvas, dtype=torch.bool)
+    pad[1, 9:] = True
+    other[1, 9:] = 0
+
+    def run(network, canvas, pad, seed):
+        return method.generate(network, canvas, sampling, RowRng(seed, range(3)), pad)
+
+    fresh = [last_frame(run(FrozenNetwork(network), *each)).ids for each in ((canvas, None, 1), (other, pad, 2))]
+    for _ in range(2):
+        found = [last_frame(run(frozen, *each)).ids for each in ((canvas, None, 1), (other, pad, 2))]
+        assert [each.tolist() for each in found] == [each.tolist() for each in fresh]
+    assert len(frozen.idle_caches) == 1, "all runs had the same cache"
+    first, second = run(frozen, canvas, None, 1), run(frozen, other, pad, 2)
+    results = [None, None]
+    for number, frame in enumerate(itertools.chain(*itertools.zip_longest(first, second))):
+        if frame is not None:
+            results[number % 2] = frame.ids
+    assert [each.tolist() for each in results] == [each.tolist() for each in fresh]
+    assert len(frozen.idle_caches) == 2, "runs at the same time have a cache each"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("masked_keys", ["visible", "hidden"])
@@ -790,14 +853,11 @@ def test_on_a_gpu_cuda_graphs_sample_the_same_frames_and_never_overwrite_them(
     canvas = torch.full((5, 40), MASK, device="cuda")
     canvas[:, :3] = torch.tensor([BOS, 1, 2], device="cuda")
     sampling = Sampling(sampler=sampler, steps=3, anchor_every=anchor_every, drafts=2, verify=verify)
-    plain, eager, replayed = (
-        list(method.generate(each, canvas.to(device), sampling, RowRng(1, range(5))))
-        for each, device in (
-            (network, "cpu"),
-            *((FrozenNetwork(network.cuda(), torch.float64, graphs), "cuda") for graphs in (False, True)),
-        )
-    )
-    for frames in (eager, replayed):
+    plain = list(method.generate(network, canvas.cpu(), sampling, RowRng(1, range(5))))
+    eager, graphs = (FrozenNetwork(network.cuda(), torch.float64, graphs) for graphs in (False, True))
+    list(method.generate(graphs, canvas.roll(1, dims=0), sampling, RowRng(7, range(5))))  # its graphs are used again
+    for each in (eager, graphs):
+        frames = list(method.generate(each, canvas, sampling, RowRng(1, range(5))))
         assert [frame.ids.tolist() for frame in frames] == [frame.ids.tolist() for frame in plain]
         assert [frame.revealed.tolist() for frame in frames] == [frame.revealed.tolist() for frame in plain]
 
