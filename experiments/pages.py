@@ -425,8 +425,8 @@ def summary() -> str:
             "Can a pretrained model become a diffusion model?",
             "Yes, in blocks of 4; not in random order, not faster yet",
             "bits per byte minus its causal fine-tuning: "
-            f"{bits('full4', 'enwiki', 'left-to-right', 'causal-fine-tuned')} left to right, "
-            f"{bits('full4', 'enwiki', 'any-order', 'causal-fine-tuned')} in random order (one seed)",
+            f"{bits('blocks4', 'enwiki', 'left-to-right', 'causal-mix')} left to right, "
+            f"{bits('blocks4', 'enwiki', 'any-order', 'causal-mix')} in random order (one seed)",
             "[adapt](experiments/adapt/README.md)",
         ],
         [

@@ -61,6 +61,10 @@ def check_speculative(config: Config, sampling: Sampling) -> None:
             f"sampling.drafts {sampling.drafts} must be below model.block_length {config.model.block_length}",
             "sampling.drafts",
         )
+    if not sampling.verify and sampling.drafts == 0:
+        raise UserError(
+            "sampling.drafts 0 leaves sampling.verify false nothing to keep; use 1 or more", "sampling.drafts"
+        )
     if not sampling.verify and not (config.model.chain and sampling.drafter == "denoiser"):
         raise UserError(
             f"sampling.verify false keeps drafts that depend on each other, and model.chain is {config.model.chain}, "
@@ -167,6 +171,20 @@ class PlainDrafting:
         )
 
 
+def read_prompts(network: FrozenNetwork, cache: KVCache, text: DraftedText) -> bool:
+    """Reads all but the last known token of every row, if none was read yet: the result says so.
+
+    Tokens after the prompt of a shorter row are overwritten later.
+    """
+    if cache.filled:
+        return False
+    num_prompt = int(text.known.max())
+    if num_prompt > 1:
+        network.read(text.ids[:, : num_prompt - 1], cache)
+    cache.filled = text.ids.shape[1]  # room for all that will be kept
+    return True
+
+
 class CachedDrafting:
     """The same with a KV cache. All of a call is one function of tensors, on CUDA one graph."""
 
@@ -195,14 +213,10 @@ class CachedDrafting:
         """The first place of each open block."""
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
-        network, cache = self.network, self.cache
-        if cache.filled == 0:  # tokens after the prompt of a shorter one are overwritten later
-            num_prompt = int(text.known.max())
-            if num_prompt > 1:
-                network.read(text.ids[:, : num_prompt - 1], cache)
-            cache.filled = text.ids.shape[1]  # room for all that will be kept
+        read_prompts(self.network, self.cache, text)
         key = ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id)
-        return network.replay(key, self._call, cache, *text.tensors(), *self.unfilled.tensors(), uniforms)
+        tensors = (*text.tensors(), *self.unfilled.tensors(), uniforms)
+        return self.network.replay(key, self._call, self.cache, *tensors)
 
     def _call(self, *tensors: Tensor) -> DraftedText:
         text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
@@ -261,23 +275,18 @@ class CachedChaining:
         self.unfilled, self.text_blocks = unfilled, network.text_blocks
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
-        network, cache, num_new = self.network, self.cache, self.num_drafts + 1
-        if cache.filled == 0:
-            num_new, num_prompt = 1, int(text.known.max())
-            if num_prompt > 1:
-                network.read(text.ids[:, : num_prompt - 1], cache)
-            cache.filled = text.ids.shape[1]
+        num_new = 1 if read_prompts(self.network, self.cache, text) else self.num_drafts + 1
         key = ("draft and keep", num_new, self.num_drafts, self.sampling, self.unfilled.eos_id)
-        call = functools.partial(self._call, num_new)
-        return network.replay(key, call, cache, *text.tensors(), *self.unfilled.tensors(), uniforms)
+        tensors = (*text.tensors(), *self.unfilled.tensors(), uniforms)
+        return self.network.replay(key, functools.partial(self._call, num_new), self.cache, *tensors)
 
     def _call(self, num_new: int, *tensors: Tensor) -> DraftedText:
-        """The last `num_new` known tokens of a row are not in the cache yet."""
+        """The last `num_new` known tokens of a row are not in the cache yet. What finished rows read is not used."""
         text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
         network, cache, mask_id, ids, known = self.network, self.cache, unfilled.mask_id, text.ids, text.known
         length, device = self.text_blocks.block_length, ids.device
-        cache.position.copy_(known - num_new)
-        new = ids.gather(1, known[:, None] - num_new + torch.arange(num_new, device=device))
+        cache.position.copy_((known - num_new).clamp(min=0))
+        new = ids.gather(1, cache.position[:, None] + torch.arange(num_new, device=device))
         places = torch.cat([new, new[:, -1:], new.new_full((len(new), length), mask_id)], dim=1)
         place = torch.arange(places.shape[1], device=device)
         is_open = place >= num_new

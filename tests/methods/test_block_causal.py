@@ -511,15 +511,18 @@ def test_unverified_drafts_have_the_exact_likelihood_of_the_chain(block_length, 
 def test_unverified_drafts_are_those_of_the_plain_form_alone_and_in_a_batch(masked_keys, drafts):
     method, network = speculative(3, 14, masked_keys=masked_keys, chain=5)
     sampling, frozen = Sampling(sampler="speculative", verify=False, drafts=drafts), FrozenNetwork(network)
-    canvas = torch.full((3, 14), MASK)
-    for row, prompt in enumerate((1, 6, 3)):
+    canvas, pad = torch.full((3, 14), MASK), torch.zeros(3, 14, dtype=torch.bool)
+    for row, prompt in enumerate((1, 6, 1)):
         canvas[row, :prompt] = torch.arange(prompt) % 3
-    plain, cached = (list(method.generate(each, canvas, sampling, RowRng(5, range(3)))) for each in (network, frozen))
+    pad[2, 2:], canvas[2, 2:] = True, 0  # a row that is finished long before the others
+    plain, cached = (
+        list(method.generate(each, canvas, sampling, RowRng(5, range(3)), pad)) for each in (network, frozen)
+    )
     assert [frame.ids.tolist() for frame in plain] == [frame.ids.tolist() for frame in cached]
     assert len(cached) == 1 + -(-13 // (3 if drafts is None else 2))
-    for row in range(3):
-        alone = method.generate(frozen, canvas[row : row + 1], sampling, RowRng(5, range(3))[row : row + 1])
-        assert (last_frame(alone).ids[0] == cached[-1].ids[row]).all()
+    for row, length in enumerate((14, 14, 2)):
+        alone = method.generate(frozen, canvas[row : row + 1, :length], sampling, RowRng(5, range(3))[row : row + 1])
+        assert (last_frame(alone).ids[0] == cached[-1].ids[row, :length]).all()
 
 
 @pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
@@ -593,6 +596,8 @@ def test_what_speculative_cannot_do_is_refused():
         method.check_run(canvas, Sampling(sampler="speculative", drafter="anchor"), None)
     with pytest.raises(UserError, match=r"model.chain is 0"):
         method.check_run(canvas, Sampling(sampler="speculative", verify=False), None)
+    with pytest.raises(UserError, match="nothing to keep"):
+        method.check_run(canvas, Sampling(sampler="speculative", verify=False, drafts=0), None)
     with pytest.raises(UserError, match=r"model.chain 5 is for text blocks of several tokens"):
         method_of(tiny(1, chain=5))
     with pytest.raises(UserError, match="estimator chained needs a model with a chain"):
