@@ -374,6 +374,8 @@ class Train:
     """Learning rate of the bridge, as a multiple of train.learning_rate."""
     causal_weight: Rate = 0.0
     """Block-causal: weight of the next-token loss of the clean copy; above 0 the model can check its own drafts."""
+    chain_rate: Rate = 1.0
+    """Learning rate of the chain, as a multiple of train.learning_rate."""
     chain_weight: Rate = 1.0
     """Weight of the chain's loss, in blocks that are masked as a whole; it has none without model.chain."""
     align_weight: Rate = 0.0

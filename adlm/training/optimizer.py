@@ -92,15 +92,18 @@ def _nearest_orthogonal(matrices: Tensor) -> Tensor:
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:
-    """The optimizer of all trained weights; the weights of a bridge have `train.bridge_rate` times the learning rate.
+    """The optimizer of all trained weights; those of a bridge have `train.bridge_rate` times the learning rate, those of
+    a chain `train.chain_rate` times.
 
     `parts` of a group is the number of matrices that each weight stacks for Muon (query, key and value), 0 for AdamW.
     The fused kernel of AdamW also clips the gradients, and skips the update if they are not finite (`update_weights`).
     With `train.optimizer` muon, the matrices of the blocks are Muon's, the rest AdamW's: embeddings, heads, bridges,
-    modulations, norms and biases. Frozen weights are in no group; the factors of LoRA are matrices of the blocks.
+    chains, modulations, norms and biases. Frozen weights are in no group; the factors of LoRA are matrices of the blocks.
     """
     named = trained_parameters(network)
-    bridge = [weight for name, weight in named.items() if "bridge" in name.split(".")]
+    bridge, chain = (
+        [weight for name, weight in named.items() if part in name.split(".")] for part in ("bridge", "chain")
+    )
     matrices, stacked = [], []
     if train.optimizer == "muon":
         in_blocks = [(name.split("."), weight) for name, weight in named.items() if ".blocks." in name]
@@ -109,11 +112,12 @@ def build_optimizer(network: nn.Module, train: Train) -> AdamW:
         matrices = [weight for words, weight in in_blocks if words[-2:] != ["qkv", "weight"]]
         if not matrices:
             raise UserError("train.optimizer muon is for networks of our own; use adamw for models of transformers")
-    chosen = {*bridge, *matrices, *stacked}
+    chosen = {*bridge, *chain, *matrices, *stacked}
     rest = [weight for weight in named.values() if weight not in chosen]
     groups = [
         {"params": rest, "multiple": 1.0, "parts": 0},
         {"params": bridge, "multiple": train.bridge_rate, "parts": 0},
+        {"params": chain, "multiple": train.chain_rate, "parts": 0},
         {"params": matrices, "multiple": 1.0, "parts": 1},
         {"params": stacked, "multiple": 1.0, "parts": 3},
     ]

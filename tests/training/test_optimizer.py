@@ -64,11 +64,20 @@ def test_a_warm_up_that_does_not_end_is_rejected_with_a_remedy():
     check_warm_up(Train(steps=10, warm_up_steps=9))
 
 
-@pytest.mark.parametrize("bridge", ["logits", "hidden", "mixture", "hidden-plus-input"])
-def test_only_the_bridge_has_its_own_learning_rate(tiny_config, bridge):
+OWN_WEIGHTS = ("logits", "hidden", "mixture", "hidden-plus-input")
+"""The bridges that have some."""
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "train"),
+    [
+        *(("denoiser.bridge.", {"bridge": bridge}, Train(bridge_rate=0.25, epsilon=1e-300)) for bridge in OWN_WEIGHTS),
+        ("chain.", {"block_length": 4, "chain": 6}, Train(chain_rate=0.25, epsilon=1e-300)),
+    ],
+)
+def test_only_bridge_and_chain_have_their_own_learning_rate(tiny_config, part, options, train):
     """Adam's first step has the size of the learning rate, whatever the gradient."""
-    config = replace(tiny_config, model=replace(tiny_config.model, bridge=bridge))
-    train = Train(bridge_rate=0.25, epsilon=1e-300)
+    config = replace(tiny_config, model=replace(tiny_config.model, **options))
     network = randomized(method_of(config).build().double())
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     optimizer = build_optimizer(network, train)
@@ -82,7 +91,7 @@ def test_only_the_bridge_has_its_own_learning_rate(tiny_config, bridge):
         slow = bool((change < 5e-3).all())
         torch.testing.assert_close(change, torch.full_like(change, 2.5e-3 if slow else 1e-2))
         slowed |= {name} if slow else set()
-    assert slowed == {name for name in before if name.startswith("denoiser.bridge.")} != set()
+    assert slowed == {name for name in before if name.startswith(part)} != set()
 
 
 def test_without_a_bridge_every_weight_is_in_one_group(mdlm_config):
