@@ -92,13 +92,14 @@ def _nearest_orthogonal(matrices: Tensor) -> Tensor:
 
 
 def build_optimizer(network: nn.Module, train: Train) -> AdamW:
-    """The optimizer of all trained weights; those of a bridge have `train.bridge_rate` times the learning rate, those of
-    a chain `train.chain_rate` times.
+    """The optimizer of all trained weights. Those of a bridge have `train.bridge_rate` times the learning rate, those
+    of a chain `train.chain_rate` times.
 
     `parts` of a group is the number of matrices that each weight stacks for Muon (query, key and value), 0 for AdamW.
     The fused kernel of AdamW also clips the gradients, and skips the update if they are not finite (`update_weights`).
     With `train.optimizer` muon, the matrices of the blocks are Muon's, the rest AdamW's: embeddings, heads, bridges,
-    chains, modulations, norms and biases. Frozen weights are in no group; the factors of LoRA are matrices of the blocks.
+    chains, modulations, norms and biases. Frozen weights are in no group. The factors of LoRA are matrices of the
+    blocks.
     """
     named = trained_parameters(network)
     bridge, chain = (
