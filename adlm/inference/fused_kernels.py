@@ -171,71 +171,84 @@ def attend_open_kernel(  # type: ignore[no-untyped-def]
     NEW: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
+    SPLIT: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     """`attend_cached_kernel` for `num` new tokens of a row, at most NEW: they attend to the filled cache, and to those
-    of themselves that are `visible`. One program per row, QUERIES queries that share a key head, and PART positions.
+    of themselves that are `visible`. One program per row and QUERIES queries that share a key head; with SPLIT one for
+    each PART of the cache too, and one for the new tokens, of which the last to finish combines them.
 
-    The queries of a key head are those of all new tokens and of its GROUP heads. The last program of a row and its
-    queries has the new tokens instead of a part of the cache; the first such program writes them to the cache.
+    The queries of a key head are those of all new tokens and of its GROUP heads. The first program that reads the new
+    tokens of a key head writes them to the cache.
     """
     row, tile, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     num_parts, here = tl.num_programs(2), tl.load(position + row)
-    is_new, first = part == num_parts - 1, part * PART
-    if is_new | (first < here):
+    first, stop, reads_new = 0, here, True
+    if SPLIT:
+        first, reads_new = part * PART, part == num_parts - 1
+        stop = tl.where(reads_new, 0, tl.minimum(first + PART, here))
+    if reads_new | (first < here):
         kv_head, number = tile % kv_heads, (tile // kv_heads) * QUERIES + tl.arange(0, QUERIES)
         column, pair = tl.arange(0, WIDTH), 2 * tl.arange(0, WIDTH // 2)
         wide, paired = column < width, pair < width
         valid, token, head = number < num * GROUP, row * num + number // GROUP, kv_head * GROUP + number % GROUP
-        slot, cached = first + tl.arange(0, PART), (row * kv_heads + kv_head) * capacity * width
-        known = slot < tl.where(is_new, 0, here)
-        at = cached + slot[:, None] * width + column[None, :]
-        earlier_keys = tl.load(keys + at, mask=known[:, None] & wide[None, :], other=0.0)
-        earlier_values = tl.load(values + at, mask=known[:, None] & wide[None, :], other=0.0)
+        cached = (row * kv_heads + kv_head) * capacity * width
         if DEPENDENT_LAUNCH:
             gdc_launch_dependents()
             gdc_wait()
         stride = (heads + 2 * kv_heads) * width
         q = _rotated(qkv + token * stride + head * width, rotary + token * width, valid, column, pair, wide, paired)
-        out = (row * tl.num_programs(1) + tile) * num_parts
-        if is_new:
+        largest, share = tl.full((QUERIES,), -float("inf"), tl.float32), tl.zeros((QUERIES,), tl.float32)
+        total = tl.zeros((QUERIES, WIDTH), tl.float32)
+        for begin in range(first, stop, PART):
+            slot = begin + tl.arange(0, PART)
+            at, known = cached + slot[:, None] * width + column[None, :], slot < here
+            k = tl.load(keys + at, mask=known[:, None] & wide[None, :], other=0.0)
+            v = tl.load(values + at, mask=known[:, None] & wide[None, :], other=0.0)
+            seen = known[None, :] | (number < 0)[:, None]
+            largest, share, total = _attend_to(q, k, v, seen, scale, largest, share, total)
+        if reads_new:
             new = tl.arange(0, NEW)
             inside, source = new < num, row * num + new
             key = qkv + source * stride + (heads + kv_head) * width
-            k = _rotated(key, rotary + source * width, inside, column, pair, wide, paired)
+            new_k = _rotated(key, rotary + source * width, inside, column, pair, wide, paired)
             is_value = inside[:, None] & wide[None, :]
-            v = tl.load((key + kv_heads * width)[:, None] + column[None, :], mask=is_value, other=0.0)
+            new_v = tl.load((key + kv_heads * width)[:, None] + column[None, :], mask=is_value, other=0.0)
             slots = cached + (here + new)[:, None] * width + column[None, :]
             writes = is_value & (here + new < capacity)[:, None] & (tile < kv_heads)
-            tl.store(keys + slots, k, mask=writes)
-            tl.store(values + slots, v, mask=writes)
+            tl.store(keys + slots, new_k, mask=writes)
+            tl.store(values + slots, new_v, mask=writes)
             rule = row * visible_stride + (number // GROUP)[:, None] * num + new[None, :]
             among_new = tl.load(visible + rule, mask=valid[:, None] & inside[None, :], other=0) != 0
-            _store_part(
-                q, k, v, among_new | (number >= num * GROUP)[:, None], scale, parts, sums, out + part, QUERIES, WIDTH
-            )
+            among_new = among_new | (number >= num * GROUP)[:, None]  # rows without a query attend to anything
+            largest, share, total = _attend_to(q, new_k, new_v, among_new, scale, largest, share, total)
+        target = mixed + (token * heads + head)[:, None] * width + column[None, :]
+        is_result = valid[:, None] & wide[None, :]
+        if SPLIT:
+            query, out = tl.arange(0, QUERIES), (row * tl.num_programs(1) + tile) * num_parts
+            own = (out + part) * QUERIES + query
+            tl.store(parts + own[:, None] * WIDTH + column[None, :], total)
+            tl.store(sums + 2 * own, largest)
+            tl.store(sums + 2 * own + 1, share)
+            tl.debug_barrier()  # the part is written completely before it is counted
+            num_cached = tl.cdiv(here, PART)
+            if tl.atomic_add(arrivals + row * heads + tile, 1, sem="acq_rel") == num_cached:
+                tl.store(arrivals + row * heads + tile, 0)
+                all_largest = tl.full((QUERIES,), -float("inf"), tl.float32)
+                all_share, combined = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES, WIDTH), tl.float32)
+                for number_of_part in range(num_cached + 1):
+                    at_part = out + tl.where(number_of_part == num_cached, num_parts - 1, number_of_part)
+                    theirs = at_part * QUERIES + query
+                    their_largest = tl.load(sums + 2 * theirs, cache_modifier=".cg")
+                    new_largest = tl.maximum(all_largest, their_largest)
+                    old, added = tl.exp(all_largest - new_largest), tl.exp(their_largest - new_largest)
+                    all_share = all_share * old + tl.load(sums + 2 * theirs + 1, cache_modifier=".cg") * added
+                    their_total = tl.load(parts + theirs[:, None] * WIDTH + column[None, :], cache_modifier=".cg")
+                    combined = combined * old[:, None] + their_total * added[:, None]
+                    all_largest = new_largest
+                tl.store(target, (combined / all_share[:, None]).to(mixed.dtype.element_ty), mask=is_result)
         else:
-            seen = (slot < here)[None, :] | (number < 0)[:, None]
-            _store_part(q, earlier_keys, earlier_values, seen, scale, parts, sums, out + part, QUERIES, WIDTH)
-        tl.debug_barrier()  # the part is written completely before it is counted
-        num_cached = tl.cdiv(here, PART)
-        if tl.atomic_add(arrivals + row * heads + tile, 1, sem="acq_rel") == num_cached:
-            tl.store(arrivals + row * heads + tile, 0)
-            query, total = tl.arange(0, QUERIES), tl.zeros((QUERIES, WIDTH), tl.float32)
-            largest, share = tl.full((QUERIES,), -float("inf"), tl.float32), tl.zeros((QUERIES,), tl.float32)
-            for number_of_part in range(num_cached + 1):
-                at_part = out + tl.where(number_of_part == num_cached, num_parts - 1, number_of_part)
-                theirs = sums + 2 * (at_part * QUERIES + query)
-                their_largest = tl.load(theirs, cache_modifier=".cg")
-                new_largest = tl.maximum(largest, their_largest)
-                old, added = tl.exp(largest - new_largest), tl.exp(their_largest - new_largest)
-                share = share * old + tl.load(theirs + 1, cache_modifier=".cg") * added
-                their_parts = parts + (at_part * QUERIES + query)[:, None] * WIDTH + column[None, :]
-                total = total * old[:, None] + tl.load(their_parts, cache_modifier=".cg") * added[:, None]
-                largest = new_largest
-            result = (total / share[:, None]).to(mixed.dtype.element_ty)
-            target = mixed + (token * heads + head)[:, None] * width + column[None, :]
-            tl.store(target, result, mask=valid[:, None] & wide[None, :])
+            tl.store(target, (total / share[:, None]).to(mixed.dtype.element_ty), mask=is_result)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -249,17 +262,13 @@ def _rotated(rows, angles, valid, column, pair, wide, paired):  # type: ignore[n
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _store_part(q, k, v, seen, scale, parts, sums, at, QUERIES: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The attention of queries (N, w) to some keys and values: its weighted sum, largest score and sum of shares."""
-    score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    score = tl.where(seen, score, -float("inf"))
-    largest = tl.max(score, 1)
-    share = tl.exp(score - largest[:, None])
-    partial = tl.dot(share.to(v.dtype), v, input_precision="ieee")
-    query, column = tl.arange(0, QUERIES), tl.arange(0, WIDTH)
-    tl.store(parts + (at * QUERIES + query)[:, None] * WIDTH + column[None, :], partial)
-    tl.store(sums + 2 * (at * QUERIES + query), largest)
-    tl.store(sums + 2 * (at * QUERIES + query) + 1, tl.sum(share, 1))
+def _attend_to(q, k, v, seen, scale, largest, share, total):  # type: ignore[no-untyped-def]
+    """The attention of queries (N, w) to some more keys and values: largest score, sum of shares, weighted sum."""
+    score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -float("inf"))
+    new_largest = tl.maximum(largest, tl.max(score, 1))
+    old, shares = tl.exp(largest - new_largest), tl.exp(score - new_largest[:, None])
+    added = tl.dot(shares.to(v.dtype), v, input_precision="ieee")
+    return new_largest, share * old + tl.sum(shares, 1), total * old[:, None] + added
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

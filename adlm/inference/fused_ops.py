@@ -155,7 +155,7 @@ def attend_cached(
     arrivals (B, H), int32, is 0 before and after the call.
     """
     if visible is not None and not needs_bias(qkv, qkv.shape[1]):
-        return _attend_open(qkv, rotary, keys, values, position, arrivals, visible)
+        return attend_open(qkv, rotary, keys, values, position, arrivals, visible)
     if bias is not None or not can_use_triton(qkv):
         return plain_attend_cached(qkv, rotary, keys, values, position, bias)
     from adlm.inference.fused_kernels import attend_cached_kernel
@@ -199,7 +199,7 @@ def needs_bias(like: Tensor, num: int) -> bool:
 
 @cache
 def open_kernel_matches_plain_form(device: torch.device) -> bool:
-    """As `kernel_matches_plain_form`, of `_attend_open`."""
+    """As `kernel_matches_plain_form`, of `attend_open`."""
     generator = torch.Generator(device).manual_seed(0)
     qkv, angles, keys, values = (
         torch.randn(shape, generator=generator, device=device)
@@ -208,15 +208,17 @@ def open_kernel_matches_plain_form(device: torch.device) -> bool:
     rotary, position = torch.polar(torch.ones_like(angles), angles), torch.tensor([3, 70], device=device)
     arrivals = torch.zeros(2, 4, dtype=torch.int32, device=device)
     visible = torch.ones(1, 5, 5, dtype=torch.bool, device=device).tril()
+    inputs = (rotary, keys.clone(), values.clone(), position, arrivals, visible)
     try:
-        ours = _attend_open(qkv.clone(), rotary, keys.clone(), values.clone(), position, arrivals, visible)
+        ours = torch.stack([attend_open(qkv.clone(), *inputs, split) for split in (True, False)])
     except Exception:  # noqa: BLE001  (Triton's errors have no other common base class)
         return False
     bias = cached_attention_bias(position, 80, visible, 2, qkv.dtype)
-    return torch.allclose(ours, plain_attend_cached(qkv, rotary, keys, values, position, bias), atol=1e-3)
+    plain = plain_attend_cached(qkv, rotary, keys, values, position, bias)
+    return torch.allclose(ours, plain.expand_as(ours), atol=1e-3)
 
 
-def _attend_open(
+def attend_open(
     qkv: Tensor,
     rotary: Tensor,
     keys: Tensor,
@@ -224,14 +226,17 @@ def _attend_open(
     position: Tensor,
     arrivals: Tensor,
     visible: Tensor,
+    split: bool | None = None,
 ) -> Tensor:
+    """With `split`, several programs share the cache of a row and head: by default where there are few of them."""
     from adlm.inference.fused_kernels import attend_open_kernel
 
     (batch, num), (_, kv_heads, capacity, width) = qkv.shape[:2], keys.shape
     heads = qkv.shape[2] - 2 * kv_heads
     group, padded_width = heads // kv_heads, max(16, next_power_of_two(width))
     num_tiles = kv_heads * -(-group * num // OPEN_QUERIES)
-    num_parts = -(-capacity // OPEN_PART) + 1
+    split = batch * num_tiles < 2 * NUM_MULTIPROCESSORS if split is None else split
+    num_parts = -(-capacity // OPEN_PART) + 1 if split else 1
     parts = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, padded_width, device=qkv.device)
     sums = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, 2, device=qkv.device)
     mixed, dependent_launch = qkv.new_empty(batch, num, heads * width), supports_dependent_launch(qkv.device)
@@ -259,6 +264,7 @@ def _attend_open(
             max(16, next_power_of_two(num)),
             padded_width,
             OPEN_PART,
+            split,
             dependent_launch,
             launch_pdl=dependent_launch,
         )

@@ -14,6 +14,7 @@ from adlm.inference.fused_ops import (
     add_norm_,
     apply_rotary_,
     attend_cached,
+    attend_open,
     cached_attention_bias,
     linear_swiglu,
     plain_add_norm_,
@@ -291,13 +292,15 @@ def test_the_kernels_equal_their_plain_forms(dtype, heads, kv_heads, head_width)
         angles = rotary[torch.arange(2 * num, device="cuda").view(2, num)]
         visible = (noise(num_rules, num, num) > 0) | torch.eye(num, dtype=torch.bool, device="cuda")
         for starts in ((0, 0), (1, 63), (64, 65), (268, 5)):
-            ours, plain, position = cached.clone(), cached.clone(), torch.tensor(starts, device="cuda")
-            fast = attend_cached(qkv.clone(), angles, *ours, position, arrivals, visible)
+            plain, position = cached.clone(), torch.tensor(starts, device="cuda")
             bias = cached_attention_bias(position, 300, visible, heads // kv_heads, dtype)
             slow = plain_attend_cached(qkv.clone(), angles, *plain, position, bias)
-            torch.testing.assert_close(fast, slow, **rounding)
-            torch.testing.assert_close(ours, plain, **rounding)
-            assert not arrivals.any()
+            for split in (True, False):
+                ours = cached.clone()
+                fast = attend_open(qkv.clone(), angles, *ours, position, arrivals, visible, split)
+                torch.testing.assert_close(fast, slow, **rounding)
+                torch.testing.assert_close(ours, plain, **rounding)
+                assert not arrivals.any()
     matrix, rows = noise(2 * 1500, width).to(dtype) / 8, noise(2, 5, width).to(dtype)
     gate, inner = (rows.double() @ matrix.double().T).chunk(2, dim=-1)
     exact = torch.nn.functional.silu(gate) * inner
