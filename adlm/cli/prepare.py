@@ -255,8 +255,10 @@ def _print_examples(
         frequent.append(f" {share:.1%}  ", style="dim")
     console.print(frequent)
     legend = Text("special tokens ", style="bold magenta")
-    braces = console.color_system is None or console.no_color
-    legend.append(f"{'{anchors}' if braces else 'anchors'} ({rule_in_words})", style="bold yellow")
+    braces, marked = console.color_system is None or console.no_color, f"anchors ({rule_in_words})"
+    if rows.given([0]) is not None:
+        marked = "answers (what is learnt; the rest is given)"
+    legend.append("{" + marked.replace(" (", "} (", 1) if braces else marked, style="bold yellow")
     console.print(legend)
     for row in sorted({round(i * (len(rows) - 1) / max(1, num_rows - 1)) for i in range(num_rows)}):
         console.print(f"row {row:,} of {len(rows):,}", style="dim")
@@ -264,19 +266,20 @@ def _print_examples(
 
 
 def _highlight(rows: Rows, row: int, prepared: Prepared, rule: "AnchorRule", braces: bool) -> Text:
-    """The first tokens of a row, with special tokens and anchors highlighted; with `braces`, which need no colours,
-    neighbouring anchors are also enclosed in a pair of them."""
+    """The first tokens of a row, with special tokens and anchors highlighted; in rows of pairs, answers instead of
+    anchors. With `braces`, which need no colours, neighbours among these are also enclosed in a pair of them."""
     from adlm.data.rows.anchor_rules import anchors_in
 
     vocabulary = prepared.tokenizer.vocabulary
     special = {vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id, vocabulary.mask_id}
     ids, pad = rows[row]
-    anchors = anchors_in(ids[None], pad[None], rule)[0]
+    given = rows.given([row])
+    marked = anchors_in(ids[None], pad[None], rule)[0] if given is None else ~given[0]
     highlighted = Text()
     text = ids[~pad]
     beginning = text.tolist()[:NUM_SHOWN_TOKENS]
     tokens = _decode_each(prepared.tokenizer, beginning)
-    shown = [*zip(beginning, tokens, anchors[~pad][:NUM_SHOWN_TOKENS], strict=True)]
+    shown = [*zip(beginning, tokens, marked[~pad][:NUM_SHOWN_TOKENS], strict=True)]
     for is_anchor, run in groupby(shown, lambda entry: bool(entry[2]) and entry[0] not in special):
         if not is_anchor:
             for index, token, _ in run:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 
 import pytest
@@ -207,3 +208,12 @@ def test_weights_that_are_cut_off_are_refused_before_text_is_prepared(kind, lora
     assert "cut off" in shown.err or "cannot be read as safetensors" in shown.err
     assert "preparing" not in shown.out + shown.err
     assert not (tmp_path / "run").exists()
+
+
+def test_inspect_marks_the_answers(pairs, tmp_path, capsys):
+    assert main(["prepare", *words_of(pairs), "--out", str(tmp_path / "data"), "--inspect"]) == 0
+    printed = capsys.readouterr().out
+    assert "{answers} (what is learnt; the rest is given)" in printed
+    marked = re.findall(r"([a-f])([a-f])=\{([a-f]{2})", printed)
+    assert marked
+    assert all(first + second == answer[::-1] for first, second, answer in marked)
