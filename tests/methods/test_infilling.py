@@ -32,13 +32,16 @@ def model(length: int = 16, block_length: int = 3, **train):
         model=Model(hidden=16, heads=2, blocks=2, condition=8, dropout=0.0, block_length=block_length, hole_id=HOLE),
     )
     config = replace(config, train=replace(config.train, causal_weight=1.0, **train))
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     method = method_of(config)
     network = method.build().double().eval()
     with torch.no_grad():
-        for weight in network.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
-        network.head.weight.mul_(0.1)  # else one word has nearly all the probability
+        network.embedding.weight.normal_()
+        for block in network.trunk.blocks:  # what a word is depends on all words before it, in their order
+            block.modulation.bias.fill_(1.0)
+            block.qkv.weight.normal_(std=0.6)
+            block.out.weight.normal_(std=0.6)
+        network.head.weight.normal_(std=0.4)  # with more, one word has nearly all the probability
     return method, network
 
 
