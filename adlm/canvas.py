@@ -79,10 +79,12 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
     """
     ids: list[int] = []
     any_length: list[int] = []  # where the ids of `[MASK*]` are to be inserted
-    start, holes = 0, list(HOLE.finditer(text))
+    start, num_between, holes = 0, 0, list(HOLE.finditer(text))
     for hole in holes:
         before = text[start : hole.start()]
-        ids += _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
+        known = _encode_known(before.removesuffix(" ") if tokenizer.joins_spaces else before, tokenizer)
+        ids += known
+        num_between += len(known) if start else 0
         num, is_known = _checked_num_masks(hole), hole[1] is None or hole[1].isdecimal()
         index = tokenizer.vocabulary.mask_id if is_known else open_id
         if index is None:
@@ -97,8 +99,9 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
             ids += [index] * num
         start = hole.end()
     ids += _encode_known(text[start:], tokenizer)
-    # rearranged as in methods/infilling.py: holes of given length count twice, and bos, eos, three more ids a hole
-    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - 2 - 3 * len(holes)
+    # rearranged as in methods/infilling.py: holes of given length and the text between holes count twice, and bos, eos,
+    # three more ids a hole
+    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - num_between - 2 - 3 * len(holes)
     for position in reversed(any_length):
         assert open_id is not None
         ids[position:position] = [open_id] * max(1, min(length // 4, left // len(any_length)))

@@ -545,6 +545,9 @@ def test_a_hole_of_unknown_length_that_does_not_fit_is_refused(infilling):
     with pytest.raises(UserError, match="takes 65 tokens, with its holes filled in after it"):
         infilling.fill("ab[MASK*..57]c")
     assert infilling.fill("ab[MASK*..56]c")
+    with pytest.raises(UserError, match="takes 65 tokens"):  # the text between two holes counts twice
+        infilling.fill("ab[MASK*..3]" + "c" * 24 + "[MASK*..3]d")
+    assert infilling.fill("ab[MASK*]" + "c" * 24 + "[MASK*]d")
 
 
 @pytest.mark.parametrize(("name", "block_length"), [("ar", 0), ("a2r", 0), ("mdlm", 4), ("adlm", 3)])

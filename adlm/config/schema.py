@@ -383,7 +383,7 @@ class Train:
     random_blocks: bool = False
     """Block-causal: let text blocks begin anywhere: the first has a random length, the same for all rows of a batch."""
     infill: Share = 0.0
-    """Block-causal: the share of training rows rearranged as a text with holes and then what is missing."""
+    """Block-causal: the share of training rows rearranged as a text with holes and then the text filled in."""
     unigram_start: bool = False
     """Initialise the output biases to the log unigram frequencies of the training text, instead of 0 as published."""
     lora_rank: Annotated[int, Ge(0), Le(2**20)] = 0

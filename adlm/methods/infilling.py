@@ -1,13 +1,14 @@
 """Canvases with text after a hole, for models that write from left to right and were trained to infill.
 
-The canvas is rearranged as in `data/rows/holes.py`: the text with hole ids in its holes, eos, and then the holes, each
-ended by eos. What the model writes there is put back. So the network reads the text on both sides of a hole before it
-fills it.
+The canvas is rearranged as in `data/rows/holes.py`: first the outline, which is the text from the first hole on with
+hole ids in its holes, and then the text from its beginning up to the hole that is being filled. What the model writes
+there is put back. So the network reads the text on both sides of a hole before it fills it.
 
-A hole of unknown length is one hole id and an eos in that text, and as many masks as it may have tokens on the canvas.
-The first eos drawn in it ends it, and also fills the masks that are left (`end_texts`). So what is in it has the
-probability p(tokens, eos | text) of the rearranged row. The number of masks cuts longer ones off: tokens that fill all
-masks have the probability p(tokens | text) of all that begin with them. Nothing is renormalised.
+A hole of unknown length is one hole id and an eos in the outline, and as many masks as it may have tokens on the
+canvas. The first eos drawn in it ends it, and also fills the masks that are left (`end_texts`). One eos stays before
+the text that follows. So what is in the hole has the probability p(tokens, eos | what was read) of the rearranged row.
+The number of masks cuts longer ones off: tokens that fill all masks have the probability of all that begin with them.
+Nothing is renormalised.
 
 Shapes: B rows of L tokens; A tokens after rearrangement.
 """
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adlm.data.rows.holes import Hole, with_holes
+from adlm.data.rows.holes import Hole, before_first_hole
 from adlm.errors import UserError
 from adlm.methods.inputs import has_text_after_hole, not_pad
 from adlm.sampling.frame import Ending, Frame, first_frame
@@ -29,10 +30,10 @@ from adlm.sampling.samplers import WriteText
 
 @dataclass(frozen=True)
 class ArrangedRow:
-    """A row whose holes are written one after the other, with eos between them."""
+    """A row whose holes are written one after the other, with the text between them."""
 
     ids: list[int]
-    """What comes before them: the text with hole ids in its holes, and eos; of a prompt, the prompt."""
+    """What comes before the first one: `before_first_hole`; of a prompt, the prompt."""
     holes: list[Hole]
 
 
@@ -48,7 +49,7 @@ def arrange_row(row: list[int], may_end: list[bool], mask_id: int, hole_id: int,
         if is_hole:
             holes.append(Hole(start, stop, not is_open))
         start = stop
-    return ArrangedRow(with_holes(np.array(row), holes, hole_id, eos_id).tolist(), holes)
+    return ArrangedRow(before_first_hole(np.array(row), holes, hole_id, eos_id).tolist(), holes)
 
 
 def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None, length: int) -> None:
@@ -58,8 +59,9 @@ def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None
         return
     rows = _arranged(canvas, may_end, mask_id, mask_id, mask_id, pad)
     for number in later.nonzero().flatten().tolist():
-        row = rows[number]
-        needed = len(row.ids) + sum(hole.stop - hole.start + 1 for hole in row.holes)
+        ids, holes = rows[number].ids, rows[number].holes
+        num_ends = 1 + sum(not hole.is_known for hole in holes[:-1])
+        needed = len(ids) + holes[-1].stop - holes[0].start + num_ends
         if needed > length:
             raise UserError(
                 f"row {number} of the canvas takes {needed} tokens, with its holes filled in after it, and the model "
@@ -95,10 +97,10 @@ def generate_arranged(
             frame = _at_canvas(before, arranged, here, place)
             yield frame
         for row, (hole, filled) in enumerate(zip(holes, frame.ids.tolist(), strict=True)):
-            tokens = filled[hole.start : hole.stop]
+            tokens, following = filled[hole.start : hole.stop], rows[row].holes[number + 1 : number + 2]
             if not hole.is_known:
-                tokens = list(takewhile(lambda index: index != eos_id, tokens))
-            written[row] = [*written[row], *tokens, *[eos_id] * (number + 1 < len(rows[row].holes))]
+                tokens = [*takewhile(lambda index: index != eos_id, tokens), eos_id]
+            written[row] = [*written[row], *tokens, *(filled[hole.stop : following[0].start] if following else [])]
 
 
 def _at_canvas(before: Frame, arranged: Frame, here: Tensor, place: Tensor) -> Frame:

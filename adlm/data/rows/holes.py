@@ -1,11 +1,15 @@
-"""Rows rearranged for infilling: a text with holes, then what was in them. For models that write from left to right.
+"""Rows rearranged for infilling by models that write from left to right: an outline, then the text, holes filled in.
 
-    before  bos a b c d e f g h i
-    after   bos a H H d e eos b c eos          a hole of known length: as many hole ids H as tokens are missing
-    after   bos a H eos d e f eos b c eos      of unknown length: one H and an eos
+    before  bos a b c d e f g h i                      c and d are missing, in a text that ends with f
+    after   bos H H e f eos a b c d eos                a hole of known length: as many hole ids H as tokens are missing
+    after   bos H eos e f eos a b c d eos              of unknown length: one H and an eos
+    after   bos H eos e H g eos a b c d eos e f eos    two holes: c d of unknown length, and f
 
-What is missing comes after the text, hole after hole, each ended by eos. The row keeps its length: text at its end is
-dropped to make room. Holes have no eos inside, so the first one after a hole ends it.
+The outline is the text from the first hole on, with hole ids in its holes, and an eos. Then comes the text itself, up
+to the end of the last hole. So what is missing directly follows the text before it. An eos ends every hole of unknown
+length, and the last hole. Holes have no eos inside, so the first one in a hole of unknown length ends it.
+
+Text between two holes is there twice; nothing is to be learnt from the second time, a copy.
 """
 
 from dataclasses import dataclass
@@ -14,16 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Copies = NDArray[np.bool_]
+"""(..., L), True at text that is there for the second time."""
 
 TWO_HOLES, UNKNOWN_LENGTH = 0.3, 0.5
 """Shares of the rearranged rows, and of their holes."""
+SHORTEST_TEXT = 16
+"""Tokens of a text with holes, at least; up to what fits, the logarithm of its length is uniform."""
 LARGEST_HOLE = 1 / 4
-"""Of the row, at most; all lengths up to it are equally likely."""
+"""Of the text, at most, or half of it for each of two; all lengths up to it are equally likely."""
+TRIES = 8
+"""How often a text and its holes are drawn for a row, until they fit and no eos is in a hole."""
 
 
 @dataclass(frozen=True)
 class Hole:
-    """The tokens from `start` to `stop` of a text are missing."""
+    """The tokens from `start` to `stop` of a row are missing."""
 
     start: int
     stop: int
@@ -39,49 +49,50 @@ class Rearrangement:
     hole_id: int
     eos_id: int
 
-    def __call__(self, x: Ids, draws: NDArray[np.float64]) -> Ids:
-        """Rows x (B, L), each with a uniform random number from which all its choices follow."""
+    def __call__(self, x: Ids, draws: NDArray[np.float64]) -> tuple[Ids, Copies]:
+        """Rows x (B, L), some rearranged, and their copies. All choices in a row follow from its random number."""
         rows = []
         for row, draw in zip(x, draws, strict=True):
             rng = np.random.default_rng(int(draw * 2.0**53))
-            rows.append(self.row(row, rng) if rng.random() < self.share else row)
-        return np.stack(rows)
+            rows.append(self.row(row, rng) if rng.random() < self.share else (row, np.zeros(len(row), np.bool_)))
+        ids, copies = zip(*rows, strict=True)
+        return np.stack(ids), np.stack(copies)
 
-    def row(self, row: Ids, rng: np.random.Generator) -> Ids:
-        """One row, rearranged; as it is if no hole was found."""
+    def row(self, row: Ids, rng: np.random.Generator) -> tuple[Ids, Copies]:
+        """One row: a text from its beginning, rearranged, and what follows that text, as far as there is room.
+
+        The row as it is if no holes were found.
+        """
         num = 1 + int(rng.random() < TWO_HOLES)
-        sizes = [int(size) for size in rng.integers(1, max(2, int(len(row) * LARGEST_HOLE / num)), num)]
-        known = [bool(is_known) for is_known in rng.random(num) >= UNKNOWN_LENGTH]
-        # bos + text with holes + eos + (missing tokens + eos) for each hole = len(row)
-        saved = sum(size - 2 for size, is_known in zip(sizes, known, strict=True) if not is_known)
-        length = len(row) - 2 - sum(size + 1 for size in sizes) + saved
-        text = row[1 : 1 + length]
-        edges = np.sort(rng.integers(0, max(1, length - sum(sizes)) + 1, num))
-        holes, shift = [], 0
-        for edge, size, is_known in zip(edges.tolist(), sizes, known, strict=True):
-            holes.append(Hole(edge + shift, edge + shift + size, is_known))
-            shift += size
-        missing = [text[hole.start : hole.stop] for hole in holes]
-        if length < 1 or [len(part) for part in missing] != sizes or self.eos_id in np.concatenate(missing):
-            return row
-        arranged = np.concatenate([row[:1], arrange(text, holes, self.hole_id, self.eos_id)])
-        assert len(arranged) == len(row)
-        return arranged
+        shortest, longest = min(SHORTEST_TEXT, len(row) // 2), len(row) - 4  # bos, two eos and a hole id
+        for _ in range(TRIES if shortest <= longest else 0):
+            length = int(shortest * ((longest + 1) / shortest) ** rng.random())
+            sizes = rng.integers(1, max(1, int(length * LARGEST_HOLE / num)) + 1, num)
+            known = rng.random(num) >= UNKNOWN_LENGTH
+            starts = 1 + np.sort(rng.integers(0, length - sizes.sum() + 1, num)) + sizes.cumsum() - sizes
+            holes = list(map(Hole, starts.tolist(), (starts + sizes).tolist(), known.tolist()))
+            ids, copies = arrange(row[: 1 + length], holes, self.hole_id, self.eos_id)
+            room = len(row) - len(ids)
+            if room >= 0 and not any(self.eos_id in row[hole.start : hole.stop] for hole in holes):
+                return np.concatenate([ids, row[1 + length :][:room]]), np.pad(copies, (0, room))
+        return row, np.zeros(len(row), np.bool_)
 
 
-def arrange(text: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
-    """The text with holes, eos, and for each hole what is missing and eos."""
-    parts = [with_holes(text, holes, hole_id, eos_id)]
-    for hole in holes:
-        parts += [text[hole.start : hole.stop], np.array([eos_id])]
-    return np.concatenate(parts)
+def arrange(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> tuple[Ids, Copies]:
+    """The row, a text from bos to its last token, rearranged, and the copies in it."""
+    end, parts = np.array([eos_id]), [before_first_hole(row, holes, hole_id, eos_id)]
+    for hole, after in zip(holes, [*holes[1:], None], strict=True):
+        between = row[hole.stop : hole.stop if after is None else after.start]
+        parts += [row[hole.start : hole.stop], end[: after is None or not hole.is_known], between]
+    are_copies = [False, *[False, False, True] * len(holes)]
+    return np.concatenate(parts), np.repeat(are_copies, [len(part) for part in parts])
 
 
-def with_holes(text: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
-    """The text with holes, and eos."""
-    end, parts, position = np.array([eos_id]), [], 0
+def before_first_hole(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
+    """The first token, the outline with its eos, and the text before the first hole."""
+    end, parts, position = np.array([eos_id]), [row[:1]], holes[0].start
     for hole in holes:
         size = hole.stop - hole.start
-        parts += [text[position : hole.start], np.full(size if hole.is_known else 1, hole_id), end[: not hole.is_known]]
+        parts += [row[position : hole.start], np.full(size if hole.is_known else 1, hole_id), end[: not hole.is_known]]
         position = hole.stop
-    return np.concatenate([*parts, text[position:], end]).astype(np.int64)
+    return np.concatenate([*parts, row[position:], end, row[1 : holes[0].start]]).astype(np.int64)

@@ -61,7 +61,7 @@ class TrainingBatch(NamedTuple):
     resets_optimizer: bool = False
     """Whether the optimizer starts anew before this batch: at the first batch of some stages of reasoning."""
     given: Tensor | None = None
-    """(B, L), True at ids without a loss, such as prompts; None for running text."""
+    """(B, L), True at ids without a loss, such as prompts and copies in rearranged rows; None for running text."""
 
 
 class Batches(Protocol):
@@ -84,7 +84,7 @@ class Loader:
     num_ranks: int = 1
     shuffle: bool = True
     rearrangement: Rearrangement | None = None
-    """Applied to the rows of a batch; not to one with padding."""
+    """Applied to the rows of a batch, which are running text; not to one with padding."""
 
     def __post_init__(self) -> None:
         check_ranks(self.batch_size, self.rank, self.num_ranks)
@@ -99,13 +99,12 @@ class Loader:
             first = Position(*divmod(position.row + self.rank * share, len(self.rows)))
             numbers, draws = self._order(Position(position.epoch + first.epoch, first.row), share)
             x, pad = self.rows.read(numbers, draws)
+            known = self.rows.given(numbers)
             if self.rearrangement is not None and pad is None:
-                x = self.rearrangement(x, draws)
+                x, known = self.rearrangement(x, draws)
             epochs, row = divmod(position.row + self.batch_size, len(self.rows))
             position = Position(position.epoch + epochs, row)
-            padding, given = (
-                None if each is None else torch.from_numpy(each) for each in (pad, self.rows.given(numbers))
-            )
+            padding, given = (None if each is None else torch.from_numpy(each) for each in (pad, known))
             yield TrainingBatch(torch.from_numpy(x), padding, position, given=given)
 
     def _order(self, start: Position, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -13,6 +13,7 @@ import torch
 from test_packing import FRAMED, documents_like, stored
 
 from adlm.data.prepare.prepare import prepare
+from adlm.data.rows.holes import Rearrangement
 from adlm.data.rows.loader import START, Loader, Position, Stream, shuffle, uniform
 from adlm.data.rows.packing import rows_of
 from adlm.data.sources.source import resolve_source
@@ -96,6 +97,21 @@ def test_resuming_from_any_position_gives_the_next_batch(rows):
         following = next(loader._batches(start))
         assert torch.equal(following.x, batches[index + 1].x)
         assert following.after == batches[index + 1].after
+
+
+def test_rearranged_rows_mark_their_copies_as_given_and_do_not_depend_on_the_number_of_ranks(tmp_path):
+    rows = rows_of(stored(tmp_path, [list(range(3, 99)) * 20], FRAMED, shard=64), FRAMED, 64, "packed", overlap=True)
+    rearrangement = Rearrangement(0.5, 99, 2)
+    [plain], [whole] = (taken(Loader(rows, 24, rearrangement=each), 1) for each in (None, rearrangement))
+    assert plain.given is None
+    rearranged = (whole.x == 99).any(dim=1)
+    assert 0 < rearranged.sum() < 24
+    assert torch.equal(whole.x[~rearranged], plain.x[~rearranged])
+    assert whole.given.any(dim=1).sum() > 1
+    assert not whole.given[~rearranged].any()
+    parts = [taken(Loader(rows, 24, 0, rank, 2, rearrangement=rearrangement), 1)[0] for rank in range(2)]
+    assert torch.equal(whole.x, torch.cat([part.x for part in parts]))
+    assert torch.equal(whole.given, torch.cat([part.given for part in parts]))
 
 
 def test_crops_differ_between_epochs(tmp_path):
