@@ -100,8 +100,8 @@ def encode_canvas(text: str, tokenizer: "Tokenizer", open_id: int | None = None,
         start = hole.end()
     ids += _encode_known(text[start:], tokenizer)
     # rearranged as in methods/infilling.py: holes of given length and the text between holes count twice, and bos, eos,
-    # three more ids a hole
-    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - num_between - 2 - 3 * len(holes)
+    # four more ids a hole
+    left = length - len(ids) - ids.count(tokenizer.vocabulary.mask_id) - num_between - 2 - 4 * len(holes)
     for position in reversed(any_length):
         assert open_id is not None
         ids[position:position] = [open_id] * max(1, min(length // 4, left // len(any_length)))

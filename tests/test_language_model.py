@@ -543,10 +543,10 @@ def test_models_that_cannot_fill_holes_of_unknown_length_say_so(tmp_path):
 
 def test_a_hole_of_unknown_length_that_does_not_fit_is_refused(infilling):
     with pytest.raises(UserError, match="takes 65 tokens, with its holes filled in after it"):
-        infilling.fill("ab[MASK*..57]c")
-    assert infilling.fill("ab[MASK*..56]c")
+        infilling.fill("ab[MASK*..56]c")
+    assert infilling.fill("ab[MASK*..55]c")
     with pytest.raises(UserError, match="takes 65 tokens"):  # the text between two holes counts twice
-        infilling.fill("ab[MASK*..3]" + "c" * 24 + "[MASK*..3]d")
+        infilling.fill("ab[MASK*..2]" + "c" * 24 + "[MASK*..2]d")
     assert infilling.fill("ab[MASK*]" + "c" * 24 + "[MASK*]d")
 
 

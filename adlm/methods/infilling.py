@@ -1,8 +1,8 @@
 """Canvases with text after a hole, for models that write from left to right and were trained to infill.
 
 The canvas is rearranged as in `data/rows/holes.py`: first the outline, which is the text from the first hole on with
-hole ids in its holes, and then the text from its beginning up to the hole that is being filled. What the model writes
-there is put back. So the network reads the text on both sides of a hole before it fills it.
+hole ids in its holes, and then the text from its beginning up to the hole that is being filled, which a hole id begins.
+What the model writes there is put back. So the network reads the text on both sides of a hole before it fills it.
 
 A hole of unknown length is one hole id and an eos in the outline, and as many masks as it may have tokens on the
 canvas. The first eos drawn in it ends it, and also fills the masks that are left (`end_texts`). One eos stays before
@@ -61,7 +61,7 @@ def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None
     for number in later.nonzero().flatten().tolist():
         ids, holes = rows[number].ids, rows[number].holes
         num_ends = 1 + sum(not hole.is_known for hole in holes[:-1])
-        needed = len(ids) + holes[-1].stop - holes[0].start + num_ends
+        needed = len(ids) + holes[-1].stop - holes[0].start + num_ends + len(holes) - 1
         if needed > length:
             raise UserError(
                 f"row {number} of the canvas takes {needed} tokens, with its holes filled in after it, and the model "
@@ -100,7 +100,11 @@ def generate_arranged(
             tokens, following = filled[hole.start : hole.stop], rows[row].holes[number + 1 : number + 2]
             if not hole.is_known:
                 tokens = [*takewhile(lambda index: index != eos_id, tokens), eos_id]
-            written[row] = [*written[row], *tokens, *(filled[hole.stop : following[0].start] if following else [])]
+            written[row] = [
+                *written[row],
+                *tokens,
+                *([*filled[hole.stop : following[0].start], hole_id] if following else []),
+            ]
 
 
 def _at_canvas(before: Frame, arranged: Frame, here: Tensor, place: Tensor) -> Frame:

@@ -458,6 +458,10 @@ def _every_ten_seconds(report: Report) -> Callable[[PrepareProgress], None]:
 
 def _open_stream(config: Config, processes: Processes) -> TextTask:
     """Batches directly from the source; the held-out rows are read into memory."""
+    if config.train.infill:
+        raise UserError(
+            f"train.infill {config.train.infill} rearranges prepared rows; use data.streaming=false, or train.infill=0"
+        )
     tokenizer, source, train = load_tokenizer(config.tokenizer), resolve_source(config.data), config.train
     resolved = replace(config, vocabulary=tokenizer.vocabulary, data=replace(config.data, packing=source.packing))
     stream = Stream(

@@ -5,6 +5,7 @@ from small_runs import RecordingReporter, corpus
 
 from adlm import load
 from adlm.config.load import resolve
+from adlm.errors import UserError
 from adlm.training.train import train
 
 NETWORK = ("model.hidden=32", "model.heads=2", "model.blocks=2", "model.condition=8", "model.block_length=3")
@@ -25,3 +26,17 @@ def test_a_run_learns_from_rearranged_rows_and_fills_holes(method, tmp_path):
     assert text.startswith("sun ")
     assert " queen " in text
     assert text.endswith(" law")
+
+
+def test_streams_are_not_rearranged(tmp_path):
+    (tmp_path / "text.txt").write_text("sun and moon " * 500)
+    words = [
+        f"data.path={tmp_path / 'text.txt'}",
+        "data.streaming=true",
+        "tokenizer=bytes",
+        "method=mdlm",
+        *NETWORK,
+        *RUN,
+    ]
+    with pytest.raises(UserError, match=r"train\.infill 0\.3 rearranges prepared rows; use data\.streaming=false"):
+        train(resolve([*words, "model.hole_id=255", "train.infill=0.3"]), tmp_path / "run", RecordingReporter())

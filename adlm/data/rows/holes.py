@@ -1,12 +1,13 @@
 """Rows rearranged for infilling by models that write from left to right: an outline, then the text, holes filled in.
 
     before  bos a b c d e f g h i                      c and d are missing, in a text that ends with f
-    after   bos H H e f eos a b c d eos                a hole of known length: as many hole ids H as tokens are missing
-    after   bos H eos e f eos a b c d eos              of unknown length: one H and an eos
-    after   bos H eos e H g eos a b c d eos e f eos    two holes: c d of unknown length, and f
+    after   bos H H e f eos a b H c d eos              a hole of known length: as many hole ids H as tokens are missing
+    after   bos H eos e f eos a b H c d eos            of unknown length: one H and an eos
+    after   bos H eos e H g eos a b H c d eos e H f eos    two holes: c d of unknown length, and f
 
 The outline is the text from the first hole on, with hole ids in its holes, and an eos. Then comes the text itself, up
-to the end of the last hole. So what is missing directly follows the text before it. An eos ends every hole of unknown
+to the end of the last hole. So what is missing follows the text before it, after a hole id that says that the hole
+begins: without it, a network would not know how far the text after the hole is. An eos ends every hole of unknown
 length, and the last hole. Holes have no eos inside, so the first one in a hole of unknown length ends it.
 
 Text between two holes is there twice; nothing is to be learnt from the second time, a copy.
@@ -64,7 +65,7 @@ class Rearrangement:
         The row as it is if no holes were found.
         """
         num = 1 + int(rng.random() < TWO_HOLES)
-        shortest, longest = min(SHORTEST_TEXT, len(row) // 2), len(row) - 4  # bos, two eos and a hole id
+        shortest, longest = min(SHORTEST_TEXT, len(row) // 2), len(row) - 5  # bos, two eos and two hole ids
         for _ in range(TRIES if shortest <= longest else 0):
             length = int(shortest * ((longest + 1) / shortest) ** rng.random())
             sizes = rng.integers(1, max(1, int(length * LARGEST_HOLE / num)) + 1, num)
@@ -80,19 +81,20 @@ class Rearrangement:
 
 def arrange(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> tuple[Ids, Copies]:
     """The row, a text from bos to its last token, rearranged, and the copies in it."""
-    end, parts = np.array([eos_id]), [before_first_hole(row, holes, hole_id, eos_id)]
+    end, begin, parts = np.array([eos_id]), np.array([hole_id]), [before_first_hole(row, holes, hole_id, eos_id)]
     for hole, after in zip(holes, [*holes[1:], None], strict=True):
         between = row[hole.stop : hole.stop if after is None else after.start]
-        parts += [row[hole.start : hole.stop], end[: after is None or not hole.is_known], between]
-    are_copies = [False, *[False, False, True] * len(holes)]
+        ended = end[: after is None or not hole.is_known]
+        parts += [row[hole.start : hole.stop], ended, between, begin[: after is not None]]
+    are_copies = [False, *[False, False, True, False] * len(holes)]
     return np.concatenate(parts), np.repeat(are_copies, [len(part) for part in parts])
 
 
 def before_first_hole(row: Ids, holes: list[Hole], hole_id: int, eos_id: int) -> Ids:
-    """The first token, the outline with its eos, and the text before the first hole."""
+    """The first token, the outline with its eos, the text before the first hole, and a hole id."""
     end, parts, position = np.array([eos_id]), [row[:1]], holes[0].start
     for hole in holes:
         size = hole.stop - hole.start
         parts += [row[position : hole.start], np.full(size if hole.is_known else 1, hole_id), end[: not hole.is_known]]
         position = hole.stop
-    return np.concatenate([*parts, row[position:], end, row[1 : holes[0].start]]).astype(np.int64)
+    return np.concatenate([*parts, row[position:], end, row[1 : holes[0].start], [hole_id]]).astype(np.int64)
