@@ -55,7 +55,7 @@ MUTANTS = [
     ("models/transformer.py", "(~pad | pad.all", "(pad | pad.all"),
     ("models/transformer.py", "shift, scale = self.modulation", "scale, shift = self.modulation"),
     ("models/bridges.py", "self.weight @ head.bias + self.bias", "self.weight @ head.bias - self.bias"),
-    ("models/anchored.py", "self.denoiser.trunk(bridged, sigma, pad, ", "self.denoiser.trunk(bridged, None, pad, "),
+    ("models/anchored.py", "self.denoiser.trunk.hidden_and_states(bridged, sigma, pad, ", "self.denoiser.trunk.hidden_and_states(bridged, None, pad, "),
     ("models/transformer.py", "LONGEST_PERIOD = 10_000.0", "LONGEST_PERIOD = 1_000.0"),
     ("methods/adlm.py", "total=loss.total + gamma * anchor_scored.total", "total=loss.total + anchor_scored.total"),
     ("methods/masked_diffusion.py", "time.steps, time.sigma)", "time.steps, 0.0)"),
