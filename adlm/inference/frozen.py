@@ -359,6 +359,12 @@ class FrozenNetwork:
             self.idle_caches.append(cache)
             del self.idle_caches[: -self.max_idle_caches or None]
 
+    def drop_graphs(self) -> None:
+        """Graphs hold the network, which would keep its memory until Python looks for such cycles."""
+        self.idle_caches.clear()
+        if self.graph_cache is not None:
+            self.graph_cache.graphs.clear()
+
     def read(self, ids: Tensor, cache: KVCache) -> HiddenStates:
         """Hidden states (B, n, d) of the next n tokens ids (B, n) of every row; appends them to the cache."""
         return self.read_and("read", identity, ids, cache)
@@ -476,11 +482,14 @@ class FrozenCopy:
             (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in network.parameters()
         ]
         if self._frozen is None or versions != self._versions:
+            self.refresh()
             self._versions, self._frozen = versions, FrozenNetwork(network, batch=self.batch)
         return self._frozen
 
     def refresh(self) -> None:
         """Rebuild at the next `get`."""
+        if self._frozen is not None:
+            self._frozen.drop_graphs()
         self._frozen = None
 
 

@@ -222,14 +222,14 @@ def sample_speculative(
     uniforms, end = uniforms.to(canvas.device), unfilled.end.cpu()
     text = DraftedText(canvas, frame.chance, unfilled.num_known(canvas), drafts)
     for call in range(max(num_masks)):
-        text = model(text, uniforms[:, call])
-        known, ids = text.known.cpu(), text.ids.clone()
+        text = DraftedText.of(*(tensor.clone() for tensor in model(text, uniforms[:, call]).tensors()))
+        known, ids = text.known.cpu(), text.ids
         frame = Frame(
             ids=ids,
             t=(end - known).double() / torch.tensor(num_masks).clamp(min=1),
             revealed=ids != frame.ids,
             remasked=frame.remasked,  # nothing is ever remasked: all frames share one
-            chance=text.chance.clone(),
+            chance=text.chance,
             read=frame.ids,
             alpha=None,
         )

@@ -27,6 +27,8 @@ from adlm.training.step import TrainState, new_train_state, seed_of
 # fallback_random uses torch's own dropout kernel, so that a seed gives the same masks compiled or not. It costs
 # nothing: 197 ms per step, against 199 ms with random numbers generated in the compiled kernels (H200, batch 64).
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
+CHAIN = "chain."
+"""How the names of a chain's weights begin."""
 
 
 def build_train_state(
@@ -48,8 +50,9 @@ def build_train_state(
     if log_frequencies is not None:
         start_from_unigram(network, log_frequencies)
     if weights is not None:
-        chain = {name: value for name, value in network.state_dict().items() if name.startswith("chain.")}
-        weights = chain | dict(weights)  # a model may get a chain when it is trained further
+        chain = {name: value for name, value in network.state_dict().items() if name.startswith(CHAIN)}
+        # a model may get or lose a chain when it is trained further
+        weights = chain | {name: value for name, value in weights.items() if chain or not name.startswith(CHAIN)}
         try:
             check_fit(network.state_dict(), weights, method.config)
         except UserError as error:
@@ -63,12 +66,14 @@ def build_train_state(
     if train.lora_rank:
         add_lora_of(network, method.config)
         if adapter is not None:
-            if missing := sorted(adapter.weights.keys() - trained_parameters(network).keys()):
+            has_chain, own = method.config.model.chain > 0, adapter.weights
+            own = {name: value for name, value in own.items() if has_chain or not name.startswith(CHAIN)}
+            if missing := sorted(own.keys() - trained_parameters(network).keys()):
                 raise UserError(
                     f"init {method.config.init} does not fit: it trained {missing[0]}, which this network lacks or "
                     "leaves frozen; leave out method, the options of model, and train.lora_norms=false"
                 )
-            start_from_adapter(network, adapter.weights, adapter.config.train.lora_scale)
+            start_from_adapter(network, own, adapter.config.train.lora_scale)
     network = network.to(processes.device)
     if train.precision == "float64":
         network = network.double()

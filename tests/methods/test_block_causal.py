@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -782,23 +782,43 @@ def test_what_stale_anchors_cannot_do_is_refused():
 
 
 class CapturedFunctions:
-    """CUDA graphs without CUDA: a function captured in one run is called in later ones, with copies of the inputs."""
+    """CUDA graphs without CUDA: a function captured in one run is called in later ones, with copies of the inputs.
+
+    As graphs that share their memory, each call overwrites the results of the one before.
+    """
 
     max_graphs = 8
+
+    def __init__(self):
+        self.results = []
 
     def capture(self, function, *inputs):
         static = [None if each is None else each.clone() for each in inputs]
         for _ in range(2):
             function(*static)
+        captured = self
 
         class Graph:
             def replay(self, *inputs):
                 for each, given in zip(static, inputs, strict=True):
                     if each is not None:
                         each.copy_(given)
-                return function(*static)
+                for each in captured.results:
+                    if all(each is not kept for kept in static):
+                        each.zero_()
+                result = function(*static)
+                captured.results = list(tensors_in(result))
+                return result
 
         return Graph()
+
+
+def tensors_in(result):
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif result is not None:
+        for field in fields(result):
+            yield from tensors_in(getattr(result, field.name))
 
 
 @pytest.mark.parametrize(

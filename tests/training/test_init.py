@@ -197,3 +197,17 @@ def test_a_preset_of_blocks_of_text_keeps_them_with_a_base(base, tmp_path):
     (tmp_path / "blocks.yaml").write_text("model: {block_length: 4, masked_keys: hidden, qk_norm: true, hidden: 32}\n")
     model = resolve([str(tmp_path / "blocks.yaml"), "method=mdlm", *base[1]]).model
     assert (model.block_length, model.masked_keys, model.qk_norm, model.hidden) == (4, "hidden", False, 64)
+
+
+@pytest.mark.parametrize("lora", [(), ("train.lora_rank=2",)])
+def test_a_model_gets_and_loses_a_chain(lora, base, tmp_path):
+    _, (init, *words) = base
+
+    def chain_of(out, *options):
+        assert main(["train", *options, *words, "length=16", *lora, "--out", str(tmp_path / out)]) == 0
+        return load(tmp_path / out).network.chain
+
+    assert chain_of("with", init, "method=mdlm", "model.block_length=2", "model.chain=3") is not None
+    again = f"init={tmp_path / 'with'}"
+    assert chain_of("kept", again) is not None
+    assert chain_of("without", again, "model.chain=0", "model.block_length=1") is None
