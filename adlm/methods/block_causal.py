@@ -280,18 +280,8 @@ class BlockCausal(MaskedDiffusion):
     ) -> Iterator[Frame]:
         """The frames of a canvas that is a prompt and then masks in every row."""
         if sampling.sampler == "speculative":
-            return generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
-        return self._write_blocks(network, sampling, rng, canvas, ending, pad)
-
-    def _write_blocks(
-        self,
-        network: Any,
-        sampling: Sampling,
-        rng: RowRng,
-        canvas: Tensor,
-        ending: Ending | None,
-        pad: Tensor | None,
-    ) -> Iterator[Frame]:
+            yield from generate_speculative(self.config, network, canvas, sampling, rng, pad, ending)
+            return
         run, bounds = self.sampling_run(network, canvas, sampling, rng, pad), self._cut(canvas).bounds
         open_block: OpenBlock = lambda ids, start, pad: run.denoiser  # noqa: E731
         if sampling.anchor_every > 1:
