@@ -10,6 +10,7 @@ Shapes: B sequences, L tokens, d wide, V symbols, N rows of hidden states, n new
 """
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.inference.fused_ops import attend_cached, cached_attention_bias, needs_bias, precise_product
+from adlm.inference.fused_ops import attend_cached, cached_attention_bias, log_beliefs, needs_bias, precise_product
 from adlm.inference.trunk import (
     Attend,
     FrozenTrunk,
@@ -64,7 +65,7 @@ class CudaGraph(Generic[Result]):
 
     def replay(self, *inputs: Tensor | None) -> Result:
         for static, tensor in zip(self.inputs, inputs, strict=True):
-            if static is not None and tensor is not None:
+            if static is not None and tensor is not None and tensor is not static:
                 static.copy_(tensor)
         self.graph.replay()
         return self.result
@@ -191,6 +192,10 @@ class FrozenHead:
     def __call__(self, rows: Tensor) -> Tensor:
         return precise_product(rows, self.weight, self.bias)
 
+    def log_beliefs(self, rows: Tensor, mask_id: int) -> Tensor:
+        """`clean_log_beliefs` of the logits."""
+        return log_beliefs(rows, self.weight, self.bias, mask_id)
+
 
 class FrozenNetwork:
     """A network to sample from. Not thread-safe.
@@ -316,7 +321,16 @@ class FrozenNetwork:
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:
         """(N, V) for rows (N, d) of `HiddenStates.last`, in float32; in float64 if `dtype` is."""
-        return self._apply_head(self.head if self.bridge is None else self.denoiser_head, rows)
+        return self._in_blocks(self._last_head, rows)
+
+    @torch.no_grad()
+    def log_beliefs(self, rows: Tensor, mask_id: int) -> Tensor:
+        """`clean_log_beliefs` of `logits`; on CUDA fused with them."""
+        return self._in_blocks(functools.partial(self._last_head.log_beliefs, mask_id=mask_id), rows)
+
+    @property
+    def _last_head(self) -> FrozenHead:
+        return self.head if self.bridge is None else self.denoiser_head
 
     @torch.no_grad()
     def chained(self, state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
@@ -327,9 +341,16 @@ class FrozenNetwork:
     def anchor_logits(self, rows: Tensor) -> Tensor:
         """(N, V) for rows (N, d) of `HiddenStates.anchor`."""
         assert self.anchored, "a single network has no anchor head"
-        return self._apply_head(self.head, rows)
+        return self._in_blocks(self.head, rows)
 
-    def _apply_head(self, head: FrozenHead, rows: Tensor) -> Tensor:
+    @torch.no_grad()
+    def anchor_log_beliefs(self, rows: Tensor, mask_id: int) -> Tensor:
+        """`clean_log_beliefs` of `anchor_logits`."""
+        assert self.anchored, "a single network has no anchor head"
+        return self._in_blocks(functools.partial(self.head.log_beliefs, mask_id=mask_id), rows)
+
+    def _in_blocks(self, head: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """head(rows), with a fixed batch on blocks of HEAD_BLOCK of them."""
         if self.batch is None or len(rows) == 0:
             return head(rows)
         blocks = [head(repeat_first(block, HEAD_BLOCK))[: len(block)] for block in torch.split(rows, HEAD_BLOCK)]
@@ -408,6 +429,29 @@ class FrozenNetwork:
         if len(cache.graphs) > self.graph_cache.max_graphs:
             del cache.graphs[next(iter(cache.graphs))]
         return graph.replay(*inputs)  # type: ignore[no-any-return]
+
+    def replay_state(
+        self,
+        key: object,
+        function: Callable[..., tuple[Tensor, ...]],
+        cache: KVCache,
+        state: tuple[Tensor, ...],
+        *inputs: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """The next state, function(*state, *inputs), by the rules of `replay`.
+
+        With CUDA graphs, the result is overwritten by the next call with this key and cache, and by no other graph.
+        """
+        if self.graph_cache is None:
+            return function(*state, *inputs)
+
+        def advance(*tensors: Tensor) -> tuple[Tensor, ...]:
+            own = tensors[: len(state)]
+            for tensor, new in zip(own, function(*tensors), strict=True):
+                tensor.copy_(new)
+            return own  # the graph's copies of its inputs: they are not in the memory that graphs share
+
+        return self.replay(key, advance, cache, *state, *inputs)
 
     @torch.no_grad()
     def read_open(

@@ -352,3 +352,53 @@ def swiglu_kernel(product, gated, width, BLOCK: tl.constexpr):  # type: ignore[n
     gate = tl.load(product + 2 * row * width + column, mask=inside, other=0.0).to(tl.float32)
     inner = tl.load(product + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(gated + row * width + column, (gate * tl.sigmoid(gate) * inner).to(gated.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def partial_softmax_kernel(  # type: ignore[no-untyped-def]
+    logits, bias, sums, stride, num_symbols, mask_id, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program per row and BLOCK symbols: the largest logit, and the sum of e^(logit - largest)."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logit = _logits_at(logits + row * stride, bias, part, num_symbols, mask_id, BIASED, BLOCK)
+    largest = tl.maximum(tl.max(logit, 0), -1e30)  # finite: -inf - -inf is NaN
+    out = sums + 2 * (row * tl.num_programs(1) + part)
+    tl.store(out, largest)
+    tl.store(out + 1, tl.sum(tl.exp(logit - largest), 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def log_beliefs_kernel(  # type: ignore[no-untyped-def]
+    logits,
+    bias,
+    sums,
+    log_beliefs,
+    stride,
+    num_symbols,
+    mask_id,
+    BIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The same programs: logit - log of the sum over all parts of e^logit."""
+    row, part, other = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, PARTS)
+    num_parts = tl.num_programs(1)
+    at, exists = sums + 2 * (row * num_parts + other), other < num_parts
+    largest = tl.load(at, mask=exists, other=-1e30)
+    share = tl.load(at + 1, mask=exists, other=0.0)
+    top = tl.max(largest, 0)
+    log_norm = top + tl.log(tl.sum(share * tl.exp(largest - top), 0))
+    logit = _logits_at(logits + row * stride, bias, part, num_symbols, mask_id, BIASED, BLOCK)
+    symbol = part * BLOCK + tl.arange(0, BLOCK)
+    tl.store(log_beliefs + row * num_symbols + symbol, logit - log_norm, mask=symbol < num_symbols)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _logits_at(logits, bias, part, num_symbols, mask_id, BIASED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A part of a row, -inf at the mask and past the end."""
+    symbol = part * BLOCK + tl.arange(0, BLOCK)
+    inside = (symbol < num_symbols) & (symbol != mask_id)
+    logit = tl.load(logits + symbol, mask=inside, other=-float("inf"))
+    if BIASED:
+        logit += tl.load(bias + symbol, mask=inside, other=0.0)
+    return logit

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.models.heads import why_no_triton
 
 FEW_TOKENS = 2048  # up to here, four warps per token are faster than one
@@ -29,6 +30,7 @@ WEIGHTS_PER_PROGRAM = 8192  # 16 KB in flight in bfloat16
 NUM_MULTIPROCESSORS = 132  # of an H100 or H200; each should run at least one program
 LAYER_NORM_EPSILON = 1e-5
 SWIGLU_BLOCK = 1024
+SOFTMAX_BLOCK = 4096
 MAX_OPEN_TOKENS, OPEN_QUERIES, OPEN_PART = 32, 32, 64
 """Of the kernel for a few new tokens: their largest number, and the queries and positions of a program. A head has a
 counter, so there must be as many queries in a program as tokens, at least."""
@@ -414,6 +416,29 @@ def precise_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     else:
         product = (x @ weight.T).to(bias.dtype)
     return product[..., : len(bias)] + bias
+
+
+def log_beliefs(x: Tensor, weight: Tensor, bias: Tensor, mask_id: int) -> Tensor:
+    """`clean_log_beliefs` of the `precise_product` of rows x (N, d)."""
+    if not can_use_triton(x):
+        return clean_log_beliefs(precise_product(x, weight, bias), mask_id)
+    from adlm.inference.fused_kernels import log_beliefs_kernel, partial_softmax_kernel
+
+    (num_rows, _), num_symbols = x.shape, len(bias)
+    biased = not is_single_row(x)
+    if biased and x.dtype != bias.dtype:
+        logits = torch.mm(x, weight.T, out_dtype=bias.dtype)
+    else:
+        logits = x @ weight.T if biased else precise_product(x, weight, bias)
+    num_parts = -(-num_symbols // SOFTMAX_BLOCK)
+    sums = torch.empty(num_rows, num_parts, 2, device=x.device)
+    beliefs = torch.empty(num_rows, num_symbols, device=x.device)
+    sizes = (logits.stride(0), num_symbols, mask_id, biased, SOFTMAX_BLOCK)
+    if num_rows:
+        with torch.cuda.device(x.device):
+            partial_softmax_kernel[(num_rows, num_parts)](logits, bias, sums, *sizes)
+            log_beliefs_kernel[(num_rows, num_parts)](logits, bias, sums, beliefs, *sizes, next_power_of_two(num_parts))
+    return beliefs
 
 
 def _launch_kernel(

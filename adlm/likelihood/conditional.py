@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
 from adlm.likelihood.conditional_noise import Noise, noise_model
@@ -192,7 +191,7 @@ def _exact_nats(
         differs = torch.zeros(batch.x.shape, dtype=torch.bool, device=device)
         for hidden, scored in _exact_passes(method, frozen, batch, settings.score):
             for chunk in torch.split(scored.flatten().nonzero()[:, 0], HEAD_ROWS):
-                log_beliefs = clean_log_beliefs(frozen.logits(hidden.flatten(0, 1)[chunk]), vocabulary.mask_id)
+                log_beliefs = frozen.log_beliefs(hidden.flatten(0, 1)[chunk], vocabulary.mask_id)
                 target = batch.x.flatten()[chunk]
                 nats.view(-1)[chunk] = -log_beliefs.gather(1, target[:, None])[:, 0].double()
                 differs.view(-1)[chunk] = log_beliefs.argmax(dim=1) != target

@@ -142,8 +142,7 @@ def _cached_sampler(network: FrozenNetwork, mask_id: int, cache: KVCache, sampli
     passes_history, key = needs_history(sampling), ("next token", sampling)
 
     def draw_after(hidden: HiddenStates, uniforms: Tensor, z: Tensor | None) -> DrawnTokens:
-        beliefs = clean_log_beliefs(network.logits(hidden.last[:, -1]), mask_id)
-        return draw_next(beliefs, z, uniforms, sampling)
+        return draw_next(network.log_beliefs(hidden.last[:, -1], mask_id), z, uniforms, sampling)
 
     def next_token(ids: Tensor, z: Tensor, uniforms: Tensor) -> DrawnTokens:
         return network.read_and(key, draw_after, ids, cache, uniforms, z if passes_history else None)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from adlm.config.schema import Config, Sampling
-from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, KVCache, OpenTokens
@@ -442,12 +441,11 @@ class OpenBlockOutput:
         return hidden[row if self.rows is None else self.rows[row], place]
 
     def log_beliefs(self, positions: Tensor) -> Tensor:
-        return clean_log_beliefs(self.network.logits(self._rows_of(self.hidden.last, positions)), self.mask_id)
+        return self.network.log_beliefs(self._rows_of(self.hidden.last, positions), self.mask_id)
 
     def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
         assert self.hidden.anchor is not None
-        rows = self._rows_of(self.hidden.anchor, positions)
-        return clean_log_beliefs(self.network.anchor_logits(rows), self.mask_id)
+        return self.network.anchor_log_beliefs(self._rows_of(self.hidden.anchor, positions), self.mask_id)
 
 
 @dataclass(frozen=True)

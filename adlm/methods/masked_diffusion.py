@@ -322,11 +322,11 @@ class FrozenOutput:
     mask_id: int
 
     def log_beliefs(self, positions: Tensor) -> Tensor:
-        return clean_log_beliefs(self.network.logits(self.hidden.last.flatten(0, 1)[positions]), self.mask_id)
+        return self.network.log_beliefs(self.hidden.last.flatten(0, 1)[positions], self.mask_id)
 
     def anchor_log_beliefs(self, positions: Tensor) -> Tensor:
         assert self.hidden.anchor is not None
-        return clean_log_beliefs(self.network.anchor_logits(self.hidden.anchor.flatten(0, 1)[positions]), self.mask_id)
+        return self.network.anchor_log_beliefs(self.hidden.anchor.flatten(0, 1)[positions], self.mask_id)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Shapes: B rows of L tokens, blocks of b tokens, k drafts, V symbols.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ from adlm.sampling.speculative import (
     DraftedText,
     Drafts,
     SpeculativeModel,
-    ToLogits,
     Unfilled,
     Verified,
     draft_beliefs,
@@ -166,9 +165,10 @@ class PlainDrafting:
         def chained(state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
             return drafter.chain(state, before, drafter.embedding(tokens))  # type: ignore[no-any-return]
 
-        return draft_beliefs(
-            torch.stack(states), chained if drafter.chain else without_chain, drafter.head, self.mask_id
-        )
+        def log_beliefs(states: Tensor) -> Tensor:
+            return clean_log_beliefs(drafter.head(states), self.mask_id)
+
+        return draft_beliefs(torch.stack(states), chained if drafter.chain else without_chain, log_beliefs)
 
 
 def read_prompts(network: FrozenNetwork, cache: KVCache, text: DraftedText) -> bool:
@@ -214,11 +214,14 @@ class CachedDrafting:
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
         read_prompts(self.network, self.cache, text)
-        key = ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id)
-        tensors = (*text.tensors(), *self.unfilled.tensors(), uniforms)
-        return self.network.replay(key, self._call, self.cache, *tensors)
+        key, unfilled = (
+            ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id),
+            self.unfilled.tensors(),
+        )
+        state = self.network.replay_state(key, self._call, self.cache, text.tensors(), *unfilled, uniforms)
+        return DraftedText.of(*state)
 
-    def _call(self, *tensors: Tensor) -> DraftedText:
+    def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
         cache, ids, known, tokens = self.cache, text.ids, text.known, text.drafts.tokens
         cache.position.copy_(known - 1)
@@ -229,25 +232,30 @@ class CachedDrafting:
         unseen = places == self.mask_id if self.hides_masks else None
         read = self._anchor_drafts if self.sampling.drafter == "anchor" else self._denoiser_drafts
         verified = self._verify_and_draft(*read(places, unseen), text.drafts, uniforms)
-        return unfilled.after(text, verified)
+        return unfilled.after(text, verified).tensors()
 
-    def _denoiser_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
-        """The hidden states (B, k + 1, d) that verify, those of all places, which draft, and the head of these."""
+    def _denoiser_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, Callable[..., Tensor]]:
+        """The hidden states (B, k + 1, d) that verify, those of all places, which draft, and the beliefs of these."""
         last = self.network.read_open(places, self.cache, self.tokens, unseen).last
-        return last[:, : self.num_drafts + 1], last, self.network.logits
+        return last[:, : self.num_drafts + 1], last, self.network.log_beliefs
 
-    def _anchor_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, ToLogits]:
+    def _anchor_drafts(self, places: Tensor, unseen: Tensor | None) -> tuple[Tensor, Tensor, Callable[..., Tensor]]:
         """The same, with drafts of the anchor network; only what verifies goes through the denoiser."""
         network, num_causal = self.network, self.num_drafts + 1
         anchors = network.read_open_anchors(places, self.cache, self.tokens, unseen)
         causal = network.denoise_open(places[:, :num_causal], anchors.first(num_causal), self.cache, self.causal_tokens)
-        return causal.last, anchors.hidden, network.anchor_logits
+        return causal.last, anchors.hidden, network.anchor_log_beliefs
 
     def _verify_and_draft(
-        self, verifying: Tensor, drafting: Tensor, draft_logits: ToLogits, drafts: Drafts, uniforms: Tensor
+        self,
+        verifying: Tensor,
+        drafting: Tensor,
+        to_log_beliefs: Callable[..., Tensor],
+        drafts: Drafts,
+        uniforms: Tensor,
     ) -> Verified:
         num_rows, num_causal, width = verifying.shape
-        log_p = clean_log_beliefs(self.network.logits(verifying.flatten(0, 1)), self.mask_id)
+        log_p = self.network.log_beliefs(verifying.flatten(0, 1), self.mask_id)
         num_accepted, token, chance = verify(
             log_p.view(num_rows, num_causal, -1), drafts, uniforms[:, :num_causal], self.sampling
         )
@@ -256,7 +264,7 @@ class CachedDrafting:
         places = self.begins[num_accepted][:, None] + torch.arange(num_causal, device=verifying.device)
         states = drafting.gather(1, places[..., None].expand(-1, -1, width))
         chained = without_chain if self.sampling.drafter == "anchor" else self.network.chained
-        log_q = draft_beliefs(states, chained, draft_logits, self.mask_id)
+        log_q = draft_beliefs(states, chained, functools.partial(to_log_beliefs, mask_id=self.mask_id))
         next_drafts = draw_drafts(log_q, token, uniforms[:, num_causal:], self.sampling)
         return Verified(num_accepted, token, chance, next_drafts)
 
@@ -277,10 +285,10 @@ class CachedChaining:
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
         num_new = 1 if read_prompts(self.network, self.cache, text) else self.num_drafts + 1
         key = ("draft and keep", num_new, self.num_drafts, self.sampling, self.unfilled.eos_id)
-        tensors = (*text.tensors(), *self.unfilled.tensors(), uniforms)
-        return self.network.replay(key, functools.partial(self._call, num_new), self.cache, *tensors)
+        call, unfilled = functools.partial(self._call, num_new), self.unfilled.tensors()
+        return DraftedText.of(*self.network.replay_state(key, call, self.cache, text.tensors(), *unfilled, uniforms))
 
-    def _call(self, num_new: int, *tensors: Tensor) -> DraftedText:
+    def _call(self, num_new: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The last `num_new` known tokens of a row are not in the cache yet. What finished rows read is not used."""
         text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
         network, cache, mask_id, ids, known = self.network, self.cache, unfilled.mask_id, text.ids, text.known
@@ -296,7 +304,7 @@ class CachedChaining:
         unseen = places == mask_id if self.text_blocks.hidden_id is not None else None
         open_tokens = OpenTokens(visible, torch.where(is_open, place - 1, place))
         last = network.read_open(places, cache, open_tokens, unseen).last
-        log_p = clean_log_beliefs(network.logits(last[:, num_new - 1]), mask_id)
+        log_p = network.log_beliefs(last[:, num_new - 1], mask_id)
         states = last[:, num_new : num_new + self.num_drafts + 1]
-        log_q = draft_beliefs(states, network.chained, network.logits, mask_id)
-        return draw_and_keep(unfilled, text, log_p, log_q, uniforms, self.sampling)
+        log_q = draft_beliefs(states, network.chained, functools.partial(network.log_beliefs, mask_id=mask_id))
+        return draw_and_keep(unfilled, text, log_p, log_q, uniforms, self.sampling).tensors()

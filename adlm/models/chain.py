@@ -30,8 +30,8 @@ class Chain(nn.Module):
 
     def forward(self, state: Tensor, before: Tensor, token: Tensor) -> Tensor:
         """u_j (N, d) from the network's state h_j, from u_(j-1), and from the embedded token before."""
-        normed = [F.rms_norm(part.to(state.dtype), part.shape[-1:]) for part in (state, before, token)]
-        gate, inner = self.widen(torch.cat(normed, dim=-1)).chunk(2, dim=-1)
+        parts = torch.stack([state, before.to(state.dtype), token.to(state.dtype)], dim=-2)
+        gate, inner = self.widen(F.rms_norm(parts, parts.shape[-1:]).flatten(-2)).chunk(2, dim=-1)
         return state + self.narrow(F.silu(gate) * inner)  # type: ignore[no-any-return]
 
     def states(self, hidden: Tensor, embedded: Tensor, cut: BlockCut) -> Tensor:

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.models.heads import why_no_triton
+
+GROUP = 2048
+"""Symbols that a program of the kernels adds."""
 
 
 class RowRng:
@@ -79,6 +83,41 @@ def categorical(weights: Tensor, uniforms: Tensor) -> Tensor:
     Symbols are searched in two levels, groups of about sqrt(V) and then symbols within the group, because a cumulative
     sum over 50,000 symbols is slow on a GPU.
     """
+    if has_kernels(weights):
+        return _fused_categorical(weights, uniforms)
+    return plain_categorical(weights, uniforms)
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether the kernels in draw_kernels.py can run on a tensor."""
+    return tensor.is_cuda and tensor.dtype in (torch.float32, torch.float64) and not why_no_triton()
+
+
+def _fused_categorical(weights: Tensor, uniforms: Tensor) -> Tensor:
+    from adlm.sampling.draw_kernels import choose_symbol_kernel, group_sums_kernel  # imported only where it is used
+
+    num_symbols, weights = weights.shape[-1], weights.contiguous()
+    num_groups, num_rows = -(-num_symbols // GROUP), weights.numel() // num_symbols
+    sums = torch.empty(num_rows, num_groups, dtype=torch.float64, device=weights.device)
+    chosen = torch.empty(weights.shape[:-1], dtype=torch.int64, device=weights.device)
+    if num_rows == 0:
+        return chosen
+    with torch.cuda.device(weights.device):
+        group_sums_kernel[(num_rows, num_groups)](weights, sums, num_symbols, GROUP)
+        choose_symbol_kernel[(num_rows,)](
+            weights,
+            sums,
+            uniforms.to(weights.device, torch.float64).contiguous(),
+            chosen,
+            num_symbols,
+            num_groups,
+            GROUP,
+            1 << (num_groups - 1).bit_length(),
+        )
+    return chosen
+
+
+def plain_categorical(weights: Tensor, uniforms: Tensor) -> Tensor:
     width = math.isqrt(weights.shape[-1] - 1) + 1
     groups = torch.unflatten(F.pad(weights, (0, -weights.shape[-1] % width)), -1, (-1, width))
     sums = groups.sum(dim=-1, dtype=torch.float64)

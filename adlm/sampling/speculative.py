@@ -12,17 +12,20 @@ may be accepted, of which the right one is then used.
 Shapes: B rows of L tokens, k drafts, V symbols.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.sampling.frame import Ending, Frame, first_frame
 from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.shaping import TokenShaping, shape
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ class Unfilled:
 
 
 SpeculativeModel = Callable[[DraftedText, Tensor], DraftedText]
-"""(text, uniform numbers (B, 2 k + 1)) -> the text after one call. Its tensors may be overwritten by the next call."""
+"""(text, uniform numbers (B, 2 k + 1)) -> the text after one call. Its tensors may be overwritten by the next call, so
+that call has to be given this text."""
 
 
 def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShaping) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,11 +142,12 @@ def verify(log_p: Tensor, drafts: Drafts, uniforms: Tensor, sampling: TokenShapi
     p_drafts, q_drafts = (each.gather(-1, of_draft)[..., 0] for each in (p[:, :num], drafts.chances))
     accepted = uniforms[:, :num] * q_drafts.double() < p_drafts.double()
     num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
-    at = num_accepted[:, None, None].expand(-1, 1, p.shape[-1])
-    p_next = p.gather(1, at)[:, 0]
-    q_next = F.pad(drafts.chances, (0, 0, 0, 1)).gather(1, at)[:, 0]
-    left = (p_next.double() - q_next.double()).clamp(min=0)
-    left = torch.where(left.sum(dim=-1, keepdim=True) > 0, left, p_next.double())  # p = q up to rounding
+    row = torch.arange(len(p), device=p.device)
+    p_next = left = p[row, num_accepted]
+    if num:
+        q_next = drafts.chances[row, num_accepted.clamp(max=num - 1)] * (num_accepted < num)[:, None]
+        left = (p_next - q_next).clamp(min=0)
+        left = torch.where(left.sum(dim=-1, keepdim=True) > 0, left, p_next)  # p = q up to rounding
     token = categorical(left, uniforms[:, num])
     own = p_next.gather(1, token[:, None])
     chance = F.pad(p_drafts, (0, 1)).scatter(1, num_accepted[:, None], own)
@@ -153,20 +158,20 @@ DraftBeliefs = Callable[[int, Tensor], Tensor]
 """(number of a draft, from 0; the token (B,) before it) -> its log beliefs (B, V). Called in order."""
 
 
-ToLogits = Callable[[Tensor], Tensor]
-"""Hidden states (N, d) -> logits (N, V)."""
+ToLogBeliefs = Callable[[Tensor], Tensor]
+"""Hidden states (N, d) -> log beliefs (N, V)."""
 Chained = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(the state (B, d) of a place, that of the place before, the token (B,) before) -> the state that predicts a token."""
 
 
-def draft_beliefs(states: Tensor, chained: Chained, to_logits: ToLogits, mask_id: int) -> DraftBeliefs:
+def draft_beliefs(states: Tensor, chained: Chained, to_log_beliefs: ToLogBeliefs) -> DraftBeliefs:
     """The beliefs in drafts, from the states (B, k + 1, d) of an open block, whose first one has been drawn from."""
     before = states[:, 0]
 
     def log_beliefs(number: int, token: Tensor) -> Tensor:
         nonlocal before
         before = chained(states[:, number + 1], before, token)
-        return clean_log_beliefs(to_logits(before), mask_id)
+        return to_log_beliefs(before)
 
     return log_beliefs
 
@@ -206,6 +211,33 @@ def draw_and_keep(
     return unfilled.after(kept, Verified(everything, tokens[:, num], chance, text.drafts))
 
 
+class LaterOnHost:
+    """A copy of a tensor on the host. `get` waits for it, and for nothing that was begun on the device later."""
+
+    def __init__(self, tensor: Tensor):
+        self.copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self.copy.copy_(tensor, non_blocking=True)
+        self.done = None
+        if tensor.is_cuda:
+            self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.done.record(torch.cuda.current_stream(tensor.device))
+
+    def get(self) -> Tensor:
+        if self.done is not None:
+            self.done.synchronize()
+        return self.copy
+
+
+def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
+    """The items, each after `num` more have been made."""
+    made: deque[Item] = deque()
+    for item in items:
+        made.append(item)
+        if len(made) > num:
+            yield made.popleft()
+    yield from made
+
+
 def sample_speculative(
     model: SpeculativeModel, canvas: Tensor, unfilled: Unfilled, drafts: Drafts, rng: RowRng
 ) -> Iterator[Frame]:
@@ -221,15 +253,22 @@ def sample_speculative(
         uniforms[row, :num] = torch.from_numpy(rng.for_tokens(row, num * num_uniforms)).view(num, num_uniforms)
     uniforms, end = uniforms.to(canvas.device), unfilled.end.cpu()
     text = DraftedText(canvas, frame.chance, unfilled.num_known(canvas), drafts)
-    for call in range(max(num_masks)):
-        text = DraftedText.of(*(tensor.clone() for tensor in model(text, uniforms[:, call]).tensors()))
-        known, ids = text.known.cpu(), text.ids
+
+    def calls() -> Iterator[tuple[Tensor, Tensor, LaterOnHost]]:
+        nonlocal text
+        for number in range(max(num_masks)):
+            text = model(text, uniforms[:, number])
+            yield text.ids.clone(), text.chance.clone(), LaterOnHost(text.known)
+
+    # On a GPU, a call is begun before the result of the last one is looked at: the last call of a run is not needed.
+    for ids, chance, num_known in ahead(calls(), num=1 if canvas.is_cuda else 0):
+        known = num_known.get()
         frame = Frame(
             ids=ids,
             t=(end - known).double() / torch.tensor(num_masks).clamp(min=1),
             revealed=ids != frame.ids,
             remasked=frame.remasked,  # nothing is ever remasked: all frames share one
-            chance=text.chance,
+            chance=chance,
             read=frame.ids,
             alpha=None,
         )

@@ -7,6 +7,7 @@ import torch
 from worlds import randomized, seeded
 
 from adlm.config.schema import Model
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.inference import trunk as frozen_trunk
 from adlm.inference.frozen import FrozenNetwork
 from adlm.inference.fused_ops import (
@@ -17,9 +18,11 @@ from adlm.inference.fused_ops import (
     attend_open,
     cached_attention_bias,
     linear_swiglu,
+    log_beliefs,
     plain_add_norm_,
     plain_apply_rotary_,
     plain_attend_cached,
+    precise_product,
 )
 from adlm.models.anchored import AnchoredTransformer
 from adlm.models.heads import why_no_triton
@@ -333,3 +336,19 @@ def test_a_fixed_batch_does_not_change_the_logits_beyond_rounding():
         assert torch.allclose(
             fixed.anchor_logits(got.anchor.flatten(0, 1)), plain.anchor_logits(expected.anchor.flatten(0, 1))
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("rows", [1, 2, 33])
+@pytest.mark.parametrize("symbols", [12, 4096, 49_153])
+def test_on_a_gpu_fused_log_beliefs_are_those_of_the_plain_form(symbols, rows):
+    x, weight, bias = (
+        torch.randn(shape, generator=seeded(number)).cuda()
+        for number, shape in enumerate(((rows, 64), (symbols + 3, 64), (symbols,)))
+    )
+    x, weight = x.bfloat16(), weight.bfloat16()
+    ours, plain = log_beliefs(x, weight, bias, 5), clean_log_beliefs(precise_product(x, weight, bias), 5)
+    assert ours[:, 5].tolist() == [-torch.inf] * rows
+    torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(ours.exp().sum(dim=-1), torch.ones(rows, device="cuda"))

@@ -790,10 +790,11 @@ class CapturedFunctions:
     max_graphs = 8
 
     def __init__(self):
-        self.results = []
+        self.results, self.static = [], []
 
     def capture(self, function, *inputs):
         static = [None if each is None else each.clone() for each in inputs]
+        self.static += static
         for _ in range(2):
             function(*static)
         captured = self
@@ -804,7 +805,7 @@ class CapturedFunctions:
                     if each is not None:
                         each.copy_(given)
                 for each in captured.results:
-                    if all(each is not kept for kept in static):
+                    if all(each is not kept for kept in captured.static):
                         each.zero_()
                 result = function(*static)
                 captured.results = list(tensors_in(result))
@@ -817,8 +818,9 @@ def tensors_in(result):
     if isinstance(result, torch.Tensor):
         yield result
     elif result is not None:
-        for field in fields(result):
-            yield from tensors_in(getattr(result, field.name))
+        parts = result if isinstance(result, tuple) else [getattr(result, field.name) for field in fields(result)]
+        for part in parts:
+            yield from tensors_in(part)
 
 
 @pytest.mark.parametrize(

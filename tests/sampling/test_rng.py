@@ -6,7 +6,7 @@ import torch
 from worlds import chi_square, real, seeded
 
 from adlm.errors import UserError
-from adlm.sampling.rng import RowRng, categorical
+from adlm.sampling.rng import RowRng, categorical, plain_categorical
 
 
 def uniform(num, seed=0):
@@ -109,3 +109,20 @@ def test_a_slice_has_the_streams_of_its_rows_from_their_beginning(seed):
     part = rng[2:]
     assert list(part.rows) == [2, 9]
     assert np.array_equal(part.for_tokens(0, 4), first), "although the stream of this row has moved on"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("symbols", [1, 5, 2048, 2049, 49_153])
+def test_on_a_gpu_the_kernels_draw_the_symbols_of_the_plain_form(symbols, dtype):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(64, symbols, generator=generator, dtype=dtype) ** 9
+    weights[:, torch.rand(symbols, generator=generator) < 0.3] = 0.0
+    weights[:, symbols // 2] = 1e-3
+    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
+    drawn = categorical(weights.cuda(), uniforms.cuda()).cpu()
+    assert drawn.tolist() == plain_categorical(weights, uniforms).tolist()
+    alone = [int(categorical(weights[row : row + 1].cuda(), uniforms[row : row + 1].cuda())) for row in range(4)]
+    assert alone == drawn[:4].tolist()

@@ -5,7 +5,7 @@ import torch
 from worlds import real, seeded
 
 from adlm.config.schema import Sampling
-from adlm.sampling.shaping import draw_tokens, nucleus, seen_symbols, shape, top_k
+from adlm.sampling.shaping import draw_tokens, nucleus, plain_nucleus, seen_symbols, shape, top_k
 
 BELIEFS = real([[0.5, 0.3, 0.15, 0.05]])
 
@@ -82,3 +82,25 @@ def test_the_reported_probability_is_that_of_the_draw():
     argmax = drawn.with_argmax(torch.tensor([False, True]), BELIEFS.log().expand(2, 4))
     assert argmax.tokens.tolist() == [0, 0]
     assert torch.allclose(argmax.chance, torch.tensor([0.625, 0.5]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("crossing", [True, False])
+@pytest.mark.parametrize("p", [0.001, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("symbols", [3, 300, 8192, 49_153])
+def test_on_a_gpu_the_kernel_keeps_the_nucleus_of_the_plain_form(symbols, p, crossing):
+    beliefs = (12 * real(32, symbols, seed=1)).float().softmax(dim=-1)
+    ours, plain = nucleus(beliefs.cuda(), p, crossing).cpu(), plain_nucleus(beliefs, p, crossing)
+    torch.testing.assert_close(ours.sum(dim=-1), torch.ones(32))
+    assert ((ours > 0) != (plain > 0)).sum(dim=-1).max() <= 1, "by rounding, one symbol may be on the other side"
+    torch.testing.assert_close(ours, plain, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("p", "crossing", "num"), [(0.5, True, 50), (0.505, True, 51), (0.505, False, 50)])
+def test_on_a_gpu_as_many_equally_likely_symbols_are_kept_as_in_the_plain_form(p, crossing, num):
+    beliefs = torch.full((1, 100), 0.01)
+    for kept in (nucleus(beliefs.cuda(), p, crossing).cpu(), plain_nucleus(beliefs, p, crossing)):
+        assert abs(int((kept > 0).sum()) - num) <= 1, "0.01 is not exact"

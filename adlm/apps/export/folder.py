@@ -37,7 +37,11 @@ WRITTEN = {
     *(*TOKENIZER_FILES, "custom_generate", "__pycache__"),
 }
 # The Triton kernel stays here; its plain form gives the same numbers.
-REPLACED = {("adlm.models.heads", "logit_gradients_"): "plain_logit_gradients_"}
+REPLACED = {
+    ("adlm.models.heads", "logit_gradients_"): "plain_logit_gradients_",
+    ("adlm.sampling.rng", "categorical"): "plain_categorical",
+    ("adlm.sampling.shaping", "nucleus"): "plain_nucleus",
+}
 
 
 def modeling_code() -> str:

@@ -497,18 +497,21 @@ class AdlmForBlockCausalLM(AdlmPreTrainedModel, GenerationMixin):  # type: ignor
             tokens = torch.cat([z[known - 1 : known], drafts.tokens[0]])
             blocks = torch.cat([tokens[:, None], tokens.new_full((k + 1, k + 1), self._mask_id)], dim=1).flatten()
             hidden = self._read(torch.cat([tokens, blocks]), cache, visible, known - 1 + offsets, k + 1)
-            log_p = clean_log_beliefs(self.network.head(hidden[: k + 1]), self._mask_id)
+            log_p = self._log_beliefs(hidden[: k + 1])
             accepted, token, _ = verify(log_p[None], drafts, uniforms(1, k + 1), options)
             num = int(accepted)
             cache.cut(known + num)
             new = torch.cat([drafts.tokens[0, :num], token])[: len(z) - known]
             z[known : known + len(new)] = new
             first, chained = k + 1 + num * (k + 2), self._chained if self.network.chain else without_chain
-            log_q = draft_beliefs(hidden[None, first : first + k + 1], chained, self.network.head, self._mask_id)
+            log_q = draft_beliefs(hidden[None, first : first + k + 1], chained, self._log_beliefs)
             known, drafts = known + len(new), draw_drafts(log_q, token, uniforms(1, k), options)
             if _end_text(z, num_given, known, eos_id):
                 break
         return z[None]
+
+    def _log_beliefs(self, states: Tensor) -> Tensor:
+        return clean_log_beliefs(self.network.head(states), self._mask_id)
 
     def _chained(self, state: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
         assert self.network.chain is not None
