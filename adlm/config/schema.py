@@ -18,6 +18,7 @@ ScheduleName = Annotated[str, SCHEDULES]
 BridgeName = Annotated[str, BRIDGES]
 SamplerName = Annotated[str, SAMPLERS]
 AnchorRuleName = Annotated[str, ANCHOR_RULES]
+ChainTarget = Literal["text", "causal"]
 StartName = Literal["published", "neighbours"]
 FormatName = Literal["text", "pairs"]
 PackingName = Literal["packed", "packed-published", "padded", "padded-published", "cropped", "pairs"]
@@ -378,6 +379,8 @@ class Train:
     """Learning rate of the chain, as a multiple of train.learning_rate."""
     chain_weight: Rate = 1.0
     """Weight of the chain's loss, in blocks that are masked as a whole; it has none without model.chain."""
+    chain_target: ChainTarget = "text"
+    """What the chain learns: the tokens of the text, or the predictions of the clean copy, which checks its drafts."""
     align_weight: Rate = 0.0
     """Block-causal: weight of 1 - cosine of the noisy and the clean copy's hidden states, over layers and masks."""
     random_blocks: bool = False

@@ -26,6 +26,12 @@ def method_of(config: Config) -> Method:
             f"{config.model.block_length}; use model.chain=0",
             "model.chain",
         )
+    if config.model.chain and config.train.chain_target == "causal" and config.train.causal_weight == 0:
+        raise UserError(
+            "train.chain_target causal needs a trained causal copy, and train.causal_weight is 0; use "
+            "train.causal_weight=0.5 or train.chain_target=text",
+            "train.chain_target",
+        )
     if config.sampling.anchor_every > 1:
         from adlm.methods.inputs import check_anchor_every
 

@@ -155,7 +155,8 @@ class BlockCausal(MaskedDiffusion):
         return super().score_options(noised) | {"first_block": noised.first_block}
 
     def loss_options(self, x: Tensor, noised: NoisedBatch, pad: Tensor | None) -> dict[str, Any]:
-        train, predicted, options = self.config.train, self.predicted(x, pad, noised.given), {}
+        train, predicted = self.config.train, self.predicted(x, pad, noised.given)
+        options: dict[str, Any] = {}
         if train.causal_weight:
             options["causal_weight"] = train.causal_weight * predicted.float()
         if self.config.model.chain and train.chain_weight:
@@ -163,6 +164,7 @@ class BlockCausal(MaskedDiffusion):
             cut = self.text_blocks.cut(x.shape[1], noised.first_block)
             chained = chained_tokens(masked if pad is None else masked | pad, cut) & predicted
             options["chain_weight"] = train.chain_weight * chained.float()
+            options["chain_target"] = train.chain_target
         if train.align_weight:  # the mean over the masked tokens of a row, which counts as often as it has tokens
             masked = self.masked_positions(noised.z, pad).float()
             each = predicted.sum(dim=1, keepdim=True) / masked.sum(dim=1, keepdim=True).clamp(min=1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adlm.config.schema import Model
+from adlm.config.schema import ChainTarget, Model
 from adlm.models.bridges import Bridge
 from adlm.models.chain import Chain
 from adlm.models.heads import (
@@ -184,6 +184,7 @@ class AnchoredTransformer(nn.Module):
         align_weight: Tensor | None = None,
         stale: Tensor | None = None,
         chain_weight: Tensor | None = None,
+        chain_target: ChainTarget = "text",
     ) -> tuple[Scored, Scored | None]:
         """The denoiser's cross-entropy where `weight` (B, L) is not 0, the anchor's where `anchor_weight` is not.
 
@@ -209,7 +210,8 @@ class AnchoredTransformer(nn.Module):
             if chain_weight is not None and self.chain is not None:
                 cut = blocks.cut(x.shape[1], first_block)
                 states = self.chain.states(hidden.denoiser, self.embedding(x), cut)
-                chained = score_positions(states, self.head, x, chain_weight, mask_id)
+                targets = x if chain_target == "text" else places.clean(both.denoiser.detach())
+                chained = score_positions(states, self.head, targets, chain_weight, mask_id)
             if align_weight is not None:  # stale places have the same outputs
                 misalignment = places.misalignment(both.states, align_weight)
         scored = score_positions(hidden.denoiser, self.head, x, weight, mask_id, positions)

@@ -10,6 +10,9 @@ d/dl of w (logsumexp l - l_target) is w (softmax l - one-hot of the target); it 
 kernel computes both: each row is read from memory, read again from the cache, and written once. On an H200 this took a
 tenth of the time of the PyTorch operations, each of which reads and writes all logits.
 
+Targets are ids, or states: then the target is the distribution p that the same head predicts from them, without a
+gradient, and p takes the place of the one-hot.
+
 Shapes: N selected tokens, d wide, V symbols; B sequences of L tokens before selection.
 """
 
@@ -39,7 +42,8 @@ class Scored:
     total: Tensor
     """Sum over tokens of weight * nats: a scalar with a gradient."""
     nats: Tensor
-    """-log p(target) of each token, not multiplied by its weight; 0 where a batch's weight (B, L) is 0; detached."""
+    """-log p(target) of each token, or its mean over a target distribution, not multiplied by the token's weight; 0
+    where a batch's weight (B, L) is 0; detached."""
     causal: "Scored | None" = None
     """Of block-causal networks, if it was asked for: the cross-entropy of the next token after the clean text."""
     chained: "Scored | None" = None
@@ -94,19 +98,20 @@ class Positions:
 def score_positions(
     hidden: Tensor,
     head: Head,
-    x: Tensor,
+    targets: Tensor,
     weight: Tensor,
     excluded: int | None = None,
     positions: Positions | None = None,
 ) -> Scored:
-    """`linear_cross_entropy` of a head over hidden (B, L, d) at the positions whose weight (B, L) is not 0."""
+    """`linear_cross_entropy` of a head over hidden (B, L, d) at the positions whose weight (B, L) is not 0.
+
+    Targets are ids (B, L) or states (B, L, d).
+    """
     index = (positions or Positions(weight)).index()
-    rows, targets, token_weight = (
-        part.index_select(0, index) for part in (hidden.flatten(0, 1), x.flatten(), weight.flatten())
-    )
-    scored = linear_cross_entropy(rows, head.weight, head.bias, targets, token_weight, excluded)
-    nats = torch.zeros(x.numel(), dtype=scored.nats.dtype, device=x.device).index_copy(0, index, scored.nats)
-    return Scored(scored.total, nats.view(x.shape))
+    rows, selected, token_weight = (part.flatten(0, 1).index_select(0, index) for part in (hidden, targets, weight))
+    scored = linear_cross_entropy(rows, head.weight, head.bias, selected, token_weight, excluded)
+    nats = torch.zeros(weight.numel(), dtype=scored.nats.dtype, device=weight.device)
+    return Scored(scored.total, nats.index_copy(0, index, scored.nats).view(weight.shape))
 
 
 def nats_at_positions(
@@ -142,14 +147,16 @@ def linear_cross_entropy(
 ) -> Scored:
     """sum_n w_n (logsumexp_v l_nv - l_n,target), l = hidden weight^T + bias, in chunks of `rows` tokens.
 
-    Symbol `excluded` is left out of the sum over v (SUBS: the mask has probability 0). Under autocast the matrix
-    products run in the autocast dtype, as for an nn.Linear; sums, nats and weight gradients are float32, or float64
-    for float64 inputs.
+    Targets are ids (N,). For states s (N, d) it is -sum_n w_n sum_v p_nv log softmax(l_n)_v, where p is the softmax of
+    s weight^T + bias, a constant. Symbol `excluded` is left out of the sums over v (SUBS: the mask has probability 0).
+    Under autocast the matrix products run in the autocast dtype, as for an nn.Linear; sums, nats and weight gradients
+    are float32, or float64 for float64 inputs.
     """
     device = hidden.device.type
     autocast = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64  # autocast does not affect float64
     dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-    rows = rows or max(1, MAX_LOGITS * 4 // dtype.itemsize // weight.shape[0])
+    max_logits = MAX_LOGITS * 4 // dtype.itemsize // (4 if targets.dim() == 2 else 1)  # p and q in float32 beside them
+    rows = rows or max(1, max_logits // weight.shape[0])
     differentiable = torch.is_grad_enabled()
     with torch.autocast(device, enabled=False):
         total, nats = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -194,7 +201,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for chunk in _even_chunks(len(targets), rows):
             logits = buffer[: chunk.stop - chunk.start]
             torch.addmm(low_bias, low_hidden[chunk], low_weight.T, out=logits)
-            nats[chunk] = logit_gradients_(logits, targets[chunk], token_weight[chunk], differentiable)
+            if targets.dim() == 2:
+                target_logits = torch.addmm(low_bias, targets[chunk].to(dtype), low_weight.T)
+                nats[chunk] = soft_logit_gradients_(logits, target_logits, token_weight[chunk], differentiable)
+            else:
+                nats[chunk] = logit_gradients_(logits, targets[chunk], token_weight[chunk], differentiable)
             if gradient is not None:
                 gradient[chunk] = torch.mm(logits, low_weight)
             if head_gradients is not None:
@@ -270,6 +281,20 @@ def plain_logit_gradients_(logits: Tensor, targets: Tensor, token_weight: Tensor
         gradient.mul_(token_weight[:, None].to(gradient.dtype))
         if gradient is not logits:
             logits.copy_(gradient)
+    return nats
+
+
+def soft_logit_gradients_(logits: Tensor, target_logits: Tensor, token_weight: Tensor, differentiable: bool) -> Tensor:
+    """`logit_gradients_` where nats = -sum_v p_v log q_v, p = softmax(target_logits (N, V)), q = softmax(logits).
+
+    The logits of a symbol are -inf in both or in neither.
+    """
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    p = torch.softmax(target_logits, dim=-1, dtype=dtype)
+    log_q = torch.log_softmax(logits, dim=-1, dtype=dtype).clamp_(min=torch.finfo(dtype).min)  # 0 * -inf is NaN
+    nats = -(p * log_q).sum(dim=-1)
+    if differentiable:
+        logits.copy_(log_q.exp_().sub_(p).mul_(token_weight[:, None].to(dtype)))
     return nats
 
 

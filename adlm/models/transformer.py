@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from adlm.config.schema import Model
+from adlm.config.schema import ChainTarget, Model
 from adlm.models.chain import Chain
 from adlm.models.gpt2 import Gpt2Block
 from adlm.models.heads import Head, Positions, Scored, TiedHead, nats_at_positions, score_positions
@@ -327,14 +327,15 @@ class Transformer(nn.Module):
         first_block: int | None = None,
         causal_weight: Tensor | None = None,
         chain_weight: Tensor | None = None,
+        chain_target: ChainTarget = "text",
         align_weight: Tensor | None = None,
     ) -> Scored:
         """The cross-entropy of x given z where `weight` (B, L) is not 0, normalised over all symbols but `mask_id`.
 
         The head runs at those positions only. All parameters are read within this one call, as FSDP2 requires of a
         wrapped method. Of block-causal networks, `first_block` is the length of the first block, `causal_weight`
-        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, and
-        `align_weight` that of the copies' misalignment.
+        (B, L) is that of the clean copy's next-token cross-entropies, `chain_weight` that of the chain's, whose targets
+        are x or the clean copy's predictions (`chain_target`), and `align_weight` that of the copies' misalignment.
         """
         positions = Positions(weight)
         if self.text_blocks is None:
@@ -349,7 +350,8 @@ class Transformer(nn.Module):
             causal = score_positions(places.clean(hidden), self.head, x, causal_weight, mask_id)
         if chain_weight is not None and self.chain is not None:
             chain = self.chain.states(noisy, self.embedding(x), self.text_blocks.cut(x.shape[1], first_block))
-            chained = score_positions(chain, self.head, x, chain_weight, mask_id)
+            targets = x if chain_target == "text" else places.clean(hidden.detach())
+            chained = score_positions(chain, self.head, targets, chain_weight, mask_id)
         misalignment = None if align_weight is None else places.misalignment(states, align_weight)
         return replace(scored, causal=causal, chained=chained, misalignment=misalignment)
 

@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
-from adlm.config.schema import Config, Model, Sampling, Vocabulary
+from adlm.config.schema import Config, Model, Sampling, Train, Vocabulary
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import FrozenNetwork
@@ -415,6 +416,10 @@ def test_wrong_options_are_refused():
     noisy_end = replace(tiny(2), schedule=replace(Config().schedule, eps=1e-3))
     with pytest.raises(UserError, match="every block has its own"):
         method_of(replace(noisy_end, model=replace(noisy_end.model, time_conditioning=True)))
+    for chain in (0, 5):
+        config = replace(tiny(2, chain=chain), train=Train(chain_target="causal"))
+        with pytest.raises(UserError, match=r"train\.causal_weight is 0; use") if chain else nullcontext():
+            method_of(config)
     method = method_of(tiny(2))
     with pytest.raises(UserError, match="token after a mask"):
         method.check_run(torch.tensor([[0, MASK, 1, MASK]]), Sampling(), None)
@@ -551,6 +556,34 @@ def test_the_loss_of_a_chain_is_that_of_its_tokens_in_masked_blocks(method_name)
             expected += -logits.log_softmax(dim=-1)[x[row, token]]
     torch.testing.assert_close(loss.total - without.total, 2 * expected)
     torch.testing.assert_close(loss.parts["chain"], expected.detach())
+
+
+@pytest.mark.parametrize("method_name", ["mdlm", "adlm"])
+def test_a_chain_may_learn_the_distribution_of_the_clean_copy_which_has_no_gradient_from_it(method_name):
+    config = tiny(3, 7, method=method_name, chain=5)
+    config = replace(config, train=replace(config.train, causal_weight=0.5, chain_weight=2.0, chain_target="causal"))
+    method, network = built(config)
+    x = torch.randint(3, (2, 7))
+    z = x.masked_fill(torch.arange(7) > 0, MASK)
+    noised = NoisedBatch(z, torch.full(x.shape, 0.5, dtype=torch.float64))
+    loss, without = (
+        method_of(each).loss_at(network, x, noised)
+        for each in (config, replace(config, train=replace(config.train, chain_weight=0.0)))
+    )
+    states = network.chain.states(noisy_states(network, x, z, 3), network.embedding(x), TextBlocks(3).cut(7))
+    p = network.causal_logits(x).detach()[..., :3].softmax(dim=-1)
+    soft_nats = -(p * network.head(states)[..., :3].log_softmax(dim=-1)).sum(dim=-1)
+    expected = soft_nats[:, [2, 3, 5, 6]].sum()  # all but the first tokens of blocks
+    torch.testing.assert_close(loss.parts["chain"], expected.detach())
+    parameters = list(network.parameters())
+    found, oracle = (
+        torch.autograd.grad(total, parameters, materialize_grads=True)
+        for total in (loss.total - without.total, 2 * expected)
+    )
+    for ours, theirs in zip(found, oracle, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    of_text = method_of(replace(config, train=replace(config.train, chain_target="text")))
+    assert torch.equal(method.chained_nats(network, x, None), of_text.chained_nats(network, x, None))
 
 
 def noisy_states(network, x: torch.Tensor, z: torch.Tensor, first_block: int) -> torch.Tensor:

@@ -184,6 +184,20 @@ def test_the_alignment_term_lowers_the_misalignment_and_is_the_same_for_any_micr
     assert whole[-1]["align"] < 0.8 * logged(tmp_path / "none")[-1]["align"]
 
 
+@pytest.mark.parametrize(("method", "rank"), [("mdlm", 2), ("adlm", 0)])
+def test_a_chain_learns_the_clean_copys_distribution_for_any_micro_batch_and_resumes(tmp_path, method, rank):
+    folders = small_model(tmp_path / "base", method, block_length=4), corpus(tmp_path, lines=100)
+    words = ["model.chain=8", "train.chain_target=causal", f"train.lora_rank={rank}", "train.decay=constant"]
+    words += ["train.precision=float64", "model.dropout=0", "train.log_every=5", "train.learning_rate=3e-3"]
+    run(folders, tmp_path / "whole", *words, "train.steps=20")
+    run(folders, tmp_path / "split", *words, "train.steps=20", "train.micro_batch=2", "train.recompute=true")
+    run(folders, tmp_path / "resumed", *words, "train.steps=10")
+    assert main(["train", "--out", str(tmp_path / "resumed"), "train.steps=20"]) == 0
+    whole = logged(tmp_path / "whole")
+    assert logged(tmp_path / "resumed")[-1] == whole[-1]
+    assert logged(tmp_path / "split") == [pytest.approx(line, rel=1e-6) for line in whole]
+
+
 def test_an_adapter_is_trained_further_by_lora_or_in_full(folders, tmp_path):
     base, prepared = folders
     run(folders, tmp_path / "first", "train.steps=3")
