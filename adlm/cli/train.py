@@ -47,7 +47,7 @@ class TrainRequest(Request):
 
     example = """adlm train own init=box data.path='texts/*.txt'
   adlm train own init=smollm2 data.path=book.txt
-  adlm train adapt/smollm2 data.path=pairs.jsonl data.format=pairs length=512 --out runs/chat
+  adlm train adapt/smollm2 data.path=pairs.jsonl data.format=pairs train.infill=0 --out runs/chat
   adlm train --out runs/own train.steps=400
   adlm train owt/adlm model=small data.prepared=prepared/owt --out runs/adlm
   torchrun --nproc-per-node 8 -m adlm train owt/adlm train.micro_batch=32 --out runs/adlm

@@ -150,7 +150,7 @@ def _init_options(model: str, words: list[str], options_of_run: list[str]) -> Ra
             tokenizer = _base_tokenizer(config.init)
     if config.model.block_length:  # what its samplers need, and the times that suit blocks
         time |= {option: raw["time"][option] for option in ("t_min", "t_max")}
-        kept_options = ("causal_weight", "chain_weight", "chain_target", "random_blocks", "infill")
+        kept_options = ("causal_weight", "chain_weight", "chain_target", "random_blocks")
         kept = {option: raw["train"][option] for option in kept_options}
         recipe = merge(recipe, {"train": kept})
     own = {"init": model, "tokenizer": tokenizer, "time": time}

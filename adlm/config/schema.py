@@ -484,6 +484,8 @@ class Sampling:
     """speculative: draw the causal model's distribution; false keeps all drafts: faster, and it needs model.chain."""
     drafter: Literal["denoiser", "anchor"] = "denoiser"
     """speculative: what drafts; the anchor network of adlm is a part of the network, so its drafts cost less."""
+    candidates: Annotated[int, Ge(1), Le(256)] = 1
+    """Block-causal infilling: fills drawn for a hole, of which one is kept, mostly one that the text after it fits."""
     stop_at_eos: bool = False
     """Models that write from left to right: end a text at its first end-of-text token, which fills the rest of it."""
 

@@ -238,9 +238,12 @@ def attend_open(
     group, padded_width = heads // kv_heads, max(16, next_power_of_two(width))
     num_tiles = kv_heads * -(-group * num // OPEN_QUERIES)
     split = batch * num_tiles < 2 * NUM_MULTIPROCESSORS if split is None else split
-    num_parts = -(-capacity // OPEN_PART) + 1 if split else 1
-    parts = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, padded_width, device=qkv.device)
-    sums = torch.empty(batch, num_tiles, num_parts, OPEN_QUERIES, 2, device=qkv.device)
+    queries, num_parts = OPEN_QUERIES, -(-capacity // OPEN_PART) + 1
+    if not split:  # fewer programs, which read the cache less often: 20 us instead of 27 for 64 rows of 24 tokens
+        queries, num_parts = min(2 * OPEN_QUERIES, max(OPEN_QUERIES, next_power_of_two(group * num))), 1
+        num_tiles = kv_heads * -(-group * num // queries)
+    parts = torch.empty(batch, num_tiles, num_parts, queries, padded_width, device=qkv.device)
+    sums = torch.empty(batch, num_tiles, num_parts, queries, 2, device=qkv.device)
     mixed, dependent_launch = qkv.new_empty(batch, num, heads * width), supports_dependent_launch(qkv.device)
     with torch.cuda.device(qkv.device) if qkv.is_cuda else nullcontext():
         attend_open_kernel[(batch, num_tiles, num_parts)](
@@ -262,7 +265,7 @@ def attend_open(
             width,
             width**-0.5,
             group,
-            OPEN_QUERIES,
+            queries,
             max(16, next_power_of_two(num)),
             padded_width,
             OPEN_PART,

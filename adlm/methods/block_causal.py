@@ -16,13 +16,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from adlm.config.schema import Config, Sampling
+from adlm.diffusion.beliefs import clean_log_beliefs
 from adlm.diffusion.times import BatchRng
 from adlm.errors import UserError
 from adlm.inference.frozen import AnchorStates, FrozenNetwork, HiddenStates, KVCache, OpenTokens
 from adlm.methods.adlm import Adlm
-from adlm.methods.infilling import check_room, generate_arranged
+from adlm.methods.infilling import Candidates, check_room, generate_arranged
 from adlm.methods.inputs import (
     check_left_to_right,
     check_sampler,
@@ -42,7 +44,7 @@ from adlm.models.transformer import Transformer
 from adlm.registry import SAMPLERS
 from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame
 from adlm.sampling.rng import RowRng
-from adlm.sampling.samplers import OpenBlock, sample_blocks, sample_long, sampler_of
+from adlm.sampling.samplers import OpenBlock, WriteText, sample_blocks, sample_long, sampler_of
 
 
 @dataclass(frozen=True)
@@ -252,17 +254,45 @@ class BlockCausal(MaskedDiffusion):
         masked, after_hole = canvas == self.mask_id, has_text_after_hole(canvas, self.mask_id, pad)
         may_end = masked & (is_open | ~after_hole[:, None]) if sampling.stop_at_eos else masked & is_open
         hole_id, eos_id = self.config.model.hole_id, vocabulary_of(self.config).eos_id
-        write = functools.partial(
-            sample_long, functools.partial(self._write, network, sampling, rng), self.mask_id, self._row
-        )
+
+        def writing(rng: RowRng) -> WriteText:
+            write = functools.partial(self._write, network, sampling, rng)
+            return functools.partial(sample_long, write, self.mask_id, self._row)
+
+        write = writing(rng)
         if after_hole.any():
             assert hole_id is not None, "see check_run"
             assert eos_id is not None
-            frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad)
+            candidates, num = None, sampling.candidates
+            if num > 1:
+                candidates = Candidates(num, functools.partial(self._text_log_p, network), rng)
+                write = writing(rng.candidates(num))
+            frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad, candidates)
         else:
             ending = Ending(eos_id, may_end) if eos_id is not None and may_end.any() else None
             frames = write(canvas, ending, pad)
         return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
+
+    @torch.no_grad()
+    def _text_log_p(self, network: Any, texts: list[list[int]], starts: list[int]) -> Tensor:
+        """(N,), log probabilities by the causal copy of what each text has from its start on."""
+        device = network.embedding.device if isinstance(network, FrozenNetwork) else network.embedding.weight.device
+        rows = [torch.tensor(text, device=device) for text in texts]
+        ids = pad_sequence(rows, batch_first=True)
+        if isinstance(network, FrozenNetwork):
+            with network.lend_cache(*ids.shape) as cache:
+                states = network.read(ids, cache).last[:, :-1].clone()
+            log_beliefs = functools.partial(network.log_beliefs, mask_id=self.mask_id)
+        else:
+            with eval_mode(network):
+                states = network.causal_logits(ids)[:, 1:]
+            log_beliefs = functools.partial(clean_log_beliefs, mask_id=self.mask_id)
+        return torch.stack(
+            [
+                log_beliefs(state[start - 1 : len(row) - 1]).gather(1, row[start:, None]).double().sum()
+                for state, row, start in zip(states, rows, starts, strict=True)
+            ]
+        )
 
     def _with_masks(self, canvas: Tensor) -> tuple[Tensor, Tensor]:
         """The canvas with masks in its holes of unknown length, and (B, L), True there."""

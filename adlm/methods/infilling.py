@@ -10,10 +10,15 @@ the text that follows. So what is in the hole has the probability p(tokens, eos 
 The number of masks cuts longer ones off: tokens that fill all masks have the probability of all that begin with them.
 Nothing is renormalised.
 
-Shapes: B rows of L tokens; A tokens after rearrangement.
+With `Candidates`, several fills of a hole are drawn so, from q, and one is kept with a probability in proportion to
+p / q, where p is the probability that the model gives the plain text: the fill and what follows it up to the next hole,
+after all before it. The more candidates, the closer is the fill to p(fill | text on both sides), whatever q is
+(importance resampling), if q can draw every fill.
+
+Shapes: B rows of L tokens; A tokens after rearrangement; K candidates.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
@@ -24,7 +29,8 @@ from torch import Tensor
 from adlm.data.rows.holes import Hole, before_first_hole
 from adlm.errors import UserError
 from adlm.methods.inputs import has_text_after_hole, not_pad
-from adlm.sampling.frame import Ending, Frame, first_frame
+from adlm.sampling.frame import Ending, Frame, first_frame, last_frame
+from adlm.sampling.rng import RowRng, categorical
 from adlm.sampling.samplers import WriteText
 
 
@@ -35,6 +41,67 @@ class ArrangedRow:
     ids: list[int]
     """What comes before the first one: `before_first_hole`; of a prompt, the prompt."""
     holes: list[Hole]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The text before a hole, and that after it up to the next one."""
+
+    before: list[int]
+    after: list[int]
+    eos_id: int | None
+    """Of a hole of unknown length, what ends the fill; None for others."""
+
+    def around(self, tokens: list[int]) -> list[int]:
+        """The text with a fill, without what ends it."""
+        return [*self.before, *takewhile(lambda index: index != self.eos_id, tokens), *self.after]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """How one of several fills of a hole is chosen."""
+
+    num: int
+    log_p: Callable[[list[list[int]], list[int]], Tensor]
+    """Texts, and where to begin in each -> (N,), the log probabilities of what they have from there on."""
+    rng: RowRng
+
+    def frames(
+        self,
+        write: WriteText,
+        part: Tensor,
+        ending: Ending | None,
+        pad: Tensor | None,
+        sides: list[Sides],
+        mask_id: int,
+    ) -> Iterator[Frame]:
+        """The rearranged rows (B, A) before any step, and with the fills that were chosen for their holes.
+
+        `write` is given K rows for each one. `sides` is the text around the hole of each row.
+        """
+        first = first_frame(part, mask_id)
+        yield first
+        many, masked = part.repeat_interleave(self.num, dim=0), (part == mask_id).repeat_interleave(self.num, dim=0)
+        if ending is not None:
+            ending = Ending(ending.eos_id, ending.where.repeat_interleave(self.num, dim=0))
+        last = last_frame(write(many, ending, None if pad is None else pad.repeat_interleave(self.num, dim=0)))
+        log_q = last.chance.double().log().masked_fill(~masked, 0.0).sum(dim=1)
+        texts = [
+            sides[number // self.num].around([token for token, new in zip(*row, strict=True) if new])
+            for number, row in enumerate(zip(last.ids.tolist(), masked.tolist(), strict=True))
+        ]
+        starts = [len(sides[number // self.num].before) for number in range(len(texts))]
+        weights = (self.log_p(texts, starts).to(log_q) - log_q).view(-1, self.num).softmax(dim=1)
+        uniforms = torch.tensor([self.rng.for_positions(row, 1)[0] for row in range(len(part))], dtype=torch.float64)
+        kept = categorical(weights, uniforms.to(weights.device))
+        kept = kept + self.num * torch.arange(len(part), device=kept.device)
+        yield replace(
+            first,
+            ids=last.ids[kept],
+            t=torch.zeros_like(first.t),
+            revealed=part == mask_id,
+            chance=last.chance[kept],
+        )
 
 
 def arrange_row(row: list[int], may_end: list[bool], mask_id: int, hole_id: int, eos_id: int) -> ArrangedRow:
@@ -70,13 +137,21 @@ def check_room(canvas: Tensor, may_end: Tensor, mask_id: int, pad: Tensor | None
 
 
 def generate_arranged(
-    write: WriteText, canvas: Tensor, may_end: Tensor, mask_id: int, hole_id: int, eos_id: int, pad: Tensor | None
+    write: WriteText,
+    canvas: Tensor,
+    may_end: Tensor,
+    mask_id: int,
+    hole_id: int,
+    eos_id: int,
+    pad: Tensor | None,
+    candidates: Candidates | None = None,
 ) -> Iterator[Frame]:
     """The frames of the canvas (B, L), hole after hole, from those of the rearranged one."""
     frame = first_frame(canvas, mask_id)
     yield frame
     rows, may_end = _arranged(canvas, may_end, mask_id, hole_id, eos_id, pad), may_end.cpu()
-    written = [row.ids for row in rows]
+    written, lengths = [row.ids for row in rows], not_pad(canvas, pad).sum(dim=1).tolist()
+    texts = [ids[: row.holes[0].start] for ids, row in zip(canvas.tolist(), rows, strict=True)]
     for number in range(max(len(row.holes) for row in rows)):
         holes = [row.holes[number] if number < len(row.holes) else Hole(0, 0, True) for row in rows]
         ends = torch.tensor([len(ids) + hole.stop - hole.start for ids, hole in zip(written, holes, strict=True)])
@@ -90,7 +165,12 @@ def generate_arranged(
         after = (torch.arange(part.shape[1]) >= ends[:, None]).to(canvas.device)
         here, place = here.to(canvas.device), place.to(canvas.device)
         ending = Ending(eos_id, part_may_end.to(canvas.device)) if part_may_end.any() else None
-        frames = write(part.to(canvas.device), ending, after if after.any() else None)
+        sides = [
+            Sides(text, ids[hole.stop : stop], None if hole.is_known else eos_id)
+            for text, ids, hole, stop in zip(texts, canvas.tolist(), holes, _stops(rows, number, lengths), strict=True)
+        ]
+        inputs = (part.to(canvas.device), ending, after if after.any() else None)
+        frames = write(*inputs) if candidates is None else candidates.frames(write, *inputs, sides, mask_id)
         next(frames)  # the hole before any step
         before = frame
         for arranged in frames:
@@ -98,6 +178,7 @@ def generate_arranged(
             yield frame
         for row, (hole, filled) in enumerate(zip(holes, frame.ids.tolist(), strict=True)):
             tokens, following = filled[hole.start : hole.stop], rows[row].holes[number + 1 : number + 2]
+            texts[row] = sides[row].around(tokens)
             if not hole.is_known:
                 tokens = [*takewhile(lambda index: index != eos_id, tokens), eos_id]
             written[row] = [
@@ -105,6 +186,14 @@ def generate_arranged(
                 *tokens,
                 *([*filled[hole.stop : following[0].start], hole_id] if following else []),
             ]
+
+
+def _stops(rows: list[ArrangedRow], number: int, lengths: list[int]) -> list[int]:
+    """Where the text after a hole of each row ends: at the next hole, or with the row; 0 for rows without that hole."""
+    return [
+        row.holes[number + 1].start if number + 1 < len(row.holes) else length * (number < len(row.holes))
+        for row, length in zip(rows, lengths, strict=True)
+    ]
 
 
 def _at_canvas(before: Frame, arranged: Frame, here: Tensor, place: Tensor) -> Frame:

@@ -42,6 +42,11 @@ class RowRng:
         """The streams of some of the rows, from their beginning."""
         return RowRng(self.seed if isinstance(self.seed, int) else self.seed[rows], self.rows[rows])
 
+    def candidates(self, num: int) -> "RowRng":
+        """`num` rows for each one, with streams of their own; those of the first are the row's."""
+        rows = [row + (number << 32) for row in self.rows for number in range(num)]
+        return RowRng(self.seed if isinstance(self.seed, int) else [s for s in self.seed for _ in range(num)], rows)
+
     @cached_property
     def _streams(self) -> list[tuple[np.random.Generator, np.random.Generator]]:
         """Of each row, the streams for positions and for tokens."""

@@ -24,7 +24,7 @@ LENGTH = 257
 def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: int = 0) -> dict[str, object]:
     """One run: seconds, tokens, calls; and the first of its texts."""
     canvas = Canvas(torch.full((num_rows, LENGTH), lm.mask_id))
-    sampling = sampling_with(lm.config.sampling, options)
+    sampling = sampling_with(lm.config.sampling, options | {"stop_at_eos": False})
     for seed in (1, 0):
         run = lm.plan(SampleSettings(sampling, canvas=canvas, seed=seed))
         torch.cuda.synchronize() if torch.cuda.is_available() else None

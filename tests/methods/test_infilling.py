@@ -300,3 +300,89 @@ def test_what_cannot_be_filled_is_refused():
         plain.check_run(torch.tensor([[EOS, MASK, 1]]), Sampling(), None)
     with pytest.raises(UserError, match="hole_id is empty"):
         method_of(replace(plain.config, train=replace(plain.config.train, infill=0.5)))
+
+
+@pytest.mark.parametrize("sampler", ["speculative", "left-to-right", "ancestral"])
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("may_end", [False, True])
+def test_of_two_candidates_one_is_kept_by_what_the_text_after_it_says(sampler, frozen, may_end):
+    """All pairs of fills are enumerated: q from the rearranged row, p from the plain text."""
+    method, network = model(block_length=1 if sampler == "ancestral" else 3)
+    symbols, num = [0, 1, 2, 3, HOLE], 4000
+    hole = [HOLE, HOLE] if may_end else [MASK, MASK]
+    canvas = torch.tensor([[EOS, 1, *hole, 2, 3]])
+    scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))  # scores every symbol
+
+    def log_p(nats, row, start, num=None):
+        return -float(nats(network, torch.tensor([row]), None)[0, start:][:num].sum())
+
+    of_q = scorer.causal_nats if sampler == "speculative" else scorer.left_to_right_nats
+    if may_end:
+        fills = [(), *((a,) for a in symbols[1:]), *itertools.product(symbols[1:], repeat=2)]
+        outline = [EOS, HOLE, EOS, 2, 3, EOS, 1, HOLE]
+        drawn = [(*fill, EOS, EOS)[:2] for fill in fills]  # the second of two eos is not drawn
+    else:
+        fills = drawn = list(itertools.product(symbols, repeat=2))
+        outline = [EOS, HOLE, HOLE, 2, 3, EOS, 1, HOLE]
+    log_q = torch.tensor(
+        [log_p(of_q, [*outline, *ids], len(outline), len(fill) + 1) for ids, fill in zip(drawn, fills, strict=True)]
+    )
+    assert float(log_q.exp().sum()) == pytest.approx(1, abs=1e-5)
+    log_w = torch.tensor([log_p(scorer.causal_nats, [EOS, 1, *fill, 2, 3], 2) for fill in fills]) - log_q
+    first = torch.sigmoid(log_w[:, None] - log_w)  # the chance that the first of two is kept
+    q = log_q.exp()
+    expected = q * (first * q).sum(dim=1) + q * ((1 - first.T) * q).sum(dim=1)
+    sampling = Sampling(sampler, drafts=2, candidates=2, steps=8)
+    by = FrozenNetwork(network) if frozen else network
+    num = num if frozen else 300
+    texts = last_frame(method.generate(by, canvas.repeat(num, 1), sampling, RowRng(0, range(num)))).ids
+    assert (texts[:, [0, 1, 4, 5]] == torch.tensor([EOS, 1, 2, 3])).all()
+    found = Counter(
+        tuple(itertools.takewhile(lambda t: t != EOS or not may_end, row)) for row in texts[:, 2:4].tolist()
+    )
+    counts = torch.tensor([found[fill] for fill in fills], dtype=torch.float64)
+    assert counts.sum() == num
+    chi_square = float(((counts - expected * num) ** 2 / (expected * num).clamp(min=1)).sum())
+    assert chi_square < len(fills) + 5 * math.sqrt(2 * len(fills))
+    one = ((counts - q * num) ** 2 / (q * num).clamp(min=1)).sum()
+    assert not frozen or one > chi_square, "the text after the hole matters"
+
+
+def test_with_many_candidates_a_hole_has_the_distribution_of_the_causal_model_given_both_sides():
+    method, network = model()
+    symbols, num = [0, 1, 2, 3, HOLE], 1500
+    scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))
+    rows = torch.tensor([[EOS, 1, token, 2, 3] for token in symbols])
+    expected = (-scorer.causal_nats(network, rows, None).sum(dim=1)).double().softmax(dim=0)
+    canvas = torch.tensor([[EOS, 1, MASK, 2, 3]]).repeat(num, 1)
+    sampling = Sampling("speculative", drafts=0, candidates=64)
+    texts = last_frame(method.generate(FrozenNetwork(network), canvas, sampling, RowRng(0, range(num)))).ids
+    counts = torch.stack([(texts[:, 2] == token).sum() for token in symbols])
+    assert float((counts / num - expected).abs().sum()) < 0.08
+
+
+def test_candidates_of_several_holes_alone_and_in_a_batch():
+    method, network = model(length=24)
+    canvas = torch.tensor(
+        [[EOS, 1, MASK, 2, HOLE, HOLE, 3], [EOS, 2, MASK, MASK, 3, 1, 2], [EOS, 3, 1, 2, 3, MASK, MASK]]
+    )
+    sampling, frozen = Sampling("speculative", drafts=2, candidates=3), FrozenNetwork(network)
+    frames = list(method.generate(frozen, canvas, sampling, RowRng(5, range(3))))
+    assert len(frames) == 3, "the canvas, and a frame for each hole"
+    assert (frames[-1].ids != MASK).all()
+    plain = last_frame(method.generate(network, canvas, sampling, RowRng(5, range(3)))).ids
+    assert frames[-1].ids.tolist() == plain.tolist()
+    for row in range(3):
+        alone = last_frame(method.generate(frozen, canvas[row : row + 1], sampling, RowRng(5, [row])))
+        if row < 2:  # the last row has no text after its hole: alone, no candidates are drawn
+            assert alone.ids.tolist() == frames[-1].ids[row : row + 1].tolist()
+
+
+def test_what_candidates_cannot_do_is_refused():
+    method, _ = model()
+    canvas = torch.tensor([[EOS, 1, MASK, 2]])
+    with pytest.raises(UserError, match="sampler confidence has none"):
+        method.check_run(canvas, Sampling("confidence", candidates=2), None)
+    config = replace(method.config, train=replace(method.config.train, causal_weight=0.0))
+    with pytest.raises(UserError, match=r"train\.causal_weight have them"):
+        method_of(config).check_run(canvas, Sampling("left-to-right", candidates=2), None)
