@@ -326,6 +326,7 @@ def adapt_blocks() -> str:
     lines = [
         ["causal, as it is", "", pair("base", "exact"), "", ""],
         ["causal, fine-tuned", "", pair("causal-mix", "exact"), "", ""],
+        ["the same, another seed", "", pair("causal-s1", "exact"), "", ""],
     ]
     for model, title in (
         ("blocks4", "blocks of 4"),
@@ -333,7 +334,8 @@ def adapt_blocks() -> str:
         ("blocks16", "blocks of 16"),
         ("anchored4", "anchored, blocks of 4 ¹"),
         ("anchored4-once", "the same, anchor network once a block ¹"),
-        ("lora-mix", "LoRA, blocks of 4: the box"),
+        ("lora-mix", "LoRA, blocks of 4, the first adapter"),
+        ("box", "the same trained further: the box"),
     ):
         bound = "nelbo" if model.startswith("anchored") else "any-order"
         lines.append([title, *(pair(model, estimator) for estimator in ("left-to-right", "causal", "chained", bound))])
@@ -341,42 +343,54 @@ def adapt_blocks() -> str:
     return markdown(["bits per byte, Wikipedia / books", *head], lines)
 
 
+SHAPINGS: dict[str, dict[str, float]] = {
+    "temperature 1": {"top_p": 1.0},
+    "`top_p` 0.9": {"top_p": 0.9},
+    "greedy": {"temperature": 0.0, "top_p": 1.0},
+}
 ADAPT_RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("causal", "base", {"sampler": "ancestral"}),
+    ("`speculative`, the box", "box", {"sampler": "speculative"}),
+    ("`speculative`, `verify=false`, the box", "box", {"sampler": "speculative", "verify": False}),
+)
+JUDGED_RUNS = (
     ("causal, fine-tuned", "causal-mix", {"sampler": "ancestral"}),
+    *ADAPT_RUNS,
+    ("`speculative`, the first adapter", "lora-mix", {"sampler": "speculative"}),
+    ("`speculative`, `verify=false`, the first adapter", "lora-mix", {"sampler": "speculative", "verify": False}),
     ("`speculative`, all weights", "blocks4", {"sampler": "speculative"}),
-    ("`speculative`, the box", "lora-mix", {"sampler": "speculative"}),
     ("`speculative`, `verify=false`, all weights", "blocks4", {"sampler": "speculative", "verify": False}),
-    ("`speculative`, `verify=false`, the box", "lora-mix", {"sampler": "speculative", "verify": False}),
 )
 
 
 def adapt_speed() -> str:
-    lines = []
+    """Tokens per second, and as a multiple of the causal model's."""
+    lines, causal = [], dict[tuple[str, int], float]()
     for title, model, options in ADAPT_RUNS:
-        runs = {
-            run["rows"]: run
-            for run in adapted("speed.jsonl")
-            if run["model"] == model and run["options"] == options | {"top_p": 1.0}
-        }
-        milliseconds = [f"{1000 * runs[rows]['seconds'] / runs[rows]['calls']:.2f}" for rows in (1, 64)]
-        per_second = [f"{runs[rows]['tokens_per_second']:,.0f}" for rows in (1, 8, 64)]
-        lines.append([title, f"{runs[64]['tokens_per_call_of_a_row']:.2f}", *per_second, *milliseconds])
-    head = ["temperature 1", "tokens per call and row", "tokens/s, 1 row", "8 rows", "64 rows", "ms per call, 1 row"]
-    return markdown([*head, "64 rows"], lines)
+        for shaping, shaped in SHAPINGS.items():
+            runs = {
+                run["rows"]: run
+                for run in adapted("speed.jsonl")
+                if run["model"] == model and run["options"] == options | shaped
+            }
+            cells = []
+            for rows in (1, 8, 64):
+                rate = runs[rows]["tokens_per_second"]
+                times = rate / causal.setdefault((shaping, rows), rate)
+                cells.append(f"{rate:,.0f}" + (f" ({times:.2f})" if model != "base" else ""))
+            lines.append([title, shaping, f"{runs[64]['tokens_per_call_of_a_row']:.2f}", *cells])
+    head = ["tokens/s (times the causal model's)", "", "tokens per call and row", "1 row", "8 rows", "64 rows"]
+    return markdown(head, lines)
 
 
 def adapt_accepted() -> str:
-    shapings: dict[str, dict[str, float]] = {
-        "temperature 1": {"top_p": 1.0},
-        "`top_p` 0.9": {"top_p": 0.9},
-        "greedy": {"temperature": 0.0, "top_p": 1.0},
-    }
     lines = []
     for title, model in (
         ("without a chain, all weights", "full4"),
         ("without a chain, LoRA", "lora4"),
         ("with a chain, all weights", "blocks4"),
-        ("with a chain, LoRA: the box", "lora-mix"),
+        ("with a chain, LoRA, the first adapter", "lora-mix"),
+        ("the same trained further, chain towards the causal copy: the box", "box"),
     ):
         found = {
             str({"top_p": 1.0, "temperature": 1.0} | run["options"]): f"{run['tokens_per_call_of_a_row']:.2f}"
@@ -385,17 +399,17 @@ def adapt_accepted() -> str:
         }
         shown = [
             found[str({"top_p": 1.0, "temperature": 1.0, "sampler": "speculative"} | shaping)]
-            for shaping in shapings.values()
+            for shaping in SHAPINGS.values()
         ]
         lines.append([title, *shown])
-    return markdown(["tokens per call and row", *shapings], lines)
+    return markdown(["tokens per call and row", *SHAPINGS], lines)
 
 
 def adapt_judged() -> str:
     lines = []
     for row in adapted("judged.jsonl"):
         judged, options = row["judged"], row["options"]
-        titles = {(model, str(run)): title for title, model, run in ADAPT_RUNS}
+        titles = {(model, str(run)): title for title, model, run in JUDGED_RUNS}
         sampler = {name: value for name, value in options.items() if name != "top_p"}
         title = titles.get((row["model"], str(sampler)), f"{row['model']}, `{options['sampler']}`")
         cells = [
@@ -423,7 +437,7 @@ def summary() -> str:
         ],
         [
             "Can a pretrained model become a diffusion model?",
-            "Yes, in blocks of 4; not in random order, not faster yet",
+            "Yes, in blocks of 4; not in random order",
             "bits per byte minus its causal fine-tuning: "
             f"{bits('blocks4', 'enwiki', 'left-to-right', 'causal-mix')} left to right, "
             f"{bits('blocks4', 'enwiki', 'any-order', 'causal-mix')} in random order (one seed)",
