@@ -238,6 +238,13 @@ class BlockCausal(MaskedDiffusion):
         canvas, is_open = self._with_masks(canvas)
         check_left_to_right(self.config, canvas, sampling, pad)
         check_room(with_first_token(self.config, canvas), is_open, self.mask_id, pad, self.config.length)
+        has_candidates = sampling.candidates > 1 and has_text_after_hole(canvas, self.mask_id, pad).any()
+        if has_candidates and sampling.sampler not in ("speculative", "left-to-right", "ancestral"):
+            raise UserError(
+                f"sampling.candidates {sampling.candidates} needs the probability of each fill, and sampling.sampler "
+                f"{sampling.sampler} has none; use 1, or speculative, left-to-right or ancestral",
+                "sampling.candidates",
+            )
         if sampling.sampler == "speculative":
             check_speculative(self.config, sampling)
 
@@ -265,7 +272,8 @@ class BlockCausal(MaskedDiffusion):
             assert eos_id is not None
             candidates, num = None, sampling.candidates
             if num > 1:
-                candidates = Candidates(num, functools.partial(self._text_log_p, network), rng)
+                log_p = functools.partial(self._text_log_p, network, canvas.device)
+                candidates = Candidates(num, log_p, rng)
                 write = writing(rng.candidates(num))
             frames = generate_arranged(write, canvas, may_end, self.mask_id, hole_id, eos_id, pad, candidates)
         else:
@@ -274,14 +282,12 @@ class BlockCausal(MaskedDiffusion):
         return (replace(frame, open=is_open) for frame in frames) if is_open.any() else frames
 
     @torch.no_grad()
-    def _text_log_p(self, network: Any, texts: list[list[int]], starts: list[int]) -> Tensor:
+    def _text_log_p(self, network: Any, device: torch.device, texts: list[list[int]], starts: list[int]) -> Tensor:
         """(N,), log probabilities by the causal copy of what each text has from its start on."""
-        device = network.embedding.device if isinstance(network, FrozenNetwork) else network.embedding.weight.device
         rows = [torch.tensor(text, device=device) for text in texts]
         ids = pad_sequence(rows, batch_first=True)
         if isinstance(network, FrozenNetwork):
-            with network.lend_cache(*ids.shape) as cache:
-                states = network.read(ids, cache).last[:, :-1].clone()
+            states = network.read(ids, network.cache(*ids.shape)).last[:, :-1]
             log_beliefs = functools.partial(network.log_beliefs, mask_id=self.mask_id)
         else:
             with eval_mode(network):

@@ -106,16 +106,11 @@ def check_sampler(method: Method, sampling: Sampling) -> None:
         )
     check_anchor_every(method.config, sampling)
     model = method.config.model
-    if sampling.candidates > 1 and not (model.block_length and model.hole_id and method.config.train.causal_weight):
+    infills = model.block_length and model.hole_id is not None and method.config.train.causal_weight
+    if sampling.candidates > 1 and not infills:
         raise UserError(
             f"sampling.candidates {sampling.candidates} chooses a fill by next-token predictions, and only "
             "block-causal models with model.hole_id and train.causal_weight have them; use 1",
-            "sampling.candidates",
-        )
-    if sampling.candidates > 1 and sampler not in ("speculative", "left-to-right", "ancestral"):
-        raise UserError(
-            f"sampling.candidates {sampling.candidates} needs the probability of each fill, and sampling.sampler "
-            f"{sampler} has none; use 1, or speculative, left-to-right or ancestral",
             "sampling.candidates",
         )
 

@@ -214,12 +214,9 @@ class CachedDrafting:
 
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
         read_prompts(self.network, self.cache, text)
-        key, unfilled = (
-            ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id),
-            self.unfilled.tensors(),
-        )
-        state = self.network.replay_state(key, self._call, self.cache, text.tensors(), *unfilled, uniforms)
-        return DraftedText.of(*state)
+        key = ("draft and verify", self.num_drafts, self.sampling, self.unfilled.eos_id)
+        inputs = (*self.unfilled.tensors(), uniforms)
+        return DraftedText.of(*self.network.replay_state(key, self._call, self.cache, text.tensors(), *inputs))
 
     def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         text, unfilled, uniforms = DraftedText.of(*tensors[:5]), self.unfilled.with_tensors(*tensors[5:8]), tensors[8]
@@ -285,8 +282,8 @@ class CachedChaining:
     def __call__(self, text: DraftedText, uniforms: Tensor) -> DraftedText:
         num_new = 1 if read_prompts(self.network, self.cache, text) else self.num_drafts + 1
         key = ("draft and keep", num_new, self.num_drafts, self.sampling, self.unfilled.eos_id)
-        call, unfilled = functools.partial(self._call, num_new), self.unfilled.tensors()
-        return DraftedText.of(*self.network.replay_state(key, call, self.cache, text.tensors(), *unfilled, uniforms))
+        call, inputs = functools.partial(self._call, num_new), (*self.unfilled.tensors(), uniforms)
+        return DraftedText.of(*self.network.replay_state(key, call, self.cache, text.tensors(), *inputs))
 
     def _call(self, num_new: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The last `num_new` known tokens of a row are not in the cache yet. What finished rows read is not used."""

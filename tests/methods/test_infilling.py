@@ -383,6 +383,7 @@ def test_what_candidates_cannot_do_is_refused():
     canvas = torch.tensor([[EOS, 1, MASK, 2]])
     with pytest.raises(UserError, match="sampler confidence has none"):
         method.check_run(canvas, Sampling("confidence", candidates=2), None)
+    method.check_run(torch.tensor([[EOS, 1, MASK, MASK]]), Sampling("confidence", candidates=2), None)  # no hole
     config = replace(method.config, train=replace(method.config.train, causal_weight=0.0))
     with pytest.raises(UserError, match=r"train\.causal_weight have them"):
         method_of(config).check_run(canvas, Sampling("left-to-right", candidates=2), None)
