@@ -46,6 +46,9 @@ from adlm.sampling.frame import Denoiser, DenoiserOutput, Ending, Frame
 from adlm.sampling.rng import RowRng
 from adlm.sampling.samplers import OpenBlock, WriteText, sample_blocks, sample_long, sampler_of
 
+SCORED_AT_ONCE = 1024
+"""Tokens whose beliefs are in memory at a time when candidates are compared."""
+
 
 @dataclass(frozen=True)
 class BlockCausal(MaskedDiffusion):
@@ -284,8 +287,7 @@ class BlockCausal(MaskedDiffusion):
     @torch.no_grad()
     def _text_log_p(self, network: Any, device: torch.device, texts: list[list[int]], starts: list[int]) -> Tensor:
         """(N,), log probabilities by the causal copy of what each text has from its start on."""
-        rows = [torch.tensor(text, device=device) for text in texts]
-        ids = pad_sequence(rows, batch_first=True)
+        ids = pad_sequence([torch.tensor(text, device=device) for text in texts], batch_first=True)
         if isinstance(network, FrozenNetwork):
             states = network.read(ids, network.cache(*ids.shape)).last[:, :-1]
             log_beliefs = functools.partial(network.log_beliefs, mask_id=self.mask_id)
@@ -293,12 +295,15 @@ class BlockCausal(MaskedDiffusion):
             with eval_mode(network):
                 states = network.causal_logits(ids)[:, 1:]
             log_beliefs = functools.partial(clean_log_beliefs, mask_id=self.mask_id)
-        return torch.stack(
-            [
-                log_beliefs(state[start - 1 : len(row) - 1]).gather(1, row[start:, None]).double().sum()
-                for state, row, start in zip(states, rows, starts, strict=True)
-            ]
+        first, stop = (torch.tensor(each, device=device)[:, None] for each in (starts, [len(text) for text in texts]))
+        place = torch.arange(1, ids.shape[1], device=device)
+        scored = (place >= first) & (place < stop)
+        log_p = torch.zeros(scored.shape, dtype=torch.float64, device=device)
+        parts = (torch.split(each, SCORED_AT_ONCE) for each in (states[scored], ids[:, 1:][scored]))
+        log_p[scored] = torch.cat(
+            [log_beliefs(rows).gather(1, tokens[:, None])[:, 0].double() for rows, tokens in zip(*parts, strict=True)]
         )
+        return log_p.sum(dim=1)
 
     def _with_masks(self, canvas: Tensor) -> tuple[Tensor, Tensor]:
         """The canvas with masks in its holes of unknown length, and (B, L), True there."""

@@ -308,7 +308,7 @@ def test_what_cannot_be_filled_is_refused():
 def test_of_two_candidates_one_is_kept_by_what_the_text_after_it_says(sampler, frozen, may_end):
     """All pairs of fills are enumerated: q from the rearranged row, p from the plain text."""
     method, network = model(block_length=1 if sampler == "ancestral" else 3)
-    symbols, num = [0, 1, 2, 3, HOLE], 4000
+    symbols, num = [0, 1, 2, 3, HOLE], 3000
     hole = [HOLE, HOLE] if may_end else [MASK, MASK]
     canvas = torch.tensor([[EOS, 1, *hole, 2, 3]])
     scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))  # scores every symbol
@@ -350,15 +350,15 @@ def test_of_two_candidates_one_is_kept_by_what_the_text_after_it_says(sampler, f
 
 def test_with_many_candidates_a_hole_has_the_distribution_of_the_causal_model_given_both_sides():
     method, network = model()
-    symbols, num = [0, 1, 2, 3, HOLE], 1500
+    symbols, num = [0, 1, 2, 3, HOLE], 600
     scorer = method_of(replace(method.config, model=replace(method.config.model, hole_id=None)))
     rows = torch.tensor([[EOS, 1, token, 2, 3] for token in symbols])
     expected = (-scorer.causal_nats(network, rows, None).sum(dim=1)).double().softmax(dim=0)
     canvas = torch.tensor([[EOS, 1, MASK, 2, 3]]).repeat(num, 1)
-    sampling = Sampling("speculative", drafts=0, candidates=64)
+    sampling = Sampling("speculative", drafts=0, candidates=32)
     texts = last_frame(method.generate(FrozenNetwork(network), canvas, sampling, RowRng(0, range(num)))).ids
     counts = torch.stack([(texts[:, 2] == token).sum() for token in symbols])
-    assert float((counts / num - expected).abs().sum()) < 0.08
+    assert float((counts / num - expected).abs().sum()) < 0.25, "one candidate has 0.69"
 
 
 def test_candidates_of_several_holes_alone_and_in_a_batch():
