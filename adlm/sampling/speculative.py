@@ -216,7 +216,7 @@ class LaterOnHost:
 
     def __init__(self, tensor: Tensor):
         self.copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self.copy.copy_(tensor, non_blocking=True)
+        self.copy.copy_(tensor, non_blocking=tensor.is_cuda)
         self.done = None
         if tensor.is_cuda:
             self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from adlm.models.text_blocks import Places, TextBlocks
 from adlm.models.transformer import Transformer, Trunk
 from adlm.sampling.frame import last_frame
 from adlm.sampling.rng import RowRng
+from adlm.sampling.speculative import ahead, draw_drafts, verify
 
 MASK, BOS = 3, 0
 
@@ -602,9 +603,15 @@ def test_a_new_chain_changes_nothing():
     torch.testing.assert_close(states[:, 1:], hidden[:, 1:])
 
 
+@pytest.mark.parametrize("num", [0, 1, 5])
+def test_items_come_in_order_each_after_more_have_been_made(num):
+    made = []
+    numbers = ahead((made.append(number) or number for number in range(4)), num)
+    assert [(number, len(made)) for number in numbers] == [(n, min(n + num + 1, 4)) for n in range(4)]
+
+
 def test_drafts_of_the_causal_model_itself_are_all_accepted():
     """p = q: no draft is refused, so a call gives as many tokens as it can."""
-    from adlm.sampling.speculative import draw_drafts, verify
 
     log_p = torch.randn(1000, 4, 5, dtype=torch.float64).log_softmax(dim=-1)
     uniforms = torch.rand(1000, 7, dtype=torch.float64)
