@@ -437,7 +437,7 @@ def summary() -> str:
         ],
         [
             "Can a pretrained model become a diffusion model?",
-            "Yes, in blocks of 4; not in random order",
+            "Yes, in blocks of 4; not in random order, and seldom faster",
             "bits per byte minus its causal fine-tuning: "
             f"{bits('blocks4', 'enwiki', 'left-to-right', 'causal-mix')} left to right, "
             f"{bits('blocks4', 'enwiki', 'any-order', 'causal-mix')} in random order (one seed)",

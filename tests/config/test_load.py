@@ -50,6 +50,8 @@ def test_the_preset_of_smollm2_is_the_recipe_of_the_model_in_the_box():
     preset, box = resolve(["adapt/smollm2"]), load_config(BOX_FOLDER / "smollm2" / "config.yaml")
     written = {"base_sha256": box.train.base_sha256, "samples": 2, "checkpoint_every": 100_000}  # no part of a recipe
     written["steps"] = box.train.steps  # of its second run; the first had no causal target and no such infilling
+    own = resolve(["own", "init=smollm2"])
+    assert (own.train.infill, own.model.hole_id) == (0, 4), "pairs and streams are not rearranged"
     assert replace(preset.train, **written) == box.train
     for section in ("method", "model", "time", "schedule", "sampling"):
         assert getattr(preset, section) == getattr(box, section)
