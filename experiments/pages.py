@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -280,6 +281,11 @@ def quick(rows: str) -> str:
     return markdown(["", "nats per token, one value per seed", "mean", "minus MDLM with Muon"], lines)
 
 
+CAUSAL = ("causal-mix", "causal-s1")
+BLOCKS_OF_4 = ("blocks4", "blocks4-s1", "blocks4-s2")
+"""The seeds of two models of experiments/adapt."""
+
+
 @functools.cache
 def adapted(file: str) -> list[Any]:
     """The results of experiments/adapt."""
@@ -294,6 +300,14 @@ def bits(model: str, text: str, estimator: str, minus: str = "") -> str:
         return signed(row["bits_per_byte"] - found[minus, text, "exact"]["bits_per_byte"])
     error = row["over_documents"]
     return f"{row['bits_per_byte']:.3f}" + (f" ± {error:.3f}" if error else "")
+
+
+def seeds_minus_causal(models: tuple[str, ...], text: str, estimator: str) -> str:
+    """The mean of several seeds minus that of the fine-tuned causal model, with its standard error over seeds."""
+    found = {(row["model"], row["text"], row["estimator"]): row["bits_per_byte"] for row in adapted("results.jsonl")}
+    groups = [[found[model, text, estimator] for model in models], [found[model, text, "exact"] for model in CAUSAL]]
+    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in groups))
+    return f"{signed(statistics.mean(groups[0]) - statistics.mean(groups[1]))} ± {error:.3f}"
 
 
 def adapt_bits() -> str:
@@ -326,13 +340,16 @@ def adapt_blocks() -> str:
     lines = [
         ["causal, as it is", "", pair("base", "exact"), "", ""],
         ["causal, fine-tuned", "", pair("causal-mix", "exact"), "", ""],
-        ["the same, another seed", "", pair("causal-s1", "exact"), "", ""],
+        ["the same, seed 1", "", pair("causal-s1", "exact"), "", ""],
     ]
     for model, title in (
         ("blocks4", "blocks of 4"),
+        ("blocks4-s1", "the same, seed 1"),
+        ("blocks4-s2", "the same, seed 2"),
         ("blocks8", "blocks of 8"),
         ("blocks16", "blocks of 16"),
         ("anchored4", "anchored, blocks of 4 ¹"),
+        ("anchored4-k2", "the same, anchor network every second step ¹"),
         ("anchored4-once", "the same, anchor network once a block ¹"),
         ("lora-mix", "LoRA, blocks of 4, the first adapter"),
         ("box", "the same trained further: the box"),
@@ -341,6 +358,24 @@ def adapt_blocks() -> str:
         lines.append([title, *(pair(model, estimator) for estimator in ("left-to-right", "causal", "chained", bound))])
     head = ["left to right, exact", "causal copy, exact", "one call a block, exact", "random order, bound"]
     return markdown(["bits per byte, Wikipedia / books", *head], lines)
+
+
+def adapt_choices() -> str:
+    """Runs of 300 steps, Wikipedia."""
+    lines = []
+    for model, title in (
+        ("short", "as blocks4"),
+        ("short-all-times", "times from 0 (`time.t_min=0`), not from 0.45"),
+        ("short-hidden", "`model.masked_keys=hidden`"),
+        ("short-align-1", "`train.align_weight=1`"),
+        ("short-chain-causal", "`train.chain_target=causal`"),
+        ("short-muon-5e-4", "Muon, learning rate 5e-4"),
+        ("short-muon-2e-4", "Muon, learning rate 2e-4"),
+    ):
+        estimators = ("left-to-right", "causal", "chained", "any-order")
+        lines.append([title, *(bits(model, "enwiki", each).partition(" ")[0] for each in estimators)])
+    head = ["left to right", "causal copy", "one call a block", "random order, bound"]
+    return markdown(["300 steps, bits per byte on Wikipedia", *head], lines)
 
 
 SHAPINGS: dict[str, dict[str, float]] = {
@@ -439,8 +474,8 @@ def summary() -> str:
             "Can a pretrained model become a diffusion model?",
             "Yes, in blocks of 4; not in random order, and seldom faster",
             "bits per byte minus its causal fine-tuning: "
-            f"{bits('blocks4', 'enwiki', 'left-to-right', 'causal-mix')} left to right, "
-            f"{bits('blocks4', 'enwiki', 'any-order', 'causal-mix')} in random order (one seed)",
+            f"{seeds_minus_causal(BLOCKS_OF_4, 'enwiki', 'left-to-right')} left to right, "
+            f"{seeds_minus_causal(BLOCKS_OF_4, 'enwiki', 'any-order')} in random order",
             "[adapt](experiments/adapt/README.md)",
         ],
         [
@@ -501,6 +536,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "adapt-bits": adapt_bits,
     "adapt-blocks": adapt_blocks,
+    "adapt-choices": adapt_choices,
     "adapt-speed": adapt_speed,
     "adapt-judged": adapt_judged,
     "adapt-accepted": adapt_accepted,

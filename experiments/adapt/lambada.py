@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--passages", type=Path, required=True)
     parser.add_argument("--num", type=int, help="only the first so many")
     parser.add_argument("--scores", nargs="+", default=["causal"], choices=["causal", "left-to-right", "bound"])
+    parser.add_argument("--samples", type=int, default=64, help="of the bound, for each passage")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     lm = adlm.load(options.model, "cuda" if torch.cuda.is_available() else "cpu")
@@ -36,7 +37,8 @@ def main() -> None:
         rows.append(ConditionalRow((*before, *context), tuple(tokenizer.encode(text)[len(context) :])))
     for score in ["causal"] if lm.method.exact else options.scores:
         began = time.monotonic()
-        results = conditional_nats(lm.method, lm.network, rows, ConditionalSettings(score=score))
+        settings = ConditionalSettings(score=score, samples=options.samples)
+        results = conditional_nats(lm.method, lm.network, rows, settings)
         accuracy, nats = (
             sum(values) / len(rows) for values in ([r.greedy for r in results], [r.nats for r in results])
         )

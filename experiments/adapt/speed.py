@@ -19,6 +19,7 @@ from adlm.sampling.settings import SampleSettings, sampling_with
 
 ROWS = (1, 8, 64)
 LENGTH = 257
+SHAPINGS: tuple[dict[str, object], ...] = ({"top_p": 1.0}, {"top_p": 0.9}, {"temperature": 0.0, "top_p": 1.0})
 
 
 def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: int = 0) -> dict[str, object]:
@@ -51,18 +52,20 @@ def timed(lm: LanguageModel, num_rows: int, options: dict[str, object], texts: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--causal", required=True)
-    parser.add_argument("--blocks", nargs="+", required=True)
+    parser.add_argument("--causal")
+    parser.add_argument("--blocks", nargs="+", default=[])
+    parser.add_argument("--anchored", help="an anchored model, timed with its anchor network run more and less often")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--texts", type=int, default=0, help="texts to keep of each run with the most rows")
     parser.add_argument("--short", action="store_true", help="only the samplers that take one pass for many tokens")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for model in (options.causal, *options.blocks):
+    for model in filter(None, (options.causal, *options.blocks, options.anchored)):
         lm = adlm.load(model, device)
-        for sampler in samplers_of(lm, options.short):
-            for shaping in ({"top_p": 1.0}, {"top_p": 0.9}, {"temperature": 0.0, "top_p": 1.0}):
+        is_anchored = model == options.anchored
+        for sampler in anchored_samplers(lm) if is_anchored else samplers_of(lm, options.short):
+            for shaping in SHAPINGS[:1] if is_anchored else SHAPINGS:
                 for num_rows in options.rows:
                     texts = options.texts if num_rows == max(options.rows) else 0
                     result = {"model": model, **timed(lm, num_rows, sampler | shaping, texts)}
@@ -83,6 +86,15 @@ def samplers_of(lm: LanguageModel, short: bool) -> list[dict[str, object]]:
         runs += [{"sampler": "confidence", "steps": steps} for steps in (length, length // 2, length // 4)]
         runs += [{"sampler": "threshold", "threshold": 0.8}, {"sampler": "left-to-right"}]
     return runs
+
+
+def anchored_samplers(lm: LanguageModel) -> list[dict[str, object]]:
+    length = lm.config.model.block_length
+    return [
+        {"sampler": sampler, "steps": length, "anchor_every": every}
+        for sampler in ("ancestral", "left-to-right")
+        for every in (1, length // 2, length)
+    ]
 
 
 if __name__ == "__main__":
